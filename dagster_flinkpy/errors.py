@@ -30,6 +30,7 @@ __all__ = [
     "StorageError",
     "TypeMismatchError",
     "UnsupportedKeyTypeError",
+    "UploadNotFoundError",
     "UserFunctionError",
 ]
 
@@ -86,6 +87,10 @@ class PreconditionFailedError(StorageError):
 
 class ConditionalWritesUnsupportedError(StorageError):
     """The store accepts conditional headers and ignores them, so fencing would not hold."""
+
+
+class UploadNotFoundError(StorageError):
+    """A staged upload was aborted, was never begun, or lacks a part."""
 
 
 class PathEscapesPrefixError(StorageError):

@@ -1,0 +1,21 @@
+"""Floor 2: object stores with conditional writes, and the lease built on them."""
+
+from dagster_flinkpy.storage.location import StorageLocation
+from dagster_flinkpy.storage.object_store import (
+    ObjectInfo,
+    ObjectStore,
+    UploadedPart,
+    UploadInfo,
+    check_relative,
+    resolve_key,
+)
+
+__all__ = [
+    "ObjectInfo",
+    "ObjectStore",
+    "StorageLocation",
+    "UploadInfo",
+    "UploadedPart",
+    "check_relative",
+    "resolve_key",
+]

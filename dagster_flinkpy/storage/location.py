@@ -1,0 +1,79 @@
+"""Where a store is and how to reach it, as plain data that travels to Spark workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
+
+__all__ = ["StorageLocation"]
+
+
+@dataclass(frozen=True)
+class StorageLocation:
+    """A prefix on S3 or a local directory. Equal locations are the same place; pickled it is a few strings."""
+
+    url: str
+    """``s3://bucket/prefix``, ``file:///dir`` or a plain path; kept as ``s3://...`` or an absolute ``file:///...``."""
+    endpoint_url: str | None = None
+    """S3 only: another server than Amazon's, such as ``http://127.0.0.1:9000``. Default: boto3's."""
+    region: str | None = None
+    """S3 only. Default: boto3's (``us-east-1`` where it finds none)."""
+    access_key_id: str | None = None
+    """S3 only. Default: boto3's usual chain (environment, profile, instance role)."""
+    secret_access_key: str | None = field(default=None, repr=False)
+    """S3 only; given with ``access_key_id`` or not at all."""
+
+    def __post_init__(self) -> None:
+        """Normalise ``url``.
+
+        Raises:
+            ConfigurationError: the URL has another scheme or no bucket, or one half of the credentials is missing.
+        """
+        scheme, separator, rest = self.url.partition("://")
+        if separator and scheme not in ("s3", "file"):
+            raise ConfigurationError(f"storage URL {self.url!r} must be s3://bucket/prefix, file:///dir or a path")
+        if scheme == "s3" and separator:
+            bucket, _, prefix = rest.partition("/")
+            prefix = prefix.rstrip("/")
+            if not bucket:
+                raise ConfigurationError(f"storage URL {self.url!r} names no bucket: s3://bucket/prefix")
+            url = f"s3://{bucket}/{check_relative(prefix)}" if prefix else f"s3://{bucket}"
+        else:
+            url = (Path(_path_of(self.url)) if separator else Path(self.url).expanduser()).absolute().as_uri()
+        object.__setattr__(self, "url", url)
+        if (self.access_key_id is None) != (self.secret_access_key is None):
+            raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
+
+    def open(self) -> ObjectStore:
+        """Return the store. Cheap: the S3 client behind it is shared in the process, and not with a forked one."""
+        if self.url.startswith("file:"):
+            from dagster_flinkpy.storage.local import LocalObjectStore
+
+            return LocalObjectStore(_path_of(self.url))
+        from dagster_flinkpy.storage.s3 import S3ObjectStore, s3_client
+
+        bucket, _, prefix = self.url.removeprefix("s3://").partition("/")
+        client = s3_client(self.endpoint_url, self.region, self.access_key_id, self.secret_access_key)
+        return S3ObjectStore(client, bucket, prefix)
+
+    def child(self, prefix: str) -> StorageLocation:
+        """Return the location ``prefix`` below this one.
+
+        Raises:
+            PathEscapesPrefixError: ``prefix`` is not a plain relative path.
+        """
+        prefix = check_relative(prefix.rstrip("/"))
+        if self.url.startswith("file:"):
+            return replace(self, url=(Path(_path_of(self.url)) / prefix).as_uri())
+        return replace(self, url=f"{self.url}/{prefix}")
+
+
+def _path_of(file_url: str) -> str:
+    parts = urlsplit(file_url)
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise ConfigurationError(f"{file_url!r} names a host or a relative path; a local directory is file:///dir")
+    return unquote(parts.path)

@@ -1,0 +1,258 @@
+"""What the library needs of a place that keeps objects, and the probe that finds stores which cannot give it."""
+
+from __future__ import annotations
+
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import ParamSpec
+
+from dagster_flinkpy.errors import (
+    ConditionalWritesUnsupportedError,
+    PathEscapesPrefixError,
+    PreconditionFailedError,
+    StorageError,
+)
+
+__all__ = ["ObjectInfo", "ObjectStore", "UploadInfo", "UploadedPart", "check_prefix", "check_relative", "resolve_key"]
+
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True)
+class ObjectInfo:
+    """One object, without its data."""
+
+    key: str
+    """Relative to the root of the store that was asked."""
+    size: int
+    """Bytes."""
+    etag: str
+    """As ``put`` returned it. Empty in a listing of a store that would have to read the object to know it (local)."""
+    last_modified: datetime
+    """With time zone."""
+
+
+@dataclass(frozen=True)
+class UploadInfo:
+    """One staged upload that was neither completed nor aborted."""
+
+    key: str
+    """Relative to the root of the store that was asked."""
+    upload_id: str
+    initiated: datetime
+    """With time zone."""
+
+
+@dataclass(frozen=True)
+class UploadedPart:
+    """One part of a staged upload; what ``complete_upload`` needs to know of it."""
+
+    number: int
+    """From 1."""
+    etag: str
+
+
+class ObjectStore(ABC):
+    """Objects under one prefix, with conditional writes and staged uploads.
+
+    Keys are relative to ``url``, use ``/``, and may hold any character but a backslash or a control character.
+    A write is atomic: readers see the old object or the new one. All methods may be called from many threads.
+
+    Errors are ``StorageError`` or one of its subclasses. After ``PreconditionFailedError`` a write certainly did not
+    happen (or has since been replaced); after any other error its outcome is unknown.
+    """
+
+    url: str
+    """The root: ``s3://bucket/prefix`` or ``file:///dir``, without a slash at the end."""
+
+    @abstractmethod
+    def get(self, key: str) -> tuple[bytes, str]:
+        """Return an object's data and its ETag.
+
+        Raises:
+            ObjectNotFoundError: no object has this key.
+        """
+
+    @abstractmethod
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """Return ``length`` bytes from offset ``start``; fewer, or none, where the object ends before.
+
+        Raises:
+            ObjectNotFoundError: no object has this key (not checked when ``length`` is 0).
+        """
+
+    @abstractmethod
+    def head(self, key: str) -> ObjectInfo | None:
+        """Return what is known of an object, or None if there is none."""
+
+    @abstractmethod
+    def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
+        """Write an object at once and return its ETag.
+
+        Args:
+            key: where to.
+            data: the whole object.
+            if_none_match: write only if no object has this key.
+            if_match: write only if the object's ETag is this one.
+
+        Raises:
+            PreconditionFailedError: the condition did not hold; nothing was written. A write of ours whose response was
+                lost and which the client then repeated is recognised, and is a success.
+        """
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Delete an object; a missing one is fine."""
+
+    @abstractmethod
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """Delete objects in as few requests as the store allows; missing ones are fine."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield all objects whose key starts with ``prefix`` (any string, not only a folder), sorted by key."""
+
+    @abstractmethod
+    def list_folders(self, prefix: str = "") -> Iterator[str]:
+        """Yield the sub-prefixes up to the next slash after ``prefix``, sorted: ``chk-1/``, ``chk-2/``.
+
+        They are relative to the root, as keys are: ``list_folders("a/")`` yields ``a/b/``.
+        """
+
+    @abstractmethod
+    def create_upload(self, key: str) -> str:
+        """Begin a staged upload and return its id. Nothing is visible under ``key`` before ``complete_upload``."""
+
+    @abstractmethod
+    def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
+        """Stage one part. The same number again replaces the part.
+
+        Args:
+            key: as given to ``create_upload``.
+            upload_id: as it returned.
+            number: 1 to 10,000; parts are joined in this order, gaps are allowed.
+            data: at least 5 MiB, unless it is the last part (a rule of S3, checked by it on completion).
+
+        Raises:
+            UploadNotFoundError: no such upload: it was completed or aborted.
+        """
+
+    @abstractmethod
+    def complete_upload(
+        self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
+    ) -> str:
+        """Make the staged parts one visible object, atomically, and return its ETag.
+
+        May be repeated: if the upload is gone, or the key is taken, and the object there is made of exactly these parts,
+        that is a success.
+
+        Args:
+            key: as given to ``create_upload``.
+            upload_id: as it returned.
+            parts: at least one, in any order.
+            if_none_match: only if no object has this key.
+
+        Raises:
+            PreconditionFailedError: another object has this key. The upload stays until it is aborted.
+            UploadNotFoundError: the upload was aborted, or a part of it never arrived.
+        """
+
+    @abstractmethod
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """Drop a staged upload and its parts; an unknown upload is fine."""
+
+    @abstractmethod
+    def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
+        """Yield the staged uploads whose key starts with ``prefix``, sorted by key."""
+
+    @abstractmethod
+    def child(self, prefix: str) -> ObjectStore:
+        """Return the store rooted at ``prefix`` below this one."""
+
+    def probe(self) -> None:
+        """Find out, with a few small writes under ``.probe/``, whether checkpoints can be kept here safely.
+
+        Raises:
+            ConditionalWritesUnsupportedError: a conditional header is ignored or unknown; names which.
+            StorageError: not reachable or not writable; says what to do.
+        """
+        key = f".probe/{uuid.uuid4().hex}"
+        try:
+            etag = self._expect_success("PUT If-None-Match of a new key", self.put, key, b"1", if_none_match=True)
+            self._expect_refusal("PUT If-None-Match of an existing key", self.put, key, b"2", if_none_match=True)
+            self._expect_success("PUT If-Match with the current ETag", self.put, key, b"3", if_match=etag)
+            self._expect_refusal("PUT If-Match with an old ETag", self.put, key, b"4", if_match=etag)
+            upload_id = self.create_upload(key)
+            try:
+                parts = [self.upload_part(key, upload_id, 1, b"5")]
+                self._expect_refusal(
+                    "CompleteMultipartUpload If-None-Match of an existing key",
+                    self.complete_upload,
+                    key,
+                    upload_id,
+                    parts,
+                    if_none_match=True,
+                )
+            finally:
+                with suppress(StorageError):
+                    self.abort_upload(key, upload_id)
+        finally:
+            with suppress(StorageError):
+                self.delete(key)
+
+    def _expect_success(self, what: str, write: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> str:
+        try:
+            return write(*args, **kwargs)
+        except PreconditionFailedError as error:
+            raise self._unsupported(f"{what} was refused") from error
+
+    def _expect_refusal(self, what: str, write: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> None:
+        with suppress(PreconditionFailedError):
+            write(*args, **kwargs)
+            raise self._unsupported(f"{what} was not refused")
+
+    def _unsupported(self, what: str) -> ConditionalWritesUnsupportedError:
+        return ConditionalWritesUnsupportedError(
+            f"{self.url} does not honour conditional writes ({what}), so two runs could both believe they own a job's "
+            "state. Use a store that does: Amazon S3, Ceph RGW 20 or newer, or a local directory."
+        )
+
+
+def check_relative(key: str) -> str:
+    """Return ``key`` if it is a relative path that stays where it is put.
+
+    Raises:
+        PathEscapesPrefixError: it is empty or absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control
+            character.
+    """
+    bad = any(segment in ("", ".", "..") for segment in key.split("/")) or any(c == "\\" or c < " " for c in key)
+    if bad:
+        raise PathEscapesPrefixError(
+            f"{key!r} is not a plain relative path: it must not be empty or absolute, nor hold '.', '..', empty segments, "
+            "backslashes or control characters"
+        )
+    return key
+
+
+def check_prefix(prefix: str) -> str:
+    """Return ``prefix`` if keys that start with it can exist: '', a folder with its slash, or the start of a name."""
+    check_relative(prefix + "x")
+    return prefix
+
+
+def resolve_key(base_prefix: str, relative: str) -> str:
+    """Join a path read from metadata to the prefix it belongs to.
+
+    Args:
+        base_prefix: a prefix inside the store, with or without a slash at the end; '' is the root.
+        relative: as found in the metadata.
+
+    Raises:
+        PathEscapesPrefixError: ``relative`` could lead out of ``base_prefix``.
+    """
+    base = base_prefix.rstrip("/")
+    return f"{check_relative(base)}/{check_relative(relative)}" if base else check_relative(relative)
