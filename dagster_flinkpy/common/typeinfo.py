@@ -1,0 +1,536 @@
+"""Type information: what a value is to the user, and the Arrow column it travels and rests in.
+
+Mirrors ``pyflink.common.typeinfo``. A :class:`TypeInformation` converts whole columns in both directions, so that the
+cost per value is that of Arrow or numpy, not of a Python call.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import pickle
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedKeyTypeError
+
+__all__ = [
+    "BasicTypeInfo",
+    "ListTypeInfo",
+    "MapTypeInfo",
+    "PickledBytesTypeInfo",
+    "RowTypeInfo",
+    "TupleTypeInfo",
+    "TypeInformation",
+    "Types",
+    "infer_key_type",
+    "type_from_json",
+]
+
+Json = dict[str, Any]
+
+
+class TypeInformation(ABC):
+    """A type that knows its Arrow column.
+
+    Equality is by structure: two type informations are equal when :meth:`to_json` is.
+    """
+
+    @property
+    @abstractmethod
+    def arrow_type(self) -> pa.DataType:
+        """The Arrow type of a column of such values."""
+
+    @abstractmethod
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        """Builds a column from Python values; ``None`` becomes null.
+
+        Raises:
+            TypeMismatchError: A value does not fit; the message names the field and the value.
+        """
+
+    @abstractmethod
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        """The Python values of a column; null becomes ``None``."""
+
+    @abstractmethod
+    def to_json(self) -> Json:
+        """A description that :func:`type_from_json` reads; it is part of checkpoint metadata."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TypeInformation) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.arrow_type})"
+
+
+def _first_misfit(values: Sequence[Any], arrow_type: pa.DataType) -> tuple[int, Any] | None:
+    for i, value in enumerate(values):
+        try:
+            pa.array([value], type=arrow_type)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            return i, value
+    return None
+
+
+class BasicTypeInfo(TypeInformation):
+    """A type with one Arrow column and plain Python values."""
+
+    def __init__(self, name: str, arrow_type: pa.DataType) -> None:
+        self._name = name
+        self._arrow_type = arrow_type
+        self._by_numpy = (
+            pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type)
+        )
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return self._arrow_type
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        try:
+            return pa.array(values, type=self._arrow_type, from_pandas=False)
+        except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
+            misfit = _first_misfit(values, self._arrow_type)
+            shown = "" if misfit is None else f": {misfit[1]!r} is {type(misfit[1]).__name__}"
+            raise TypeMismatchError(f"declared {self._name}, produced a value that is not{shown}") from e
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        if not self._by_numpy:
+            return column.to_pylist()
+        if column.null_count == 0:
+            return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+        values = column.fill_null(False if pa.types.is_boolean(self._arrow_type) else 0)
+        listed: list[Any] = values.to_numpy(zero_copy_only=False).tolist()
+        for i in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            listed[i] = None
+        return listed
+
+    def to_json(self) -> Json:
+        return {"type": self._name}
+
+    def __repr__(self) -> str:
+        return f"Types.{self._name}()"
+
+
+class PickledBytesTypeInfo(TypeInformation):
+    """Any Python value, pickled. Readable by Python only; state of this type is kept only where the user asked for it."""
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.binary()
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        return pa.array([pickle.dumps(v, protocol=5) for v in values], type=pa.binary())
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        return [pickle.loads(v) for v in column.to_pylist()]
+
+    def to_json(self) -> Json:
+        return {"type": "PICKLED_BYTE_ARRAY"}
+
+    def __repr__(self) -> str:
+        return "Types.PICKLED_BYTE_ARRAY()"
+
+
+class _StructTypeInfo(TypeInformation):
+    """Several typed fields in one struct column."""
+
+    def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str]) -> None:
+        if len(field_types) != len(field_names):
+            raise ConfigurationError(f"{len(field_types)} field types for {len(field_names)} field names")
+        if len(set(field_names)) != len(field_names):
+            raise ConfigurationError(f"field names are not unique: {list(field_names)}")
+        self.field_types = tuple(field_types)
+        self.field_names = tuple(field_names)
+
+    @cached_property
+    def _fields(self) -> list[pa.Field]:
+        return [pa.field(n, t.arrow_type) for n, t in zip(self.field_names, self.field_types, strict=True)]
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.struct(self._fields)
+
+    @abstractmethod
+    def _positional(self, value: Any) -> Sequence[Any]:
+        """The field values of one value, in the order of the type."""
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        width = len(self.field_types)
+        missing = [v is None for v in values] if any(v is None for v in values) else None
+        blank = (None,) * width
+        rows = [blank if v is None else self._positional(v) for v in values]
+        for row, value in zip(rows, values, strict=True):
+            if len(row) != width:
+                raise TypeMismatchError(f"declared {width} fields {list(self.field_names)}, produced {value!r}")
+        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        children = []
+        for name, field_type, column in zip(self.field_names, self.field_types, columns, strict=True):
+            try:
+                children.append(field_type.to_arrow(column))
+            except TypeMismatchError as e:
+                raise TypeMismatchError(f"field '{name}': {e}") from e
+        if not children:
+            return pa.array([None if v is None else {} for v in values], type=self.arrow_type)
+        mask = None if missing is None else pa.array(missing, type=pa.bool_())
+        return pa.StructArray.from_arrays(children, fields=self._fields, mask=mask)
+
+    def _columns(self, column: pa.Array) -> list[list[Any]]:
+        struct = cast(pa.StructArray, column)
+        return [t.from_arrow(child) for t, child in zip(self.field_types, struct.flatten(), strict=True)]
+
+    def to_json(self) -> Json:
+        return {
+            "type": "TUPLE" if isinstance(self, TupleTypeInfo) else "ROW",
+            "names": list(self.field_names),
+            "fields": [t.to_json() for t in self.field_types],
+        }
+
+
+class RowTypeInfo(_StructTypeInfo):
+    """A :class:`Row` with named, typed fields.
+
+    Args:
+        field_types: One type per field.
+        field_names: Field names; ``f0``, ``f1``, ... by default, as in Flink.
+    """
+
+    def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str] | None = None) -> None:
+        super().__init__(field_types, field_names or [f"f{i}" for i in range(len(field_types))])
+
+    def get_field_names(self) -> list[str]:
+        """The names of the fields."""
+        return list(self.field_names)
+
+    def get_field_types(self) -> list[TypeInformation]:
+        """The types of the fields."""
+        return list(self.field_types)
+
+    def _positional(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, Row):
+            names = getattr(value, "_fields", None)
+            if names and tuple(names) != self.field_names and set(names) == set(self.field_names):
+                return [value[name] for name in self.field_names]
+            return cast("Sequence[Any]", value._values)
+        if isinstance(value, (tuple, list)):
+            return value
+        if isinstance(value, Mapping) and set(value) == set(self.field_names):
+            return [value[name] for name in self.field_names]
+        raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        names = list(self.field_names)
+        rows: list[Any] = []
+        for values in zip(*self._columns(column), strict=True):
+            row = Row(*values)
+            row.set_field_names(names)
+            rows.append(row)
+        if not names:
+            rows = [Row() for _ in range(len(column))]
+        for i in _null_positions(column):
+            rows[i] = None
+        return rows
+
+
+class TupleTypeInfo(_StructTypeInfo):
+    """A Python tuple of typed fields (Flink's ``TupleN``)."""
+
+    def __init__(self, field_types: Sequence[TypeInformation]) -> None:
+        super().__init__(field_types, [f"f{i}" for i in range(len(field_types))])
+
+    def _positional(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, Row):
+            return cast("Sequence[Any]", value._values)
+        if isinstance(value, (tuple, list)):
+            return value
+        raise TypeMismatchError(f"declared a tuple of {len(self.field_types)} fields, produced {value!r}")
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        rows: list[Any] = list(zip(*self._columns(column), strict=True)) or [()] * len(column)
+        for i in _null_positions(column):
+            rows[i] = None
+        return rows
+
+
+def _null_positions(column: pa.Array) -> list[int]:
+    if column.null_count == 0:
+        return []
+    return cast("list[int]", np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist())
+
+
+def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:
+    """List offsets with nulls where the list is missing, as Arrow's ``from_arrays`` wants them."""
+    ends = np.cumsum([0] + [n or 0 for n in lengths]).tolist()
+    return pa.array([None if n is None else ends[i] for i, n in enumerate(lengths)] + [ends[-1]], type=pa.int32())
+
+
+class ListTypeInfo(TypeInformation):
+    """A list of values of one type; also Flink's arrays."""
+
+    def __init__(self, elem_type: TypeInformation, name: str = "LIST") -> None:
+        self.elem_type = elem_type
+        self._name = name
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.list_(self.elem_type.arrow_type)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        flat = [e for v in values if v is not None for e in v]
+        offsets = _offsets_of([None if v is None else len(v) for v in values])
+        return pa.ListArray.from_arrays(offsets, self.elem_type.to_arrow(flat), type=self.arrow_type)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        lists = cast(pa.ListArray, column)
+        offsets = lists.offsets.to_pylist()
+        base = offsets[0] if offsets else 0
+        flat = self.elem_type.from_arrow(lists.values.slice(base, (offsets[-1] if offsets else 0) - base))
+        valid = lists.is_valid().to_pylist()
+        return [flat[offsets[i] - base : offsets[i + 1] - base] if ok else None for i, ok in enumerate(valid)]
+
+    def to_json(self) -> Json:
+        return {"type": self._name, "element": self.elem_type.to_json()}
+
+
+class MapTypeInfo(TypeInformation):
+    """A dict with typed keys and values."""
+
+    def __init__(self, key_type: TypeInformation, value_type: TypeInformation) -> None:
+        self.key_type = key_type
+        self.value_type = value_type
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.map_(self.key_type.arrow_type, self.value_type.arrow_type)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        keys = [k for v in values if v is not None for k in v]
+        items = [e for v in values if v is not None for e in v.values()]
+        offsets = _offsets_of([None if v is None else len(v) for v in values])
+        return pa.MapArray.from_arrays(
+            offsets, self.key_type.to_arrow(keys), self.value_type.to_arrow(items), type=self.arrow_type
+        )
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        maps = cast(pa.MapArray, column)
+        offsets = maps.offsets.to_pylist()
+        keys, items = self.key_type.from_arrow(maps.keys), self.value_type.from_arrow(maps.items)
+        # Arrow's `keys` and `items` keep the whole child, whatever the slice: the offsets are absolute.
+        valid = maps.is_valid().to_pylist()
+        return [
+            dict(zip(keys[offsets[i] : offsets[i + 1]], items[offsets[i] : offsets[i + 1]], strict=True))
+            if ok
+            else None
+            for i, ok in enumerate(valid)
+        ]
+
+    def to_json(self) -> Json:
+        return {"type": "MAP", "key": self.key_type.to_json(), "value": self.value_type.to_json()}
+
+
+_BASIC: dict[str, pa.DataType] = {
+    "STRING": pa.string(),
+    "BOOLEAN": pa.bool_(),
+    "BYTE": pa.int8(),
+    "SHORT": pa.int16(),
+    "INT": pa.int32(),
+    "LONG": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "CHAR": pa.string(),
+    "BIG_DEC": pa.decimal128(38, 18),
+    "SQL_DATE": pa.date32(),
+    "SQL_TIME": pa.time64("us"),
+    "SQL_TIMESTAMP": pa.timestamp("us"),
+    "BYTES": pa.binary(),
+}
+
+
+class Types:
+    """Factories of type information, under the names of ``pyflink.common.Types``."""
+
+    @staticmethod
+    def STRING() -> TypeInformation:
+        """``str``."""
+        return _basic("STRING")
+
+    @staticmethod
+    def BOOLEAN() -> TypeInformation:
+        """``bool``."""
+        return _basic("BOOLEAN")
+
+    @staticmethod
+    def BYTE() -> TypeInformation:
+        """``int`` of 8 bits."""
+        return _basic("BYTE")
+
+    @staticmethod
+    def SHORT() -> TypeInformation:
+        """``int`` of 16 bits."""
+        return _basic("SHORT")
+
+    @staticmethod
+    def INT() -> TypeInformation:
+        """``int`` of 32 bits."""
+        return _basic("INT")
+
+    @staticmethod
+    def LONG() -> TypeInformation:
+        """``int`` of 64 bits."""
+        return _basic("LONG")
+
+    @staticmethod
+    def FLOAT() -> TypeInformation:
+        """``float`` of 32 bits."""
+        return _basic("FLOAT")
+
+    @staticmethod
+    def DOUBLE() -> TypeInformation:
+        """``float`` of 64 bits."""
+        return _basic("DOUBLE")
+
+    @staticmethod
+    def CHAR() -> TypeInformation:
+        """``str`` of one character."""
+        return _basic("CHAR")
+
+    @staticmethod
+    def BIG_DEC() -> TypeInformation:
+        """``decimal.Decimal``; 38 digits, 18 of them after the point."""
+        return _basic("BIG_DEC")
+
+    @staticmethod
+    def SQL_DATE() -> TypeInformation:
+        """``datetime.date``."""
+        return _basic("SQL_DATE")
+
+    @staticmethod
+    def SQL_TIME() -> TypeInformation:
+        """``datetime.time``, in microseconds."""
+        return _basic("SQL_TIME")
+
+    @staticmethod
+    def SQL_TIMESTAMP() -> TypeInformation:
+        """``datetime.datetime`` without a zone, in microseconds."""
+        return _basic("SQL_TIMESTAMP")
+
+    @staticmethod
+    def PRIMITIVE_ARRAY(element_type: TypeInformation) -> TypeInformation:
+        """A list of numbers; ``bytes`` for ``Types.BYTE()``."""
+        if element_type == Types.BYTE():
+            return _basic("BYTES")
+        return ListTypeInfo(element_type, "PRIMITIVE_ARRAY")
+
+    @staticmethod
+    def BASIC_ARRAY(element_type: TypeInformation) -> TypeInformation:
+        """A list of basic values."""
+        return ListTypeInfo(element_type, "BASIC_ARRAY")
+
+    @staticmethod
+    def OBJECT_ARRAY(element_type: TypeInformation) -> TypeInformation:
+        """A list of values of any type."""
+        return ListTypeInfo(element_type, "OBJECT_ARRAY")
+
+    @staticmethod
+    def LIST(element_type_info: TypeInformation) -> TypeInformation:
+        """A list."""
+        return ListTypeInfo(element_type_info)
+
+    @staticmethod
+    def MAP(key_type_info: TypeInformation, value_type_info: TypeInformation) -> TypeInformation:
+        """A dict."""
+        return MapTypeInfo(key_type_info, value_type_info)
+
+    @staticmethod
+    def ROW(field_types: Sequence[TypeInformation]) -> RowTypeInfo:
+        """A :class:`Row`, fields named ``f0``, ``f1``, ..."""
+        return RowTypeInfo(field_types)
+
+    @staticmethod
+    def ROW_NAMED(field_names: Sequence[str], field_types: Sequence[TypeInformation]) -> RowTypeInfo:
+        """A :class:`Row` with named fields."""
+        return RowTypeInfo(field_types, field_names)
+
+    @staticmethod
+    def TUPLE(field_types: Sequence[TypeInformation]) -> TupleTypeInfo:
+        """A tuple."""
+        return TupleTypeInfo(field_types)
+
+    @staticmethod
+    def PICKLED_BYTE_ARRAY() -> PickledBytesTypeInfo:
+        """Any Python value, pickled."""
+        return PickledBytesTypeInfo()
+
+
+def _basic(name: str) -> BasicTypeInfo:
+    return BasicTypeInfo(name, _BASIC[name])
+
+
+def type_from_json(description: Json) -> TypeInformation:
+    """The type information that :meth:`TypeInformation.to_json` described.
+
+    Raises:
+        ConfigurationError: The description names no known type.
+    """
+    name = description.get("type")
+    if name in _BASIC:
+        return _basic(name)
+    builders: dict[str, Callable[[], TypeInformation]] = {
+        "PICKLED_BYTE_ARRAY": PickledBytesTypeInfo,
+        "ROW": lambda: RowTypeInfo([type_from_json(f) for f in description["fields"]], description["names"]),
+        "TUPLE": lambda: TupleTypeInfo([type_from_json(f) for f in description["fields"]]),
+        "MAP": lambda: MapTypeInfo(type_from_json(description["key"]), type_from_json(description["value"])),
+    }
+    if name in ("LIST", "PRIMITIVE_ARRAY", "BASIC_ARRAY", "OBJECT_ARRAY"):
+        return ListTypeInfo(type_from_json(description["element"]), name)
+    if name not in builders:
+        raise ConfigurationError(f"unknown type {name!r} in {description!r}")
+    return builders[name]()
+
+
+_KEY_TYPES: dict[type, str] = {
+    bool: "BOOLEAN",
+    int: "LONG",
+    float: "DOUBLE",
+    str: "STRING",
+    np.int8: "BYTE",
+    np.int16: "SHORT",
+    np.int32: "INT",
+    np.int64: "LONG",
+    np.float32: "FLOAT",
+    np.float64: "DOUBLE",
+    np.bool_: "BOOLEAN",
+}
+
+
+def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
+    """The type of a key for which none was declared: ``int`` is LONG, ``float`` DOUBLE, ``str`` STRING.
+
+    Raises:
+        UnsupportedKeyTypeError: The key, or a field of it, has no stable hash; the message names the field.
+    """
+    name = _KEY_TYPES.get(type(key))
+    if name is not None:
+        return _basic(name)
+    if isinstance(key, Row):
+        names = list(getattr(key, "_fields", None) or [f"f{i}" for i in range(len(key))])
+        values = list(key)
+        return RowTypeInfo([infer_key_type(v, f"{field}.{n}") for n, v in zip(names, values, strict=True)], names)
+    if isinstance(key, tuple):
+        return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
+    if isinstance(key, (datetime.datetime, datetime.date, datetime.time, decimal.Decimal, list, dict, set)):
+        hint = "use a str, an int or a tuple of them"
+    else:
+        hint = "keys may be bool, int, float, str, or tuples and Rows of them"
+    shown = "None" if key is None else f"{type(key).__name__}: {key!r}"
+    raise UnsupportedKeyTypeError(f"{field} is {shown}; {hint}")

@@ -1,0 +1,270 @@
+"""User functions (``pyflink.datastream.functions``)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.state import (
+        AggregatingState,
+        AggregatingStateDescriptor,
+        ListState,
+        ListStateDescriptor,
+        MapState,
+        MapStateDescriptor,
+        ReducingState,
+        ReducingStateDescriptor,
+        ValueState,
+        ValueStateDescriptor,
+    )
+    from dagster_flinkpy.datastream.window import TimeWindow
+
+__all__ = [
+    "AggregateFunction",
+    "CoProcessFunction",
+    "FilterFunction",
+    "FlatMapFunction",
+    "Function",
+    "KeySelector",
+    "KeyedCoProcessFunction",
+    "KeyedProcessFunction",
+    "MapFunction",
+    "ProcessFunction",
+    "ProcessWindowFunction",
+    "ReduceFunction",
+    "RuntimeContext",
+    "TimerService",
+]
+
+W = TypeVar("W")
+
+
+class RuntimeContext(ABC):
+    """What a function may ask of the task it runs in."""
+
+    @abstractmethod
+    def get_task_name(self) -> str:
+        """Name of the operator."""
+
+    @abstractmethod
+    def get_index_of_this_subtask(self) -> int:
+        """Index of the subtask, from 0."""
+
+    @abstractmethod
+    def get_number_of_parallel_subtasks(self) -> int:
+        """Parallelism of the operator."""
+
+    @abstractmethod
+    def get_max_number_of_parallel_subtasks(self) -> int:
+        """Max parallelism: the number of key groups."""
+
+    @abstractmethod
+    def get_attempt_number(self) -> int:
+        """Number of the execution attempt; greater than that of every attempt before."""
+
+    @abstractmethod
+    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Keyed value state."""
+
+    @abstractmethod
+    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Keyed list state."""
+
+    @abstractmethod
+    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Keyed map state."""
+
+    @abstractmethod
+    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Keyed reducing state."""
+
+    @abstractmethod
+    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+        """Keyed aggregating state."""
+
+
+class Function:
+    """A user function with a life: ``open``, records, ``close``."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        """Called once in each subtask before the first record; the place to get state."""
+
+    def close(self) -> None:
+        """Called once in each subtask after the last record."""
+
+
+class MapFunction(Function, ABC):
+    """One record to one."""
+
+    @abstractmethod
+    def map(self, value: Any) -> Any:
+        """The record that follows from this one."""
+
+
+class FlatMapFunction(Function, ABC):
+    """One record to any number."""
+
+    @abstractmethod
+    def flat_map(self, value: Any) -> Iterable[Any]:
+        """The records that follow from this one."""
+
+
+class FilterFunction(Function, ABC):
+    """Keeps or drops records."""
+
+    @abstractmethod
+    def filter(self, value: Any) -> bool:
+        """Whether to keep the record."""
+
+
+class ReduceFunction(Function, ABC):
+    """Two records to one of the same type."""
+
+    @abstractmethod
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        """Both in one."""
+
+
+class AggregateFunction(Function, ABC):
+    """Folds records into an accumulator."""
+
+    @abstractmethod
+    def create_accumulator(self) -> Any:
+        """An empty accumulator."""
+
+    @abstractmethod
+    def add(self, value: Any, accumulator: Any) -> Any:
+        """The accumulator with the record in it."""
+
+    @abstractmethod
+    def get_result(self, accumulator: Any) -> Any:
+        """The result for an accumulator."""
+
+    @abstractmethod
+    def merge(self, acc_a: Any, acc_b: Any) -> Any:
+        """Two accumulators in one."""
+
+
+class KeySelector(Function, ABC):
+    """Gives a record its key."""
+
+    @abstractmethod
+    def get_key(self, value: Any) -> Any:
+        """The key."""
+
+
+class TimerService(ABC):
+    """Time, and timers of the current key."""
+
+    @abstractmethod
+    def current_processing_time(self) -> int:
+        """Milliseconds since the epoch."""
+
+    @abstractmethod
+    def current_watermark(self) -> int:
+        """Event time in milliseconds; ``-(2**63)`` before the first watermark."""
+
+    @abstractmethod
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Fires when the watermark passes the timestamp; once per key and timestamp."""
+
+    @abstractmethod
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Deletes such a timer; one that is not there is fine."""
+
+
+class ProcessFunction(Function, ABC):
+    """One record to any number, with side outputs."""
+
+    class Context(ABC):
+        """Where and when the record is."""
+
+        @abstractmethod
+        def timestamp(self) -> int | None:
+            """Event time of the record in milliseconds, or None."""
+
+        @abstractmethod
+        def timer_service(self) -> TimerService:
+            """Time; timers where the stream is keyed."""
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        """Yields records, or ``(output_tag, record)`` pairs for side outputs."""
+
+
+class KeyedProcessFunction(Function, ABC):
+    """Like :class:`ProcessFunction`, with keyed state and timers."""
+
+    class Context(ProcessFunction.Context):
+        """Where and when the record is."""
+
+        @abstractmethod
+        def get_current_key(self) -> Any:
+            """Key of the record."""
+
+    class OnTimerContext(Context):
+        """Where and when the timer is."""
+
+    @abstractmethod
+    def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        """Yields records, or ``(output_tag, record)`` pairs for side outputs."""
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
+        """Called when a timer fires; yields like ``process_element``."""
+
+
+class CoProcessFunction(Function, ABC):
+    """Like :class:`ProcessFunction`, for two inputs."""
+
+    class Context(ProcessFunction.Context):
+        """Where and when the record is."""
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        """A record of the first input."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        """A record of the second input."""
+
+
+class KeyedCoProcessFunction(Function, ABC):
+    """Like :class:`KeyedProcessFunction`, for two inputs with keys of one type; they share state and timers."""
+
+    class Context(KeyedProcessFunction.Context):
+        """Where and when the record is."""
+
+    class OnTimerContext(Context):
+        """Where and when the timer is."""
+
+    @abstractmethod
+    def process_element1(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        """A record of the first input."""
+
+    @abstractmethod
+    def process_element2(self, value: Any, ctx: Any) -> Iterable[Any] | None:
+        """A record of the second input."""
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
+        """Called when a timer fires; yields like ``process_element1``."""
+
+
+class ProcessWindowFunction(Function, ABC, Generic[W]):
+    """Turns the contents of a window of a key into records."""
+
+    class Context(ABC):
+        """The window."""
+
+        @abstractmethod
+        def window(self) -> TimeWindow:
+            """The window that fires."""
+
+        @abstractmethod
+        def current_watermark(self) -> int:
+            """Event time in milliseconds."""
+
+    @abstractmethod
+    def process(self, key: Any, context: Any, elements: Iterable[Any]) -> Iterable[Any]:
+        """Yields records; ``elements`` holds the one aggregate where the window aggregates."""

@@ -1,0 +1,32 @@
+"""Names of side outputs (``pyflink.datastream.output_tag``)."""
+
+from __future__ import annotations
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["OutputTag"]
+
+
+class OutputTag:
+    """A named, typed side output.
+
+    Args:
+        tag_id: The name; two tags of one name are the same side output.
+        type_info: Type of its records; None: they travel pickled.
+    """
+
+    def __init__(self, tag_id: str, type_info: TypeInformation | None = None) -> None:
+        if not tag_id:
+            raise ConfigurationError("an OutputTag needs a name")
+        self.tag_id = tag_id
+        self.type_info = type_info
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OutputTag) and self.tag_id == other.tag_id
+
+    def __hash__(self) -> int:
+        return hash(self.tag_id)
+
+    def __repr__(self) -> str:
+        return f"OutputTag({self.tag_id!r})"
