@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
