@@ -1,0 +1,168 @@
+"""`Row` and `RowKind`, as in ``pyflink.common.types``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import Any
+
+from dagster_flinkpy.key_groups import java_hash_code, row_hash_code
+
+__all__ = ["Row", "RowKind"]
+
+
+class RowKind(Enum):
+    """What a row says about a changing table. The value is Flink's byte for it."""
+
+    INSERT = 0
+    UPDATE_BEFORE = 1
+    UPDATE_AFTER = 2
+    DELETE = 3
+
+    def __str__(self) -> str:
+        return ("+I", "-U", "+U", "-D")[self.value]
+
+
+class Row:
+    """A list of fields, with names or without.
+
+    ``Row("Alice", 11)`` has positions only. ``Row(name="Alice", age=11)`` has names too, in the order given; its
+    fields are read as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names makes rows:
+    ``Person = Row("name", "age"); Person("Alice", 11)``.
+
+    ``in`` looks among the names, or among the values of a row without names. Rows are equal if names, kind and
+    values are. As a key, a row with names hashes as Java's ``Row.withNames``, one without as ``Row.of``.
+
+    Raises:
+        ValueError: Made with positional and named fields at once.
+    """
+
+    __slots__ = ("_fields", "_row_kind", "_values")
+
+    _fields: list[str] | None
+    _values: list[Any]
+    _row_kind: RowKind
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if args and kwargs:
+            raise ValueError("Row takes positional or named fields, not both")
+        self._fields = list(kwargs) if kwargs else None
+        self._values = list(kwargs.values()) if kwargs else list(args)
+        self._row_kind = RowKind.INSERT
+
+    @staticmethod
+    def of_kind(row_kind: RowKind, *args: Any, **kwargs: Any) -> Row:
+        """A row of this kind."""
+        row = Row(*args, **kwargs)
+        row.set_row_kind(row_kind)
+        return row
+
+    def as_dict(self, recursive: bool = False) -> dict[str, Any]:
+        """The fields by name.
+
+        Args:
+            recursive: Whether rows inside, and inside lists and dicts, become dicts too.
+
+        Raises:
+            TypeError: The row has no names.
+        """
+        if self._fields is None:
+            raise TypeError(f"{self!r} has no field names, so it cannot become a dict; see set_field_names()")
+        values = [_as_dict(value) for value in self._values] if recursive else self._values
+        return dict(zip(self._fields, values, strict=False))
+
+    def get_row_kind(self) -> RowKind:
+        """The row's kind; INSERT unless set."""
+        return self._row_kind
+
+    def set_row_kind(self, row_kind: RowKind) -> None:
+        """Sets the row's kind."""
+        self._row_kind = row_kind
+
+    def set_field_names(self, field_names: Sequence[str]) -> None:
+        """Names the fields, in order."""
+        self._fields = list(field_names)
+
+    def get_fields_by_names(self, names: Sequence[str]) -> list[Any]:
+        """The values of these fields; all values, if the row has no names.
+
+        Raises:
+            ValueError: The row has no field of that name.
+        """
+        if self._fields is None:
+            return self._values
+        return [self._values[self._position(name)] for name in names]
+
+    def _position(self, name: str) -> int:
+        if self._fields is None or name not in self._fields:
+            raise ValueError(f"{self!r} has no field named {name!r}")
+        return self._fields.index(name)
+
+    def __call__(self, *args: Any) -> Row:
+        """A row of these values, whose names are the values of this row."""
+        if len(args) > len(self):
+            raise ValueError(f"{self!r} names {len(self)} fields, but got {len(args)} values")
+        return _create_row(self._values, args, self._row_kind)
+
+    def __getitem__(self, item: int | slice | str) -> Any:
+        return self._values[item if isinstance(item, (int, slice)) else self._position(item)]
+
+    def __setitem__(self, item: int | slice | str, value: Any) -> None:
+        self._values[item if isinstance(item, (int, slice)) else self._position(item)] = value
+
+    def __getattr__(self, name: str) -> Any:
+        # Private names are never fields: copy and pickle ask for some before the row has any.
+        if name.startswith("_") or self._fields is None or name not in self._fields:
+            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+        return self._values[self._fields.index(name)]
+
+    def __contains__(self, item: object) -> bool:
+        return item in (self._values if self._fields is None else self._fields)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Row)
+            and self.__class__ == other.__class__
+            and self._fields == other._fields
+            and self._row_kind == other._row_kind
+            and self._values == other._values
+        )
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._values))
+
+    def __repr__(self) -> str:
+        if self._fields is None:
+            return f"<Row({', '.join(map(repr, self._values))})>"
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self._values, strict=False))})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _create_row, (self._fields, tuple(self._values), self._row_kind)
+
+
+def _create_row(fields: list[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:
+    row = Row.of_kind(row_kind, *values)
+    if fields is not None:
+        row.set_field_names(fields)
+    return row
+
+
+def _as_dict(value: Any) -> Any:
+    if isinstance(value, Row):
+        return value.as_dict(recursive=True)
+    if isinstance(value, list):
+        return [_as_dict(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _as_dict(item) for key, item in value.items()}
+    return value
+
+
+@java_hash_code.register
+def _row_hash_code(key: Row) -> int:
+    return row_hash_code(key._row_kind.value, key._values, key._fields)
