@@ -377,7 +377,8 @@ def _murmur(codes: _HashArray) -> _HashArray:
     code *= np.uint32(0xC2B2AE35)
     code ^= code >> np.uint32(16)
     # The absolute value of the code as a signed number; of the least one, which has none, 0.
-    return np.minimum(code, np.negative(code)) & np.uint32(0x7FFFFFFF)
+    absolute: _HashArray = np.minimum(code, np.negative(code)) & np.uint32(0x7FFFFFFF)
+    return absolute
 
 
 def _column_hashes(column: pa.Array[Any], struct_as: StructAs) -> _HashArray:
@@ -484,8 +485,9 @@ def _polynomials(bounds: npt.NDArray[Any], units: npt.NDArray[Any]) -> _HashArra
     # 31 has an inverse modulo 2**32: with weights 31**-(i+1) a running sum serves every run, wherever it starts.
     sums = np.zeros(len(units) + 1, dtype=np.uint32)
     np.cumsum(units * _powers(_INVERSE_OF_31, len(units) + 1)[1:], dtype=np.uint32, out=sums[1:])
-    ends = bounds[1:]
-    return (sums[ends] - sums[bounds[:-1]]) * _powers(31, len(units) + 1)[ends]
+    starts, ends = bounds[:-1], bounds[1:]
+    hashes: _HashArray = (sums[ends] - sums[starts]) * _powers(31, len(units) + 1)[ends]
+    return hashes
 
 
 def _row_blocks(offsets: npt.NDArray[Any]) -> Iterator[slice]:

@@ -1,0 +1,116 @@
+"""Row and RowKind behave as PyFlink's."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import cloudpickle
+import pytest
+
+from dagster_flinkpy.common.types import Row, RowKind
+from dagster_flinkpy.key_groups import java_hash_code
+
+
+def test_named_fields_keep_their_order() -> None:
+    row = Row(name="Alice", age=11)
+    assert (row.name, row["age"], row[0], row[-1], row[:1]) == ("Alice", 11, "Alice", 11, ["Alice"])
+    assert (list(row), len(row), repr(row)) == (["Alice", 11], 2, "Row(name='Alice', age=11)")
+    assert "name" in row
+    assert "Alice" not in row
+
+
+def test_positional_fields() -> None:
+    row = Row("Alice", 11)
+    assert (row[1], list(row), repr(row)) == (11, ["Alice", 11], "<Row('Alice', 11)>")
+    assert "Alice" in row
+    assert len(Row()) == 0
+
+
+def test_positional_and_named_fields_do_not_mix() -> None:
+    with pytest.raises(ValueError, match="not both"):
+        Row("Alice", age=11)
+
+
+def test_a_row_of_names_makes_rows() -> None:
+    person = Row("name", "age")
+    assert person("Alice", 11) == Row(name="Alice", age=11)
+    assert person("Alice").as_dict() == {"name": "Alice"}
+    with pytest.raises(ValueError, match="2 fields, but got 3"):
+        person("Alice", 11, 12)
+
+
+def test_fields_are_set_by_position_and_name() -> None:
+    row = Row(name="Alice", age=11)
+    row["age"] = 12
+    row[0] = "Bob"
+    assert row == Row(name="Bob", age=12)
+    with pytest.raises(AttributeError):
+        row.age = 13
+
+
+def test_unknown_fields() -> None:
+    for row in (Row(name="Alice"), Row("Alice")):
+        with pytest.raises(AttributeError, match="age"):
+            _ = row.age
+        with pytest.raises(ValueError, match="age"):
+            row["age"]
+        with pytest.raises(ValueError, match="age"):
+            row["age"] = 1
+
+
+def test_as_dict() -> None:
+    row = Row(key=1, value=Row(name="a", age=2), more=[Row(x=1)], by_name={"r": Row(y=2)})
+    assert row.as_dict()["value"] == Row(name="a", age=2)
+    assert row.as_dict(True) == {
+        "key": 1,
+        "value": {"name": "a", "age": 2},
+        "more": [{"x": 1}],
+        "by_name": {"r": {"y": 2}},
+    }
+    with pytest.raises(TypeError, match="no field names"):
+        Row(1).as_dict()
+
+
+def test_field_names_can_be_set() -> None:
+    row = Row("Alice", 11)
+    row.set_field_names(("name", "age"))
+    assert row == Row(name="Alice", age=11)
+    assert row.get_fields_by_names(["age", "name"]) == [11, "Alice"]
+    assert Row(1, 2).get_fields_by_names(["a", "b"]) == [1, 2]
+
+
+def test_equality_takes_names_kind_and_values() -> None:
+    assert Row(a=1) == Row(a=1)
+    assert Row(a=1) != Row(b=1)
+    assert Row(a=1) != Row(1)
+    assert Row(1) != Row(2)
+    assert Row(1) != (1,)
+    assert Row(1) != Row.of_kind(RowKind.DELETE, 1)
+    assert {Row(1, "a"): "x"}[Row(1, "a")] == "x"
+
+
+def test_row_kinds() -> None:
+    row = Row(1)
+    assert row.get_row_kind() is RowKind.INSERT
+    row.set_row_kind(RowKind.DELETE)
+    assert row == Row.of_kind(RowKind.DELETE, 1)
+    assert [str(kind) for kind in RowKind] == ["+I", "-U", "+U", "-D"]
+    assert [kind.value for kind in RowKind] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("row", [Row(), Row(1, None), Row(a=Row(2), b=b"x"), Row.of_kind(RowKind.UPDATE_AFTER, a=1)])
+def test_copies_are_equal_and_hash_alike(row: Row) -> None:
+    for same in (
+        pickle.loads(pickle.dumps(row)),
+        cloudpickle.loads(cloudpickle.dumps(row)),
+        copy.copy(row),
+        copy.deepcopy(row),
+    ):
+        assert same == row
+        assert hash(same) == hash(row)
+        assert java_hash_code(same) == java_hash_code(row)
+
+
+def test_equal_rows_share_a_key_group() -> None:
+    assert java_hash_code(Row("name", "age")("Alice", 11)) == java_hash_code(Row(name="Alice", age=11))
