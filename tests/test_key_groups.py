@@ -370,6 +370,13 @@ def test_murmur_hash_is_not_negative(code: int) -> None:
     assert 0 <= murmur_hash(code) < 2**31
 
 
+def test_murmur_hash_of_the_code_whose_result_has_no_absolute_value() -> None:
+    # The one preimage of -2**31; MathUtils.murmurHash then answers 0.
+    code = -2089875627
+    assert murmur_hash(code) == 0
+    assert key_groups(pa.array([code], pa.int32()), 32768).tolist() == [0]
+
+
 # --- columns ----------------------------------------------------------------------------------------------------------
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
