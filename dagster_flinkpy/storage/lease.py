@@ -134,8 +134,8 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
         )
     except (ValueError, TypeError, KeyError) as error:
         raise CorruptMetadataError(
-            f"{store.url}/{LEADER_KEY} is not a leader record ({error!r}). Without it an old run cannot be fenced: make "
-            "sure that no run of this job is alive, then delete the object."
+            f"{store.url}/{LEADER_KEY} is not a leader record ({error!r}). Without it an old run cannot be fenced: "
+            "make sure that no run of this job is alive, then delete the object."
         ) from error
     return record, etag
 

@@ -147,8 +147,8 @@ class ObjectStore(ABC):
     ) -> str:
         """Make the staged parts one visible object, atomically, and return its ETag.
 
-        May be repeated: if the upload is gone, or the key is taken, and the object there is made of exactly these parts,
-        that is a success.
+        May be repeated: if the upload is gone, or the key is taken, and the object there is made of exactly these
+        parts, that is a success.
 
         Args:
             key: as given to ``create_upload``.
@@ -232,8 +232,8 @@ def check_relative(key: str) -> str:
     bad = any(segment in ("", ".", "..") for segment in key.split("/")) or any(c == "\\" or c < " " for c in key)
     if bad:
         raise PathEscapesPrefixError(
-            f"{key!r} is not a plain relative path: it must not be empty or absolute, nor hold '.', '..', empty segments, "
-            "backslashes or control characters"
+            f"{key!r} is not a plain relative path: it must not be empty or absolute, nor hold '.', '..', empty "
+            "segments, backslashes or control characters"
         )
     return key
 

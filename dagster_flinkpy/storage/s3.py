@@ -1,0 +1,367 @@
+"""Amazon S3, and servers that speak its protocol, as an object store."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_flinkpy.errors import (
+    ConditionalWritesUnsupportedError,
+    ConfigurationError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    UploadNotFoundError,
+)
+from dagster_flinkpy.storage.object_store import (
+    ObjectInfo,
+    ObjectStore,
+    UploadedPart,
+    UploadInfo,
+    check_prefix,
+    check_relative,
+)
+
+if TYPE_CHECKING:
+    from botocore.exceptions import ClientError
+    from mypy_boto3_s3 import S3Client
+    from mypy_boto3_s3.type_defs import CompleteMultipartUploadRequestTypeDef, PutObjectRequestTypeDef
+
+__all__ = ["S3ObjectStore", "s3_client"]
+
+_ATTEMPTS = 5
+"""For what boto3 does not retry itself: a body cut off, and 409 (another conditional request was under way)."""
+_DELETE_BATCH = 1000
+_WRITE_ID = "flinkpy-write"
+"""Metadata by which a write of ours is known again after its response was lost."""
+
+T = TypeVar("T")
+
+
+def s3_client(
+    endpoint_url: str | None = None,
+    region: str | None = None,
+    access_key_id: str | None = None,
+    secret_access_key: str | None = None,
+) -> S3Client:
+    """Return this process's client for a server; a forked process gets its own. Arguments as in ``StorageLocation``."""
+    return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, os.getpid())
+
+
+@lru_cache(maxsize=32)
+def _client_of_process(
+    endpoint_url: str | None, region: str | None, access_key_id: str | None, secret_access_key: str | None, _pid: int
+) -> S3Client:
+    import boto3
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=10,
+        read_timeout=60,
+        retries={"mode": "standard", "total_max_attempts": 6},
+        max_pool_connections=32,
+        tcp_keepalive=True,
+        s3={"addressing_style": "path" if endpoint_url else "auto"},
+    )
+    return boto3.Session().client(  # the default session is not thread-safe
+        "s3",
+        endpoint_url=endpoint_url,
+        region_name=region,
+        aws_access_key_id=access_key_id,
+        aws_secret_access_key=secret_access_key,
+        config=config,
+    )
+
+
+class S3ObjectStore(ObjectStore):
+    """Objects in a bucket. ETags are S3's, without the quotes.
+
+    A conditional ``put`` whose response was lost is sent again by boto3, and then fails on our own object. So each
+    ``put`` carries an id in the object's metadata; after a failed condition the object is looked at, and if it has this
+    id the write was a success. A completed upload is known by its ETag, the MD5 of its parts' MD5s (not so for buckets
+    encrypted with SSE-KMS: there a repeated ``complete_upload`` is an error).
+
+    Args:
+        client: as ``s3_client`` makes it.
+        bucket: must exist.
+        prefix: root of the store inside the bucket; '' is the bucket.
+    """
+
+    def __init__(self, client: S3Client, bucket: str, prefix: str = "") -> None:
+        self._client = client
+        self._bucket = bucket
+        self._root = f"{check_relative(prefix)}/" if prefix else ""
+        self.url = f"s3://{bucket}/{prefix}" if prefix else f"s3://{bucket}"
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        """See ``ObjectStore``."""
+        full = self._full(key)
+
+        def read() -> tuple[bytes, str]:
+            response = self._client.get_object(Bucket=self._bucket, Key=full)
+            return response["Body"].read(), _bare(response["ETag"])
+
+        with self._translated("s3:GetObject", key):
+            return _read_whole(read)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        """See ``ObjectStore``."""
+        if start < 0 or length < 0:
+            raise ConfigurationError(f"range of {key!r}: start {start} and length {length} must not be negative")
+        full = self._full(key)
+        if length == 0:
+            return b""
+
+        def read() -> bytes:
+            asked = f"bytes={start}-{start + length - 1}"
+            return self._client.get_object(Bucket=self._bucket, Key=full, Range=asked)["Body"].read()
+
+        try:
+            with self._translated("s3:GetObject", key):
+                return _read_whole(read)
+        except _BeyondEndError:
+            return b""
+
+    def head(self, key: str) -> ObjectInfo | None:
+        """See ``ObjectStore``."""
+        full = self._full(key)
+        try:
+            with self._translated("s3:GetObject", key):
+                found = self._client.head_object(Bucket=self._bucket, Key=full)
+        except ObjectNotFoundError:
+            return None
+        return ObjectInfo(key, found["ContentLength"], _bare(found["ETag"]), found["LastModified"])
+
+    def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
+        """See ``ObjectStore``."""
+        full, write_id = self._full(key), uuid.uuid4().hex
+        request: PutObjectRequestTypeDef = {
+            "Bucket": self._bucket,
+            "Key": full,
+            "Body": data,
+            "Metadata": {_WRITE_ID: write_id},
+        }
+        if if_none_match:
+            request["IfNoneMatch"] = "*"
+        if if_match is not None:
+            request["IfMatch"] = f'"{if_match}"'
+        try:
+            with self._translated("s3:PutObject", key):
+                return _bare(_retry_conflict(lambda: self._client.put_object(**request))["ETag"])
+        except ObjectNotFoundError as error:
+            if if_match is None:
+                raise
+            raise PreconditionFailedError(f"{self.url}/{key} was deleted meanwhile") from error
+        except PreconditionFailedError:
+            etag = self._etag_if_written_by(key, write_id)
+            if etag is None:
+                raise
+            return etag
+
+    def delete(self, key: str) -> None:
+        """See ``ObjectStore``."""
+        full = self._full(key)
+        with self._translated("s3:DeleteObject", key):
+            self._client.delete_object(Bucket=self._bucket, Key=full)
+
+    def delete_many(self, keys: Iterable[str]) -> None:
+        """See ``ObjectStore``."""
+        remaining = iter(keys)
+        while batch := [self._full(key) for key in islice(remaining, _DELETE_BATCH)]:
+            with self._translated("s3:DeleteObject", batch[0].removeprefix(self._root)):
+                response = self._client.delete_objects(
+                    Bucket=self._bucket, Delete={"Objects": [{"Key": key} for key in batch], "Quiet": True}
+                )
+            if errors := response.get("Errors"):
+                first = errors[0]
+                raise StorageError(
+                    f"{len(errors)} of {len(batch)} objects were not deleted from bucket {self._bucket!r}, the first: "
+                    f"{first.get('Key')!r}: {first.get('Code')}: {first.get('Message')}. Allow s3:DeleteObject."
+                )
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """See ``ObjectStore``."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._root + check_prefix(prefix)
+        )
+        with self._translated("s3:ListBucket", prefix):
+            for page in pages:
+                for found in page.get("Contents", ()):
+                    key = found["Key"].removeprefix(self._root)
+                    yield ObjectInfo(key, found["Size"], _bare(found["ETag"]), found["LastModified"])
+
+    def list_folders(self, prefix: str = "") -> Iterator[str]:
+        """See ``ObjectStore``."""
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._root + check_prefix(prefix), Delimiter="/"
+        )
+        with self._translated("s3:ListBucket", prefix):
+            for page in pages:
+                for found in page.get("CommonPrefixes", ()):
+                    yield found["Prefix"].removeprefix(self._root)
+
+    def create_upload(self, key: str) -> str:
+        """See ``ObjectStore``."""
+        full = self._full(key)
+        with self._translated("s3:PutObject", key):
+            return self._client.create_multipart_upload(Bucket=self._bucket, Key=full)["UploadId"]
+
+    def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
+        """See ``ObjectStore``."""
+        full = self._full(key)
+        if not 1 <= number <= 10_000:
+            raise ConfigurationError(f"part number {number} of {key!r} is not in 1 to 10000")
+        with self._translated("s3:PutObject", key):
+            response = self._client.upload_part(
+                Bucket=self._bucket, Key=full, UploadId=upload_id, PartNumber=number, Body=data
+            )
+        return UploadedPart(number, _bare(response["ETag"]))
+
+    def complete_upload(
+        self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
+    ) -> str:
+        """See ``ObjectStore``."""
+        if not parts:
+            raise ConfigurationError(f"upload {upload_id!r} of {key!r} has no parts to complete")
+        parts = sorted(parts, key=lambda part: part.number)
+        request: CompleteMultipartUploadRequestTypeDef = {
+            "Bucket": self._bucket,
+            "Key": self._full(key),
+            "UploadId": upload_id,
+            "MultipartUpload": {"Parts": [{"PartNumber": part.number, "ETag": f'"{part.etag}"'} for part in parts]},
+        }
+        if if_none_match:
+            request["IfNoneMatch"] = "*"
+        try:
+            with self._translated("s3:PutObject", key):
+                return _bare(_retry_conflict(lambda: self._client.complete_multipart_upload(**request))["ETag"])
+        except (PreconditionFailedError, UploadNotFoundError):
+            found = self.head(key)
+            if found is None or found.etag != _joined_etag(parts):
+                raise
+            self.abort_upload(key, upload_id)
+            return found.etag
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """See ``ObjectStore``."""
+        full = self._full(key)
+        try:
+            with self._translated("s3:AbortMultipartUpload", key):
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=full, UploadId=upload_id)
+        except UploadNotFoundError:
+            return
+
+    def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
+        """See ``ObjectStore``."""
+        pages = self._client.get_paginator("list_multipart_uploads").paginate(
+            Bucket=self._bucket, Prefix=self._root + check_prefix(prefix)
+        )
+        with self._translated("s3:ListBucketMultipartUploads", prefix):
+            for page in pages:
+                for found in page.get("Uploads", ()):
+                    yield UploadInfo(found["Key"].removeprefix(self._root), found["UploadId"], found["Initiated"])
+
+    def child(self, prefix: str) -> S3ObjectStore:
+        """See ``ObjectStore``."""
+        return S3ObjectStore(self._client, self._bucket, self._full(prefix.rstrip("/")))
+
+    def _full(self, key: str) -> str:
+        return self._root + check_relative(key)
+
+    def _etag_if_written_by(self, key: str, write_id: str) -> str | None:
+        try:
+            with self._translated("s3:GetObject", key):
+                found = self._client.head_object(Bucket=self._bucket, Key=self._full(key))
+        except ObjectNotFoundError:
+            return None
+        return _bare(found["ETag"]) if found["Metadata"].get(_WRITE_ID) == write_id else None
+
+    @contextmanager
+    def _translated(self, permission: str, key: str) -> Iterator[None]:
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            yield
+        except ClientError as error:
+            raise self._typed(error, permission, key) from error
+        except BotoCoreError as error:
+            raise StorageError(
+                f"cannot reach {self.url}/{key} at {self._client.meta.endpoint_url}: {error}. Check the endpoint URL, "
+                "the network, and that credentials are configured."
+            ) from error
+
+    def _typed(self, error: ClientError, permission: str, key: str) -> StorageError:
+        code = error.response.get("Error", {}).get("Code", "")
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        where = f"{self.url}/{key}"
+        if code == "NoSuchBucket":
+            return StorageError(
+                f"no bucket {self._bucket!r} at {self._client.meta.endpoint_url}: create it, or correct the URL"
+            )
+        if code in ("NoSuchUpload", "InvalidPart"):
+            return UploadNotFoundError(f"the upload of {where} was completed or aborted, or lacks a part ({code})")
+        if code in ("PreconditionFailed", "ConditionalRequestConflict") or status == 412:
+            return PreconditionFailedError(f"{where} exists already or was changed meanwhile ({code})")
+        if code == "NoSuchKey" or status == 404:
+            return ObjectNotFoundError(f"no object {where}")
+        if status == 416:
+            return _BeyondEndError(f"the range lies beyond the end of {where}")
+        if status == 403:
+            return StorageError(
+                f"bucket {self._bucket!r} denies access to {where} ({code}): check the credentials, and that they are "
+                f"allowed {permission}"
+            )
+        if status == 501:
+            return ConditionalWritesUnsupportedError(f"{where}: the store does not implement this request: {error}")
+        return StorageError(f"{where}: {error}")
+
+
+class _BeyondEndError(StorageError):
+    """A range starts at or after the end of its object."""
+
+
+def _read_whole(read: Callable[[], T]) -> T:
+    """Read a response's body; boto3 retries requests, but not a body that is cut off."""
+    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return read()
+        except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+            continue
+    return read()
+
+
+def _retry_conflict(write: Callable[[], T]) -> T:
+    """Repeat a conditional write that S3 put off because another one on the same key was under way."""
+    from botocore.exceptions import ClientError
+
+    for attempt in range(_ATTEMPTS - 1):
+        try:
+            return write()
+        except ClientError as error:
+            if error.response.get("Error", {}).get("Code") != "ConditionalRequestConflict":
+                raise
+            time.sleep(random.uniform(0, 0.05 * 2**attempt))
+    return write()
+
+
+def _bare(etag: str) -> str:
+    return etag.strip('"')
+
+
+def _joined_etag(parts: Sequence[UploadedPart]) -> str | None:
+    """The ETag S3 gives an object made of these parts, where parts' ETags are MD5s."""
+    try:
+        joined = b"".join(bytes.fromhex(part.etag) for part in parts)
+    except ValueError:
+        return None
+    return f"{hashlib.md5(joined, usedforsecurity=False).hexdigest()}-{len(parts)}"
