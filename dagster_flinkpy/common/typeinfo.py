@@ -106,7 +106,7 @@ class BasicTypeInfo(TypeInformation):
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         if not self._by_numpy:
-            return column.to_pylist()
+            return cast("list[Any]", column.to_pylist())
         if column.null_count == 0:
             return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
         values = column.fill_null(False if pa.types.is_boolean(self._arrow_type) else 0)
@@ -123,7 +123,7 @@ class BasicTypeInfo(TypeInformation):
 
 
 class PickledBytesTypeInfo(TypeInformation):
-    """Any Python value, pickled. Readable by Python only; state of this type is kept only where the user asked for it."""
+    """Any Python value, pickled. Readable by Python only; state has this type only where the user asked for it."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -190,11 +190,7 @@ class _StructTypeInfo(TypeInformation):
         return [t.from_arrow(child) for t, child in zip(self.field_types, struct.flatten(), strict=True)]
 
     def to_json(self) -> Json:
-        return {
-            "type": "TUPLE" if isinstance(self, TupleTypeInfo) else "ROW",
-            "names": list(self.field_names),
-            "fields": [t.to_json() for t in self.field_types],
-        }
+        return {"type": "TUPLE", "fields": [t.to_json() for t in self.field_types]}
 
 
 class RowTypeInfo(_StructTypeInfo):
@@ -207,6 +203,7 @@ class RowTypeInfo(_StructTypeInfo):
 
     def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str] | None = None) -> None:
         super().__init__(field_types, field_names or [f"f{i}" for i in range(len(field_types))])
+        self.named = field_names is not None
 
     def get_field_names(self) -> list[str]:
         """The names of the fields."""
@@ -215,6 +212,10 @@ class RowTypeInfo(_StructTypeInfo):
     def get_field_types(self) -> list[TypeInformation]:
         """The types of the fields."""
         return list(self.field_types)
+
+    def to_json(self) -> Json:
+        names = list(self.field_names) if self.named else None
+        return {"type": "ROW", "names": names, "fields": [t.to_json() for t in self.field_types]}
 
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
@@ -265,7 +266,7 @@ class TupleTypeInfo(_StructTypeInfo):
 def _null_positions(column: pa.Array) -> list[int]:
     if column.null_count == 0:
         return []
-    return cast("list[int]", np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist())
+    return np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
 
 
 def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:
@@ -523,9 +524,10 @@ def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
     if name is not None:
         return _basic(name)
     if isinstance(key, Row):
-        names = list(getattr(key, "_fields", None) or [f"f{i}" for i in range(len(key))])
+        names = list(key._fields or [f"f{i}" for i in range(len(key))])
         values = list(key)
-        return RowTypeInfo([infer_key_type(v, f"{field}.{n}") for n, v in zip(names, values, strict=True)], names)
+        types = [infer_key_type(v, f"{field}.{n}") for n, v in zip(names, values, strict=True)]
+        return RowTypeInfo(types, None if key._fields is None else names)
     if isinstance(key, tuple):
         return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
     if isinstance(key, (datetime.datetime, datetime.date, datetime.time, decimal.Decimal, list, dict, set)):

@@ -157,15 +157,16 @@ class Sink(ABC):
     """Where records go."""
 
     @abstractmethod
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
-        """A writer for one subtask and epoch."""
-
     def validate(self, type_info: TypeInformation | None) -> None:
         """Says at build time whether records of this type can be written; None: no type was declared.
 
         Raises:
             ConfigurationError: They cannot; the message says what to do.
         """
+
+    @abstractmethod
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        """A writer for one subtask and epoch."""
 
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""

@@ -1,0 +1,77 @@
+"""How a program is run: a protocol, for this floor knows no Spark.
+
+The package's face registers the executor by its import string; it is imported when a program first runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Protocol, cast
+
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["ExecutionSettings", "JobExecutionResult", "ProgramExecutor", "get_executor", "register_executor"]
+
+
+@dataclass(frozen=True)
+class ExecutionSettings:
+    """What the environment says about a run."""
+
+    job_name: str
+    checkpoint_dir: str | None = None
+    """Where checkpoints go; None: a folder that is gone when the program ends."""
+    savepoint_path: str | None = None
+    """The checkpoint or savepoint to start from."""
+    allow_non_restored_state: bool = False
+
+
+@dataclass(frozen=True)
+class JobExecutionResult:
+    """What came of a run."""
+
+    job_name: str
+    job_id: str
+    last_checkpoint_id: int | None
+    net_runtime_ms: int
+
+    def get_job_id(self) -> str:
+        """Id of the job."""
+        return self.job_id
+
+    def get_net_runtime(self) -> int:
+        """Milliseconds from start to end."""
+        return self.net_runtime_ms
+
+
+class ProgramExecutor(Protocol):
+    """Runs a bounded program to its end."""
+
+    def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
+        """Runs until all input is read and committed."""
+
+    def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[Any]:
+        """Runs and brings back the records of the graph's one collect operator."""
+
+
+_registered: str | None = None
+
+
+def register_executor(import_string: str) -> None:
+    """Names the executor, as ``"module:class"``."""
+    global _registered
+    _registered = import_string
+
+
+def get_executor() -> ProgramExecutor:
+    """The registered executor.
+
+    Raises:
+        ConfigurationError: None is registered.
+    """
+    if _registered is None:
+        raise ConfigurationError("no executor is registered; import dagster_flinkpy, not only its submodules")
+    module, _, name = _registered.partition(":")
+    return cast(ProgramExecutor, getattr(import_module(module), name)())

@@ -1,0 +1,256 @@
+"""The job graph: operators, edges, and what follows from them: stages, pipelined regions, a fingerprint.
+
+Mirrors Flink's ``StreamGraph`` and ``JobGraph``. A *stage* is what one Spark task runs between two exchanges; forward
+edges are chained inside it (``StreamingJobGraphGenerator``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import cached_property
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.operators import OperatorSpec, Selector
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    DuplicateUidError,
+    JobGraphError,
+    MissingUidError,
+    ParallelismError,
+)
+
+__all__ = ["JobEdge", "JobGraph", "JobVertex", "Partitioner", "PartitionerKind", "build_job_graph"]
+
+_UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+class PartitionerKind(Enum):
+    """How an edge spreads records over the subtasks downstream."""
+
+    FORWARD = "forward"
+    HASH = "hash"
+    REBALANCE = "rebalance"
+    BROADCAST = "broadcast"
+    GLOBAL = "global"
+
+
+@dataclass(frozen=True)
+class Partitioner:
+    """A channel selector."""
+
+    kind: PartitionerKind
+    selector: Selector | None = None
+    """HASH: the key of a record: a function, or the name (names) of its field (fields)."""
+    key_type: TypeInformation | None = None
+    """HASH: declared type of the key; None: taken from the first key."""
+
+
+@dataclass(frozen=True)
+class JobEdge:
+    """One edge; its index in :attr:`JobGraph.edges` is its id on the wire."""
+
+    id: int
+    source: str
+    target: str
+    input_index: int
+    partitioner: Partitioner
+    type_info: TypeInformation
+    side_output: str | None = None
+    """Tag of the side output it carries; None: the main output."""
+
+
+@dataclass(frozen=True)
+class JobVertex:
+    """One operator."""
+
+    uid: str
+    name: str
+    spec: OperatorSpec
+    parallelism: int
+    max_parallelism: int
+    max_parallelism_set: bool
+    output_type: TypeInformation
+    side_outputs: tuple[tuple[str, TypeInformation], ...] = ()
+    uid_set: bool = False
+    parallelism_set: bool = False
+    slot_sharing_group: str = "default"
+
+
+@dataclass(frozen=True)
+class JobGraph:
+    """A validated program. Immutable; :meth:`with_parallelism` gives another one."""
+
+    vertices: tuple[JobVertex, ...]
+    """In topological order."""
+    edges: tuple[JobEdge, ...]
+
+    def __post_init__(self) -> None:
+        counts = Counter(v.uid for v in self.vertices)
+        for uid, n in counts.items():
+            if n > 1:
+                names = [v.name for v in self.vertices if v.uid == uid]
+                raise DuplicateUidError(
+                    f"uid {uid!r} is set on {n} operators ({', '.join(names)}); a uid must be unique"
+                )
+            if not _UID.fullmatch(uid):
+                raise JobGraphError(f"uid {uid!r}: use letters, digits, '_', '.' and '-'")
+        for v in self.vertices:
+            if v.parallelism < 1:
+                raise ParallelismError(f"operator {v.uid!r}: parallelism {v.parallelism} is less than 1")
+            if not 1 <= v.max_parallelism <= 32768:
+                raise ParallelismError(f"operator {v.uid!r}: max parallelism {v.max_parallelism} is not in 1..32768")
+            if v.parallelism > v.max_parallelism:
+                raise ParallelismError(
+                    f"operator {v.uid!r}: parallelism {v.parallelism} is over its max parallelism {v.max_parallelism}; "
+                    "lower the one or set_max_parallelism() higher (before the first checkpoint)"
+                )
+
+    @cached_property
+    def _by_uid(self) -> dict[str, JobVertex]:
+        return {v.uid: v for v in self.vertices}
+
+    def vertex(self, uid: str) -> JobVertex:
+        """The operator of a uid.
+
+        Raises:
+            JobGraphError: There is none.
+        """
+        try:
+            return self._by_uid[uid]
+        except KeyError:
+            raise JobGraphError(f"no operator has uid {uid!r}; there are {sorted(self._by_uid)}") from None
+
+    def inputs(self, uid: str) -> list[JobEdge]:
+        """Edges into an operator."""
+        return [e for e in self.edges if e.target == uid]
+
+    def outputs(self, uid: str) -> list[JobEdge]:
+        """Edges out of an operator."""
+        return [e for e in self.edges if e.source == uid]
+
+    def require_uids(self) -> None:
+        """Refuses stateful operators without a uid of their own.
+
+        Raises:
+            MissingUidError: Names all of them.
+        """
+        missing = [v for v in self.vertices if v.spec.stateful and not v.uid_set]
+        if missing:
+            raise MissingUidError(
+                "stateful operators need a uid, else their state is lost when the program changes: "
+                + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing)
+                + "; call .uid('...') on each"
+            )
+
+    @cached_property
+    def stages(self) -> dict[str, int]:
+        """Stage of each operator: 0 for sources, one more behind each exchange."""
+        stage: dict[str, int] = {}
+        for v in self.vertices:
+            depth = 0
+            for e in self.inputs(v.uid):
+                chainable = e.partitioner.kind is PartitionerKind.FORWARD
+                depth = max(depth, stage[e.source] + (0 if chainable else 1))
+            stage[v.uid] = depth
+        return stage
+
+    def is_chained(self, edge: JobEdge) -> bool:
+        """Whether an edge stays inside a task."""
+        return edge.partitioner.kind is PartitionerKind.FORWARD and self.stages[edge.source] == self.stages[edge.target]
+
+    @property
+    def number_of_stages(self) -> int:
+        """Stages of the graph."""
+        return 1 + max(self.stages.values())
+
+    def stage_parallelism(self, stage: int) -> int:
+        """Tasks of a stage: those of its widest operator."""
+        return max(v.parallelism for v in self.vertices if self.stages[v.uid] == stage)
+
+    def stage_vertices(self, stage: int) -> list[JobVertex]:
+        """Operators of a stage, in topological order."""
+        return [v for v in self.vertices if self.stages[v.uid] == stage]
+
+    def regions(self) -> list[JobGraph]:
+        """The pipelined regions: parts that no edge joins, each a graph of its own (``PipelinedRegionComputeUtil``)."""
+        parent = {v.uid: v.uid for v in self.vertices}
+
+        def root(uid: str) -> str:
+            while parent[uid] != uid:
+                uid = parent[uid]
+            return uid
+
+        for e in self.edges:
+            parent[root(e.target)] = root(e.source)
+        members: dict[str, list[JobVertex]] = {}
+        for v in self.vertices:
+            members.setdefault(root(v.uid), []).append(v)
+        return [self._subgraph(vertices) for vertices in members.values()]
+
+    def _subgraph(self, vertices: Sequence[JobVertex]) -> JobGraph:
+        uids = {v.uid for v in vertices}
+        edges = [e for e in self.edges if e.source in uids]
+        return JobGraph(tuple(vertices), tuple(replace(e, id=i) for i, e in enumerate(edges)))
+
+    def _with_vertices(self, change: Callable[[JobVertex], JobVertex]) -> JobGraph:
+        graph = JobGraph(tuple(change(v) for v in self.vertices), self.edges)
+        return JobGraph(graph.vertices, tuple(_fit(e, graph) for e in graph.edges))
+
+    def with_parallelism(self, parallelism: int) -> JobGraph:
+        """The same program at another parallelism; operators with one of their own and all max parallelisms stay.
+
+        Raises:
+            ParallelismError: It is over the max parallelism of an operator.
+        """
+        return self._with_vertices(lambda v: v if v.parallelism_set else replace(v, parallelism=parallelism))
+
+    def with_max_parallelisms(self, max_parallelisms: dict[str, int]) -> JobGraph:
+        """The same program with the max parallelisms that a restored checkpoint holds."""
+        return self._with_vertices(lambda v: replace(v, max_parallelism=max_parallelisms.get(v.uid, v.max_parallelism)))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the structure: uids, kinds and edges, not parallelism or code."""
+        shape = {
+            "vertices": [[v.uid, v.spec.kind] for v in self.vertices],
+            "edges": [[e.source, e.target, e.input_index, e.partitioner.kind.value, e.side_output] for e in self.edges],
+        }
+        return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _fit(edge: JobEdge, graph: JobGraph) -> JobEdge:
+    """A forward edge between different parallelisms rebalances, as in Flink."""
+    p, q = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
+    if edge.partitioner.kind is PartitionerKind.FORWARD and p != q:
+        return replace(edge, partitioner=Partitioner(PartitionerKind.REBALANCE))
+    return edge
+
+
+def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> JobGraph:
+    """Orders, checks and fits the parts of a program.
+
+    Raises:
+        JobGraphError: The program has no operators, or uids or parallelisms are wrong.
+    """
+    vertices, edges = list(vertices), list(edges)
+    if not vertices:
+        raise JobGraphError("the program has no operators; start with env.from_source(...) or env.from_collection(...)")
+    graph = JobGraph(tuple(vertices), tuple(edges))
+    graph = JobGraph(graph.vertices, tuple(_fit(e, graph) for e in graph.edges))
+    for e in graph.edges:
+        target = graph.vertex(e.target)
+        if target.spec.keyed and e.partitioner.kind is not PartitionerKind.HASH:
+            raise JobGraphError(
+                f"operator {target.uid!r} is keyed but its input {e.source!r} is not; call key_by() first"
+            )
+    for v in graph.vertices:
+        for e in graph.outputs(v.uid):
+            if e.side_output is not None and e.side_output not in dict(v.side_outputs):
+                raise ConfigurationError(f"operator {v.uid!r} has no side output {e.side_output!r}")
+    return graph

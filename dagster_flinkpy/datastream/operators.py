@@ -1,0 +1,224 @@
+"""What each operator of a job graph is to do: plain declarations, executed on the runtime floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.connectors.base import Sink, Source, TwoPhaseCommittingSink
+from dagster_flinkpy.datastream.functions import (
+    AggregateFunction,
+    CoProcessFunction,
+    FilterFunction,
+    FlatMapFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    KeySelector,
+    MapFunction,
+    ProcessFunction,
+    ProcessWindowFunction,
+    ReduceFunction,
+)
+from dagster_flinkpy.datastream.window import WindowAssigner
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = [
+    "CoProcessSpec",
+    "CollectSpec",
+    "FilterSpec",
+    "FlatMapSpec",
+    "KeyedCoProcessSpec",
+    "KeyedProcessSpec",
+    "MapSpec",
+    "OperatorSpec",
+    "ProcessSpec",
+    "ReduceSpec",
+    "SinkSpec",
+    "SourceSpec",
+    "TimestampsSpec",
+    "WindowSpec",
+    "as_callable",
+]
+
+Selector = KeySelector | Callable[[Any], Any] | str | tuple[str, ...]
+
+
+def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
+    """The one method of a function object, or a plain callable as it is.
+
+    Raises:
+        ConfigurationError: It is neither.
+    """
+    if isinstance(function, base):
+        bound: Callable[..., Any] = getattr(function, method)
+        return bound
+    if callable(function):
+        return cast("Callable[..., Any]", function)
+    raise ConfigurationError(f"need a {base.__name__} or a callable, not {function!r}")
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """Base of the declarations."""
+
+    kind: ClassVar[str] = "operator"
+    stateful: ClassVar[bool] = False
+    """Whether a checkpoint holds something of it, so that it needs a uid."""
+    keyed: ClassVar[bool] = False
+
+    def user_functions(self) -> list[Any]:
+        """What of the user's code is in it; decides what must be shipped to the workers."""
+        return []
+
+
+@dataclass(frozen=True)
+class SourceSpec(OperatorSpec):
+    """Reads splits and makes watermarks."""
+
+    source: Source
+    watermark_strategy: WatermarkStrategy
+    kind: ClassVar[str] = "source"
+    stateful: ClassVar[bool] = True
+
+    def user_functions(self) -> list[Any]:
+        return [self.source, self.watermark_strategy.timestamp_assigner]
+
+
+@dataclass(frozen=True)
+class TimestampsSpec(OperatorSpec):
+    """Gives records timestamps and makes watermarks in the midst of a stream."""
+
+    watermark_strategy: WatermarkStrategy
+    kind: ClassVar[str] = "timestamps"
+
+    def user_functions(self) -> list[Any]:
+        return [self.watermark_strategy.timestamp_assigner]
+
+
+@dataclass(frozen=True)
+class _FunctionSpec(OperatorSpec):
+    function: Any
+
+    def user_functions(self) -> list[Any]:
+        return [self.function]
+
+
+@dataclass(frozen=True)
+class MapSpec(_FunctionSpec):
+    """One record to one."""
+
+    function: MapFunction | Callable[[Any], Any]
+    kind: ClassVar[str] = "map"
+
+
+@dataclass(frozen=True)
+class FilterSpec(_FunctionSpec):
+    """Keeps or drops records."""
+
+    function: FilterFunction | Callable[[Any], bool]
+    kind: ClassVar[str] = "filter"
+
+
+@dataclass(frozen=True)
+class FlatMapSpec(_FunctionSpec):
+    """One record to any number."""
+
+    function: FlatMapFunction | Callable[[Any], Any]
+    kind: ClassVar[str] = "flat_map"
+
+
+@dataclass(frozen=True)
+class ProcessSpec(_FunctionSpec):
+    """A process function without keyed state."""
+
+    function: ProcessFunction
+    kind: ClassVar[str] = "process"
+
+
+@dataclass(frozen=True)
+class CoProcessSpec(_FunctionSpec):
+    """A process function of two inputs without keyed state."""
+
+    function: CoProcessFunction
+    kind: ClassVar[str] = "co_process"
+
+
+@dataclass(frozen=True)
+class KeyedProcessSpec(_FunctionSpec):
+    """A process function with keyed state and timers."""
+
+    function: KeyedProcessFunction
+    kind: ClassVar[str] = "keyed_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class KeyedCoProcessSpec(_FunctionSpec):
+    """A process function of two inputs with shared keyed state and timers."""
+
+    function: KeyedCoProcessFunction
+    kind: ClassVar[str] = "keyed_co_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ReduceSpec(_FunctionSpec):
+    """A running reduction per key."""
+
+    function: ReduceFunction | Callable[[Any, Any], Any]
+    type_info: TypeInformation
+    kind: ClassVar[str] = "reduce"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class WindowSpec(OperatorSpec):
+    """Records of a key grouped by time; exactly one of ``reduce``, ``aggregate`` or neither (all elements are kept)."""
+
+    assigner: WindowAssigner
+    element_type: TypeInformation
+    """Type of the records of a window without aggregation."""
+    aggregate: AggregateFunction | None = None
+    reduce: ReduceFunction | Callable[[Any, Any], Any] | None = None
+    accumulator_type: TypeInformation = field(default_factory=PickledBytesTypeInfo)
+    window_function: ProcessWindowFunction[Any] | None = None
+    allowed_lateness: int = 0
+    """Milliseconds a window's state is kept after its end."""
+    late_tag: str | None = None
+    """Side output of records that came after that."""
+    kind: ClassVar[str] = "window"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+    def user_functions(self) -> list[Any]:
+        return [self.aggregate, self.reduce, self.window_function, self.assigner]
+
+
+@dataclass(frozen=True)
+class SinkSpec(OperatorSpec):
+    """Writes records; two-phase where the sink can."""
+
+    sink: Sink
+    kind: ClassVar[str] = "sink"
+    stateful: ClassVar[bool] = True
+
+    @property
+    def two_phase(self) -> bool:
+        """Whether there is something to commit."""
+        return isinstance(self.sink, TwoPhaseCommittingSink)
+
+    def user_functions(self) -> list[Any]:
+        return [self.sink]
+
+
+@dataclass(frozen=True)
+class CollectSpec(OperatorSpec):
+    """Brings records back to the caller of ``execute_and_collect``."""
+
+    kind: ClassVar[str] = "collect"

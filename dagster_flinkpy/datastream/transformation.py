@@ -1,0 +1,47 @@
+"""The nodes a program is written down as, before it becomes a job graph (Flink: ``Transformation``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.job_graph import Partitioner
+from dagster_flinkpy.datastream.operators import OperatorSpec
+
+__all__ = ["Input", "Transformation"]
+
+
+@dataclass(eq=False)
+class Transformation:
+    """One operator as the user writes it; mutable until the graph is built."""
+
+    name: str
+    spec: OperatorSpec
+    inputs: list[tuple[Input, ...]]
+    """Per input of the operator the streams that are united in it."""
+    output_type: TypeInformation
+    uid: str | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    slot_sharing_group: str = "default"
+    side_outputs: dict[str, TypeInformation] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Input:
+    """An output of a transformation and how it reaches the next one."""
+
+    transformation: Transformation
+    partitioner: Partitioner
+    side_output: str | None = None
+
+    @property
+    def type_info(self) -> TypeInformation:
+        """Type of the records."""
+        if self.side_output is None:
+            return self.transformation.output_type
+        return self.transformation.side_outputs[self.side_output]
+
+    def with_partitioner(self, partitioner: Partitioner) -> Input:
+        """The same output, partitioned otherwise."""
+        return replace(self, partitioner=partitioner)
