@@ -1,0 +1,6 @@
+"""Floor 6: sources and two-phase-commit sinks."""
+
+from dagster_flinkpy.connectors.parquet_sink import ParquetSink
+from dagster_flinkpy.connectors.parquet_source import ParquetSource
+
+__all__ = ["ParquetSink", "ParquetSource"]

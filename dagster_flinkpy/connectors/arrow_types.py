@@ -1,0 +1,70 @@
+"""The type information of columns that come with an Arrow schema, such as those of a Parquet file."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["row_type_of", "type_info_of"]
+
+_SIMPLE: dict[pa.DataType, TypeInformation] = {
+    pa.bool_(): Types.BOOLEAN(),
+    pa.int8(): Types.BYTE(),
+    pa.int16(): Types.SHORT(),
+    pa.int32(): Types.INT(),
+    pa.int64(): Types.LONG(),
+    pa.uint8(): Types.SHORT(),
+    pa.uint16(): Types.INT(),
+    pa.uint32(): Types.LONG(),
+    pa.float16(): Types.FLOAT(),
+    pa.float32(): Types.FLOAT(),
+    pa.float64(): Types.DOUBLE(),
+    pa.string(): Types.STRING(),
+    pa.large_string(): Types.STRING(),
+    pa.binary(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
+    pa.large_binary(): Types.PRIMITIVE_ARRAY(Types.BYTE()),
+    pa.date32(): Types.SQL_DATE(),
+}
+
+
+def row_type_of(schema: pa.Schema) -> RowTypeInfo:
+    """The row type that holds every column of a schema; unsigned integers become the next wider type.
+
+    Raises:
+        ConfigurationError: A column has a type that no type information holds; names it.
+    """
+    return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
+
+
+def type_info_of(arrow_type: pa.DataType, name: str) -> TypeInformation:
+    """The type information that holds values of an Arrow type.
+
+    Args:
+        arrow_type: Of the column.
+        name: Of the column, for the error message.
+
+    Raises:
+        ConfigurationError: There is none.
+    """
+    if arrow_type in _SIMPLE:
+        return _SIMPLE[arrow_type]
+    if pa.types.is_dictionary(arrow_type):
+        return type_info_of(arrow_type.value_type, name)
+    if pa.types.is_timestamp(arrow_type):
+        return Types.SQL_TIMESTAMP()
+    if pa.types.is_time(arrow_type):
+        return Types.SQL_TIME()
+    if pa.types.is_decimal(arrow_type):
+        return Types.BIG_DEC()
+    if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
+        return Types.LIST(type_info_of(arrow_type.value_type, f"{name}[]"))
+    if pa.types.is_map(arrow_type):
+        return Types.MAP(
+            type_info_of(arrow_type.key_type, f"{name}.key"), type_info_of(arrow_type.item_type, f"{name}.value")
+        )
+    if pa.types.is_struct(arrow_type):
+        fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
+        return Types.ROW_NAMED([f.name for f in fields], [type_info_of(f.type, f"{name}.{f.name}") for f in fields])
+    raise ConfigurationError(f"column {name!r} has type {arrow_type}, which no Types.* holds; leave it out of row_type")

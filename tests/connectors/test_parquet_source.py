@@ -1,0 +1,247 @@
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.connectors.arrow_types import row_type_of
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+
+ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
+
+
+def write(folder, name, numbers, row_group_size=10):
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.table({"n": pa.array(numbers, pa.int64()), "s": [str(n) for n in numbers]})
+    pq.write_table(table, folder / name, row_group_size=row_group_size)
+
+
+def numbers(source, split):
+    return [n for column, _ in source.read(split) for n in column.field("n").to_pylist()]
+
+
+def names(plan):
+    return [[split.split_id for split in share] for share in plan]
+
+
+def read_all(enumerator, plan):
+    enumerator.on_epoch_read([split.advanced(0, finished=True) for share in plan for split in share])
+
+
+def restored(source, enumerator):
+    return source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
+
+
+def only_split(source):
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    return split
+
+
+def test_files_go_round_robin_to_subtasks_in_name_order(tmp_path):
+    for day in (3, 1, 4, 2):
+        write(tmp_path, f"2013-02-0{day}.parquet", [day])
+    source = ParquetSource(str(tmp_path))
+    enumerator = source.create_enumerator(None)
+    assert names(enumerator.plan_epoch(2)) == [
+        ["2013-02-01.parquet", "2013-02-03.parquet"],
+        ["2013-02-02.parquet", "2013-02-04.parquet"],
+    ]
+    assert enumerator.exhausted
+
+
+def test_one_file_per_epoch_goes_round_the_subtasks_across_restores(tmp_path):
+    for day in (1, 2, 3):
+        write(tmp_path, f"{day}.parquet", [day])
+    source = ParquetSource(str(tmp_path), max_files_per_epoch=1)
+    enumerator = source.create_enumerator(None)
+    seen, ended = [], []
+    for _ in range(4):
+        plan = enumerator.plan_epoch(2)
+        seen.append(names(plan))
+        ended.append(enumerator.exhausted)
+        read_all(enumerator, plan)
+        enumerator = restored(source, enumerator)
+    assert seen == [[["1.parquet"], []], [[], ["2.parquet"]], [["3.parquet"], []], [[], []]]
+    assert ended == [False, False, True, True]
+    assert enumerator.snapshot_state() == {"last": "3.parquet", "present": 3, "planned": 3, "open": []}
+
+
+def test_a_plan_that_was_not_read_is_given_again(tmp_path):
+    for day in (1, 2):
+        write(tmp_path, f"{day}.parquet", [day])
+    enumerator = ParquetSource(str(tmp_path), max_files_per_epoch=1).create_enumerator(None)
+    first = enumerator.plan_epoch(1)
+    assert enumerator.plan_epoch(1) == first
+
+
+def test_a_split_read_in_part_goes_on_from_its_row_after_rescaling(tmp_path):
+    write(tmp_path, "1.parquet", range(25))
+    write(tmp_path, "2.parquet", range(100, 103))
+    source = ParquetSource(str(tmp_path), batch_rows=4)
+    enumerator = source.create_enumerator(None)
+    [[first, second]] = enumerator.plan_epoch(1)
+    enumerator.on_epoch_read([first.advanced(13, finished=False), second.advanced(3, finished=True)])
+    plan = restored(source, enumerator).plan_epoch(3)
+    assert names(plan) == [["1.parquet"], [], []]
+    assert numbers(source, plan[0][0]) == list(range(13, 25))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=40)
+@given(rows=st.integers(0, 40), group=st.integers(1, 15), batch=st.integers(1, 12), data=st.data())
+def test_any_offset_replays_the_rest(tmp_path, rows, group, batch, data):
+    write(tmp_path, "a.parquet", range(rows), row_group_size=group)
+    source = ParquetSource(str(tmp_path), row_type=ROW, batch_rows=batch)
+    split = only_split(source)
+    offset = data.draw(st.integers(0, rows))
+    read = list(source.read(split.advanced(offset, finished=False)))
+    at = offset
+    for column, after in read:
+        assert column.type == ROW.arrow_type
+        assert 0 < len(column) <= batch
+        assert column.field("n").to_pylist() == list(range(at, at + len(column)))
+        at += len(column)
+        assert after == at
+    assert at == rows
+
+
+def test_type_is_taken_from_the_first_file(tmp_path):
+    write(tmp_path, "1.parquet", [1])
+    assert ParquetSource(str(tmp_path)).produced_type == ROW
+    with pytest.raises(SourceReadError, match="give row_type"):
+        _ = ParquetSource(str(tmp_path), pattern="x/*.parquet").produced_type
+
+
+def test_columns_are_chosen_and_cast_by_the_row_type(tmp_path):
+    pq.write_table(pa.table({"x": [1], "n": pa.array([7], pa.int16()), "s": ["a"]}), tmp_path / "1.parquet")
+    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["s", "n"], [Types.STRING(), Types.LONG()]))
+    [(column, after)] = source.read(only_split(source))
+    assert (column.to_pylist(), after) == ([{"s": "a", "n": 7}], 1)
+    assert column.type.field("n").type == pa.int64()
+
+
+@pytest.mark.parametrize(
+    ("names", "type_info", "message"),
+    [(["nope"], Types.LONG(), r"1\.parquet.*'nope'"), (["s"], Types.LONG(), r"1\.parquet.*'s' does not fit int64")],
+)
+def test_columns_that_do_not_fit_are_named_with_their_file(tmp_path, names, type_info, message):
+    pq.write_table(pa.table({"s": ["a"]}), tmp_path / "1.parquet")
+    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(names, [type_info]))
+    with pytest.raises(SourceReadError, match=message):
+        list(source.read(only_split(source)))
+
+
+def test_corrupt_file_is_named(tmp_path):
+    write(tmp_path, "1.parquet", range(1000))
+    whole = (tmp_path / "1.parquet").read_bytes()
+    for damaged in (b"", b"not parquet", whole[:-20], whole[:4] + bytes(300) + whole[304:]):
+        (tmp_path / "1.parquet").write_bytes(damaged)
+        source = ParquetSource(str(tmp_path), row_type=ROW)
+        with pytest.raises(SourceReadError, match=r"cannot read .*/1\.parquet"):
+            list(source.read(only_split(source)))
+
+
+def test_a_file_that_changed_after_it_was_planned_is_named(tmp_path):
+    write(tmp_path, "1.parquet", [1])
+    source = ParquetSource(str(tmp_path), row_type=ROW)
+    split = only_split(source)
+    write(tmp_path, "1.parquet", [1, 2])
+    with pytest.raises(SourceReadError, match=r"1\.parquet.*changed after it was planned"):
+        list(source.read(split))
+    (tmp_path / "1.parquet").unlink()
+    with pytest.raises(SourceReadError, match=r"1\.parquet.*deleted"):
+        list(source.read(split))
+
+
+def test_a_file_with_a_name_before_the_last_one_read_is_refused(tmp_path):
+    write(tmp_path, "1.parquet", [1])
+    write(tmp_path, "3.parquet", [3])
+    source = ParquetSource(str(tmp_path), bounded=False)
+    enumerator = source.create_enumerator(None)
+    read_all(enumerator, enumerator.plan_epoch(1))
+    enumerator = restored(source, enumerator)
+    write(tmp_path, "2.parquet", [2])
+    with pytest.raises(SourceReadError, match=r"1 file\(s\) were added .* before '3\.parquet'.*'2\.parquet'"):
+        enumerator.plan_epoch(1)
+
+
+def test_files_that_were_read_may_be_deleted(tmp_path):
+    for day in (1, 2, 3):
+        write(tmp_path, f"{day}.parquet", [day])
+    source = ParquetSource(str(tmp_path), max_files_per_epoch=2)
+    enumerator = source.create_enumerator(None)
+    read_all(enumerator, enumerator.plan_epoch(1))
+    (tmp_path / "1.parquet").unlink()
+    assert names(enumerator.plan_epoch(1)) == [["3.parquet"]]
+
+
+def test_unbounded_source_waits_for_new_files_and_ends_at_until(tmp_path):
+    write(tmp_path, "1.parquet", [1])
+    enumerator = ParquetSource(str(tmp_path), bounded=False, until="2.parquet").create_enumerator(None)
+    read_all(enumerator, enumerator.plan_epoch(1))
+    assert not enumerator.exhausted
+    assert names(enumerator.plan_epoch(1)) == [[]]
+    write(tmp_path, "2.parquet", [2])
+    write(tmp_path, "3.parquet", [3])
+    assert names(enumerator.plan_epoch(1)) == [["2.parquet"]]
+    assert enumerator.exhausted
+
+
+def test_pattern_crosses_folders_and_leaves_out_hidden_files(tmp_path):
+    for folder in ("", "y=1", "_temporary", "y=1/.staging"):
+        write(tmp_path / folder, "a.parquet", [1])
+    assert names(ParquetSource(str(tmp_path)).create_enumerator(None).plan_epoch(1)) == [["a.parquet", "y=1/a.parquet"]]
+    chosen = ParquetSource(str(tmp_path), pattern="y=?/*.parquet").create_enumerator(None).plan_epoch(1)
+    assert names(chosen) == [["y=1/a.parquet"]]
+
+
+@pytest.mark.parametrize("option", [{"batch_rows": 0}, {"max_files_per_epoch": 0}])
+def test_options_must_be_positive(tmp_path, option):
+    with pytest.raises(ConfigurationError, match=next(iter(option))):
+        ParquetSource(str(tmp_path), **option)
+
+
+def test_reads_from_s3(ministack, tmp_path):
+    location = ministack.location()
+    store = location.open()
+    for day in (1, 2):
+        write(tmp_path, f"{day}.parquet", range(day * 100, day * 100 + 50))
+        store.put(f"in/{day}.parquet", (tmp_path / f"{day}.parquet").read_bytes())
+    source = ParquetSource(location.child("in"))
+    [[first, second]] = source.create_enumerator(None).plan_epoch(1)
+    assert numbers(source, first.advanced(45, finished=False)) + numbers(source, second) == [
+        *range(145, 150),
+        *range(200, 250),
+    ]
+    store.put("in/1.parquet", (tmp_path / "2.parquet").read_bytes())
+    with pytest.raises(SourceReadError, match=r"in/1\.parquet.*changed"):
+        numbers(source, first)
+
+
+def test_row_type_of_every_kind_of_column():
+    schema = pa.schema(
+        [
+            ("u", pa.uint16()),
+            ("d", pa.dictionary(pa.int8(), pa.string())),
+            ("t", pa.timestamp("ms", "UTC")),
+            ("l", pa.list_(pa.struct([("x", pa.float32())]))),
+            ("m", pa.map_(pa.string(), pa.decimal128(9, 2))),
+            ("c", pa.time32("s")),
+        ]
+    )
+    assert row_type_of(schema) == Types.ROW_NAMED(
+        ["u", "d", "t", "l", "m", "c"],
+        [
+            Types.INT(),
+            Types.STRING(),
+            Types.SQL_TIMESTAMP(),
+            Types.LIST(Types.ROW_NAMED(["x"], [Types.FLOAT()])),
+            Types.MAP(Types.STRING(), Types.BIG_DEC()),
+            Types.SQL_TIME(),
+        ],
+    )
+    with pytest.raises(ConfigurationError, match=r"'i\.x' has type month_day_nano"):
+        row_type_of(pa.schema([("i", pa.struct([("x", pa.month_day_nano_interval())]))]))
