@@ -319,7 +319,7 @@ def _scan(directory: Path) -> Sequence[tuple[str, os.DirEntry[str]]]:
 
 
 def _walk(directory: Path, folder: str, start: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """All files whose name in ``directory`` begins with ``start``, and their keys; ``folder`` is the directory's key."""
+    """All files whose name in ``directory`` begins with ``start``, with their keys; ``folder`` is its own key."""
     for name, entry in _scan(directory):
         if name.startswith(start):
             if name.endswith("/"):

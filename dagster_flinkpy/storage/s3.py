@@ -39,6 +39,8 @@ __all__ = ["S3ObjectStore", "s3_client"]
 
 _ATTEMPTS = 5
 """For what boto3 does not retry itself: a body cut off, and 409 (another conditional request was under way)."""
+_CONFLICTS = ("ConditionalRequestConflict", "ConcurrentModification")
+"""The codes of a 409: Amazon's, Ceph's."""
 _DELETE_BATCH = 1000
 _WRITE_ID = "flinkpy-write"
 """Metadata by which a write of ours is known again after its response was lost."""
@@ -243,12 +245,13 @@ class S3ObjectStore(ObjectStore):
         try:
             with self._translated("s3:PutObject", key):
                 return _bare(_retry_conflict(lambda: self._client.complete_multipart_upload(**request))["ETag"])
-        except (PreconditionFailedError, UploadNotFoundError):
+        except StorageError:
             found = self.head(key)
-            if found is None or found.etag != _joined_etag(parts):
-                raise
-            self.abort_upload(key, upload_id)
-            return found.etag
+            if found is not None and found.etag == _joined_etag(parts):
+                self.abort_upload(key, upload_id)
+                return found.etag
+            self._check_upload(key, upload_id)  # Ceph RGW says 500 of an aborted one
+            raise
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         """See ``ObjectStore``."""
@@ -284,6 +287,10 @@ class S3ObjectStore(ObjectStore):
             return None
         return _bare(found["ETag"]) if found["Metadata"].get(_WRITE_ID) == write_id else None
 
+    def _check_upload(self, key: str, upload_id: str) -> None:
+        with self._translated("s3:ListMultipartUploadParts", key):
+            self._client.list_parts(Bucket=self._bucket, Key=self._full(key), UploadId=upload_id, MaxParts=1)
+
     @contextmanager
     def _translated(self, permission: str, key: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError
@@ -308,7 +315,7 @@ class S3ObjectStore(ObjectStore):
             )
         if code in ("NoSuchUpload", "InvalidPart"):
             return UploadNotFoundError(f"the upload of {where} was completed or aborted, or lacks a part ({code})")
-        if code in ("PreconditionFailed", "ConditionalRequestConflict") or status == 412:
+        if code in _CONFLICTS or status == 412:
             return PreconditionFailedError(f"{where} exists already or was changed meanwhile ({code})")
         if code == "NoSuchKey" or status == 404:
             return ObjectNotFoundError(f"no object {where}")
@@ -341,14 +348,14 @@ def _read_whole(read: Callable[[], T]) -> T:
 
 
 def _retry_conflict(write: Callable[[], T]) -> T:
-    """Repeat a conditional write that S3 put off because another one on the same key was under way."""
+    """Repeat a write that was refused because another one of the same key was under way."""
     from botocore.exceptions import ClientError
 
     for attempt in range(_ATTEMPTS - 1):
         try:
             return write()
         except ClientError as error:
-            if error.response.get("Error", {}).get("Code") != "ConditionalRequestConflict":
+            if error.response.get("Error", {}).get("Code") not in _CONFLICTS:
                 raise
             time.sleep(random.uniform(0, 0.05 * 2**attempt))
     return write()

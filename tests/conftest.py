@@ -1,0 +1,31 @@
+"""Fixtures for every test folder."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.s3 import s3_client
+from tests import servers
+
+
+@pytest.fixture(scope="session")
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorageLocation]:
+    """An empty bucket on an S3 server that lives as long as the session."""
+    with servers.ministack(tmp_path_factory.mktemp("ministack")) as endpoint:
+        yield fresh_bucket(endpoint, "test", "test")
+
+
+@pytest.fixture
+def s3_location(ministack: StorageLocation) -> StorageLocation:
+    """A prefix of its own for each test, on MiniStack."""
+    return ministack.child(uuid.uuid4().hex)
+
+
+def fresh_bucket(endpoint: str, access_key: str, secret_key: str) -> StorageLocation:
+    bucket = f"flinkpy-{uuid.uuid4().hex}"
+    s3_client(endpoint, "us-east-1", access_key, secret_key).create_bucket(Bucket=bucket)
+    return StorageLocation(f"s3://{bucket}", endpoint, "us-east-1", access_key, secret_key)

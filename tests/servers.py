@@ -1,0 +1,67 @@
+"""S3 servers for tests, as context managers: each gives its endpoint URL and is gone at the end."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+SCRIPTS = Path(sys.executable).parent
+
+
+@contextmanager
+def ministack(directory: Path) -> Iterator[str]:
+    """MiniStack: an emulator that honours conditional writes and takes any credentials. Keeps its objects in memory."""
+    port = free_port()
+    variables = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "STATE_DIR": str(directory / "state")}
+    with _serving([str(SCRIPTS / "ministack")], port, directory, variables):
+        yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def rclone_s3(directory: Path, access_key: str, secret_key: str) -> Iterator[str]:
+    """rclone's S3 server: takes conditional headers and ignores them. The folders of ``directory`` are its buckets."""
+    port = free_port()
+    command = [str(SCRIPTS / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off"]
+    with _serving([*command, "--auth-key", f"{access_key},{secret_key}", str(directory)], port, directory.parent, {}):
+        yield f"http://127.0.0.1:{port}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def _serving(command: Sequence[str], port: int, logs: Path, variables: Mapping[str, str]) -> Iterator[None]:
+    log = logs / f"{Path(command[0]).name}.log"
+    with log.open("wb") as output:
+        server = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **variables})
+        try:
+            deadline = time.monotonic() + 60
+            while not _accepts(port):
+                if server.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"{command[0]} does not serve port {port}:\n{log.read_text()[-2000:]}")
+                time.sleep(0.02)
+            yield
+        finally:
+            server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                server.wait()
+
+
+def _accepts(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
