@@ -1,0 +1,60 @@
+"""When checkpoints are taken and how many are kept (Flink: ``CheckpointConfig``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["CheckpointConfig", "CheckpointingMode"]
+
+
+class CheckpointingMode(str, Enum):
+    """What a restored job guarantees for its state."""
+
+    EXACTLY_ONCE = "EXACTLY_ONCE"
+    """Barriers are aligned: every record counts once."""
+    AT_LEAST_ONCE = "AT_LEAST_ONCE"
+    """Barriers are only counted: a record may count again after a restore."""
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """Policy of the checkpoint coordinator."""
+
+    interval: timedelta | None = None
+    """Time between periodic checkpoints; at least 10 ms. Default: none, checkpoints are only taken when asked for."""
+    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    """Default: EXACTLY_ONCE."""
+    timeout: timedelta = timedelta(minutes=10)
+    """A checkpoint that is not acknowledged by all after this long is aborted; at least 10 ms. Default: 10 minutes."""
+    min_pause: timedelta = timedelta(0)
+    """Time from the completion of a checkpoint to the next periodic one. Default: 0."""
+    max_concurrent: int = 1
+    """How many checkpoints may be pending at once. Default: 1."""
+    tolerable_failed: int = 0
+    """How many checkpoints in a row may fail before the job does. Default: 0, the first failure fails the job."""
+    num_retained: int = 1
+    """How many completed checkpoints are kept. Default: 1."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges (Flink: ``CheckpointConfig`` and ``CheckpointCoordinatorConfiguration``).
+
+        Raises:
+            ConfigurationError: a value is out of range; names the option and the limit.
+        """
+        shortest = timedelta(milliseconds=10)
+        if self.interval is not None and self.interval < shortest:
+            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {self.interval}")
+        if self.timeout < shortest:
+            raise ConfigurationError(f"checkpoint timeout must be at least 10 ms, not {self.timeout}")
+        if self.min_pause < timedelta(0):
+            raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
+        if self.max_concurrent < 1:
+            raise ConfigurationError(f"max_concurrent checkpoints must be at least 1, not {self.max_concurrent}")
+        if self.tolerable_failed < 0:
+            raise ConfigurationError(f"tolerable_failed checkpoints must not be negative, not {self.tolerable_failed}")
+        if self.num_retained < 1:
+            raise ConfigurationError(f"num_retained checkpoints must be at least 1, not {self.num_retained}")

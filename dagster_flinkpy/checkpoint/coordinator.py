@@ -1,0 +1,514 @@
+"""The checkpoint coordinator as pure transitions: stimulus in, instructions out (Flink: ``CheckpointCoordinator``).
+
+It has no clock, does no I/O and holds no lock, so each of its rules is tested without Spark, a store or sleeping. The
+path of a checkpoint, with the stimuli in brackets:
+
+    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, SnapshotCoordinators, EmitBarriers -> [acknowledgements]
+    -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete -> [committed] -> DropSubsumed
+
+HEAD moves on only when the checkpoint before has been committed, so a restore from HEAD never loses a committable. A
+plain savepoint ends when its metadata is written: it neither becomes the latest checkpoint nor commits anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import singledispatchmethod
+
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
+from dagster_flinkpy.checkpoint.failure_manager import CheckpointFailureManager
+from dagster_flinkpy.checkpoint.instructions import (
+    ArmPeriodic,
+    ArmTimeout,
+    AssignCheckpointId,
+    CancelSparkJob,
+    DiscardState,
+    DropSubsumed,
+    EmitBarriers,
+    FailJob,
+    Instruction,
+    NotifyAborted,
+    NotifyComplete,
+    Rejected,
+    ReplaceHead,
+    SnapshotCoordinators,
+    WriteMetadata,
+)
+from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
+from dagster_flinkpy.checkpoint.statistics import CheckpointStats, CheckpointStatus
+from dagster_flinkpy.checkpoint.stimuli import (
+    Acknowledge,
+    CheckpointIdAssigned,
+    CommitFinished,
+    CoordinatorSnapshotted,
+    Decline,
+    HeadReplaced,
+    JobStatusChanged,
+    MetadataWriteFailed,
+    MetadataWritten,
+    PeriodicTick,
+    Shutdown,
+    Stimulus,
+    TimerFired,
+    TriggerRequested,
+)
+from dagster_flinkpy.errors import CheckpointError
+
+__all__ = ["CheckpointCoordinator"]
+
+_RECENT_IDS = 16  # Flink: NUM_GHOST_CHECKPOINT_IDS
+_STORY_LENGTH = 50
+_HISTORY_LENGTH = 100
+
+
+class CheckpointCoordinator:
+    """Takes the checkpoints of one execution attempt.
+
+    Args:
+        job_id: messages of other jobs are ignored.
+        attempt: fencing token; messages of other attempts are ignored.
+        plan: who takes part.
+        config: when checkpoints are taken.
+        restored: the checkpoint that the attempt started from; its files are never discarded.
+        retained: ids of the completed checkpoints in the store.
+    """
+
+    def __init__(
+        self,
+        job_id: str,
+        attempt: int,
+        plan: CheckpointPlan,
+        config: CheckpointConfig,
+        *,
+        restored: CheckpointMetadata | None = None,
+        retained: Sequence[int] = (),
+    ) -> None:
+        self._job_id = job_id
+        self._attempt = attempt
+        self._plan = plan
+        self._config = config
+        self._decider = CheckpointRequestDecider(config.max_concurrent, _ms(config.min_pause))
+        self._failures = CheckpointFailureManager(config.tolerable_failed)
+        self._running = False
+        self._not_running: frozenset[Task] = frozenset()
+        self._shut_down: CheckpointFailureReason | None = None
+        self._triggering: TriggerRequested | None = None
+        self._ids_asked_for = 0
+        self._pending: dict[int, PendingCheckpoint] = {}
+        self._committing: int | None = None
+        self._completed = deque(retained)
+        self._named_by_latest = frozenset(restored.files()) if restored else frozenset()
+        self._last_id = restored.checkpoint_id if restored else 0
+        self._last_completion_ms: int | None = None
+        self._garbage: set[str] = set()
+        self._recent: deque[int] = deque(maxlen=_RECENT_IDS)
+        self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
+        self._stats: dict[int, CheckpointStats] = {}
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Ids of the checkpoints that are neither complete nor aborted."""
+        return tuple(self._pending)
+
+    @property
+    def story(self) -> tuple[str, ...]:
+        """The last events, oldest first."""
+        return tuple(self._story)
+
+    @property
+    def stats(self) -> tuple[CheckpointStats, ...]:
+        """The last checkpoints, oldest first."""
+        return tuple(self._stats.values())
+
+    def handle(self, stimulus: Stimulus) -> list[Instruction]:
+        """Make the transition for one stimulus.
+
+        Raises:
+            CheckpointError: the stimulus cannot happen now; the message tells the last events.
+        """
+        self._story.append(_event(stimulus))
+        instructions = self._handle(stimulus)
+        if self._garbage and not self._pending and self._triggering is None:
+            # State files are named by content: while a checkpoint is under way, one of its tasks may be writing, and then
+            # naming, a file of the same name. So the files of aborted checkpoints wait for a quiet moment.
+            files = frozenset(self._garbage) - self._named_by_latest
+            self._garbage.clear()
+            if files:
+                instructions.append(DiscardState(files))
+        return instructions
+
+    @singledispatchmethod
+    def _handle(self, stimulus: Stimulus) -> list[Instruction]:
+        raise self._error(f"unknown stimulus {stimulus!r}")
+
+    # --- triggering ---------------------------------------------------------------------------------------------------
+
+    @_handle.register
+    def _(self, stimulus: TriggerRequested) -> list[Instruction]:
+        if refusal := self._refusal(stimulus):
+            return [self._reject(refusal)]
+        rejected: list[Instruction] = [self._reject(dropped) for dropped in self._decider.submit(stimulus)]
+        return rejected + self._next_request(stimulus.now_ms)
+
+    @_handle.register
+    def _(self, stimulus: PeriodicTick) -> list[Instruction]:
+        instructions: list[Instruction] = []
+        if self._config.interval is not None and self._running and self._shut_down is None:
+            instructions.append(ArmPeriodic(stimulus.now_ms + _ms(self._config.interval)))
+        return instructions + self._handle(TriggerRequested(stimulus.now_ms, periodic=True, request_id="periodic"))
+
+    @_handle.register
+    def _(self, stimulus: CheckpointIdAssigned) -> list[Instruction]:
+        if not self._ids_asked_for:
+            raise self._error(f"id {stimulus.checkpoint_id} was assigned, but nothing asked for one")
+        if stimulus.checkpoint_id <= self._last_id:
+            raise self._error(f"id {stimulus.checkpoint_id} was assigned after {self._last_id}")
+        self._ids_asked_for -= 1
+        self._last_id = stimulus.checkpoint_id
+        request, self._triggering = self._triggering, None
+        if request is None:
+            return []  # rejected meanwhile
+        # The second look: things may have changed while the id was fetched.
+        if refusal := self._refusal(request) or self._tasks_missing(request):
+            return [self._reject(refusal), *self._next_request(stimulus.now_ms)]
+        pending = PendingCheckpoint(stimulus.checkpoint_id, request, stimulus.now_ms, self._plan)
+        self._pending[pending.checkpoint_id] = pending
+        self._record(pending, stimulus.now_ms, CheckpointStatus.IN_PROGRESS)
+        instructions: list[Instruction] = [
+            ArmTimeout(pending.checkpoint_id, stimulus.now_ms + _ms(self._config.timeout))
+        ]
+        if self._plan.coordinators:
+            instructions.append(SnapshotCoordinators(pending.checkpoint_id, self._plan.coordinators))
+        instructions.append(EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger))
+        return instructions + self._next_request(stimulus.now_ms)
+
+    def _next_request(self, now_ms: int) -> list[Instruction]:
+        """Start the first of the queued requests that can be."""
+        instructions: list[Instruction] = []
+        while chosen := self._decider.choose(
+            now_ms,
+            pending=len(self._pending),
+            triggering=self._triggering is not None,
+            last_completion_ms=self._last_completion_ms,
+        ):
+            if isinstance(chosen, Dropped):
+                instructions.append(self._reject(chosen))
+                if chosen.retry_ms is not None and self._config.interval is not None:
+                    instructions.append(ArmPeriodic(chosen.retry_ms))
+            elif refusal := self._refusal(chosen) or self._tasks_missing(chosen):
+                instructions.append(self._reject(refusal))
+            else:
+                self._triggering = chosen
+                self._ids_asked_for += 1
+                instructions.append(AssignCheckpointId(chosen.request_id))
+        return instructions
+
+    def _refusal(self, request: TriggerRequested) -> Dropped | None:
+        """Flink: ``CheckpointCoordinator.preCheckGlobalState``."""
+        if self._shut_down is not None:
+            return Dropped(request, self._shut_down, self._shut_down.value)
+        if request.periodic and not (self._running and self._config.interval is not None):
+            reason = CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN
+            return Dropped(request, reason, reason.value)
+        return None
+
+    def _tasks_missing(self, request: TriggerRequested) -> Dropped | None:
+        """Flink: ``DefaultCheckpointPlanCalculator.checkAllTasksInitiated`` and its like."""
+        reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
+        if not self._running:
+            return Dropped(request, reason, "the job is not running")
+        for purpose, tasks in (
+            ("triggering", self._plan.tasks_to_trigger),
+            ("acknowledging", self._plan.tasks_to_wait_for),
+            ("committing", self._plan.tasks_to_commit),
+        ):
+            for task in tasks if self._not_running else ():
+                if task in self._not_running:
+                    return Dropped(request, reason, f"{purpose} task {task.uid}[{task.subtask}] is not running")
+        return None
+
+    # --- the job ------------------------------------------------------------------------------------------------------
+
+    @_handle.register
+    def _(self, stimulus: JobStatusChanged) -> list[Instruction]:
+        was_running, self._running = self._running, stimulus.running
+        self._not_running = stimulus.not_running
+        if stimulus.running:
+            if was_running or self._config.interval is None:
+                return []
+            return [ArmPeriodic(stimulus.now_ms + _ms(self._config.interval))]
+        return self._abort_all(stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+
+    @_handle.register
+    def _(self, stimulus: Shutdown) -> list[Instruction]:
+        self._shut_down = stimulus.reason
+        return self._abort_all(stimulus.now_ms, stimulus.reason)
+
+    def _abort_all(self, now_ms: int, reason: CheckpointFailureReason) -> list[Instruction]:
+        requests = self._decider.abort_all()
+        if self._triggering is not None:
+            requests.insert(0, self._triggering)
+            self._triggering = None
+        instructions: list[Instruction] = [Rejected(r.request_id, reason, reason.value) for r in requests]
+        for pending in list(self._pending.values()):
+            # One that is being written may complete all the same, so it is neither aborted nor are its files discarded.
+            if pending.stage is Stage.COLLECTING:
+                instructions += self._abort(pending, now_ms, reason)
+        return instructions
+
+    # --- acknowledging ------------------------------------------------------------------------------------------------
+
+    @_handle.register
+    def _(self, stimulus: Acknowledge) -> list[Instruction]:
+        message = stimulus.message
+        if (message.job_id, message.attempt) != (self._job_id, self._attempt):
+            self._story.append(f"  ignored: job {message.job_id!r}, attempt {message.attempt}")
+            return []
+        if message.subtask != message.state.index:
+            raise self._error(f"{_task(message)} sent the state of subtask {message.state.index}")
+        pending = self._pending.get(message.checkpoint_id)
+        if pending is None:
+            late = message.checkpoint_id in self._recent
+            result = AcknowledgeResult.DISCARDED if late else AcknowledgeResult.UNKNOWN
+        else:
+            result = pending.acknowledge(Task(message.uid, message.subtask), message.state)
+        self._story.append(f"  {result.value}")
+        if result in (AcknowledgeResult.DISCARDED, AcknowledgeResult.UNKNOWN):
+            self._garbage.update(message.state.files())
+        if pending is None or result is not AcknowledgeResult.SUCCESS:
+            return []
+        self._record(pending, stimulus.now_ms, CheckpointStatus.IN_PROGRESS)
+        return self._write_if_acknowledged(pending)
+
+    @_handle.register
+    def _(self, stimulus: CoordinatorSnapshotted) -> list[Instruction]:
+        pending = self._pending.get(stimulus.checkpoint_id)
+        if pending is None:
+            return []
+        result = pending.acknowledge_coordinator(stimulus.uid, stimulus.state)
+        self._story.append(f"  {result.value}")
+        return self._write_if_acknowledged(pending) if result is AcknowledgeResult.SUCCESS else []
+
+    def _write_if_acknowledged(self, pending: PendingCheckpoint) -> list[Instruction]:
+        if not pending.fully_acknowledged:
+            return []
+        pending.stage = Stage.WRITING_METADATA
+        return [
+            WriteMetadata(
+                pending.checkpoint_id,
+                pending.request.kind,
+                pending.trigger_ms,
+                pending.states(),
+                pending.coordinator_states(),
+            )
+        ]
+
+    @_handle.register
+    def _(self, stimulus: Decline) -> list[Instruction]:
+        message = stimulus.message
+        if (message.job_id, message.attempt) != (self._job_id, self._attempt):
+            self._story.append(f"  ignored: job {message.job_id!r}, attempt {message.attempt}")
+            return []
+        pending = self._pending.get(message.checkpoint_id)
+        if pending is None:
+            self._story.append("  late" if message.checkpoint_id in self._recent else "  unknown")
+            return []
+        if pending.stage is not Stage.COLLECTING:
+            raise self._error(
+                f"{_task(message)} declined checkpoint {message.checkpoint_id}, which all had acknowledged"
+            )
+        detail = message.cause.get("message", message.reason.value)
+        instructions = self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}")
+        return instructions + self._after_abort(pending, stimulus.now_ms, instructions, retrigger=True)
+
+    @_handle.register
+    def _(self, stimulus: TimerFired) -> list[Instruction]:
+        pending = self._pending.get(stimulus.checkpoint_id)
+        if pending is None or pending.stage is not Stage.COLLECTING:
+            return []
+        instructions = self._abort(
+            pending,
+            stimulus.now_ms,
+            CheckpointFailureReason.CHECKPOINT_EXPIRED,
+            f"{pending.acknowledged} of {len(self._plan.tasks_to_wait_for)} tasks answered within {self._config.timeout}",
+        )
+        return instructions + self._after_abort(pending, stimulus.now_ms, instructions)
+
+    # --- completing ---------------------------------------------------------------------------------------------------
+
+    @_handle.register
+    def _(self, stimulus: MetadataWritten) -> list[Instruction]:
+        if stimulus.checkpoint_id in self._recent:
+            return []  # subsumed meanwhile
+        pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA)
+        if pending.request.kind is CheckpointKind.SAVEPOINT and not pending.request.stop:
+            self._remove(pending)
+            self._failures.succeeded(pending.checkpoint_id)
+            self._record(pending, stimulus.now_ms, CheckpointStatus.COMPLETED)
+            return self._next_request(stimulus.now_ms)
+        if self._committing is not None:
+            pending.stage = Stage.AWAITING_COMMIT
+            return []
+        pending.stage = Stage.REPLACING_HEAD
+        return [ReplaceHead(pending.checkpoint_id)]
+
+    @_handle.register
+    def _(self, stimulus: MetadataWriteFailed) -> list[Instruction]:
+        if stimulus.checkpoint_id in self._recent:
+            return []
+        pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA, Stage.REPLACING_HEAD)
+        instructions = self._abort(
+            pending,
+            stimulus.now_ms,
+            CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
+            stimulus.cause,
+            discard=not stimulus.unknown_outcome,
+        )
+        return instructions + self._after_abort(pending, stimulus.now_ms, instructions)
+
+    @_handle.register
+    def _(self, stimulus: HeadReplaced) -> list[Instruction]:
+        pending = self._in_stage(stimulus.checkpoint_id, Stage.REPLACING_HEAD)
+        self._remove(pending)
+        self._failures.succeeded(pending.checkpoint_id)
+        self._record(pending, stimulus.now_ms, CheckpointStatus.COMPLETED)
+        self._last_completion_ms = stimulus.now_ms
+        self._named_by_latest = frozenset(pending.files())
+        self._completed.append(pending.checkpoint_id)
+        self._committing = pending.checkpoint_id
+        instructions: list[Instruction] = []
+        # Flink: dropSubsumedCheckpoints
+        for older in list(self._pending.values()):
+            if older.checkpoint_id < pending.checkpoint_id and older.request.kind is CheckpointKind.CHECKPOINT:
+                instructions += self._abort(
+                    older,
+                    stimulus.now_ms,
+                    CheckpointFailureReason.CHECKPOINT_SUBSUMED,
+                    discard=older.stage is Stage.COLLECTING,
+                )
+        instructions.append(NotifyComplete(pending.checkpoint_id, self._plan.tasks_to_commit))
+        return instructions + self._next_request(stimulus.now_ms)
+
+    @_handle.register
+    def _(self, stimulus: CommitFinished) -> list[Instruction]:
+        if stimulus.checkpoint_id != self._committing:
+            raise self._error(f"the commit of checkpoint {stimulus.checkpoint_id} finished, but it was not under way")
+        self._committing = None
+        instructions: list[Instruction] = []
+        dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
+        if dropped:
+            instructions.append(DropSubsumed(tuple(dropped)))
+        waiting = min((p for p in self._pending.values() if p.stage is Stage.AWAITING_COMMIT), key=_id, default=None)
+        if waiting is not None:
+            waiting.stage = Stage.REPLACING_HEAD
+            instructions.append(ReplaceHead(waiting.checkpoint_id))
+        return instructions
+
+    # --- shared -------------------------------------------------------------------------------------------------------
+
+    def _abort(
+        self,
+        pending: PendingCheckpoint,
+        now_ms: int,
+        reason: CheckpointFailureReason,
+        detail: str = "",
+        *,
+        discard: bool = True,
+    ) -> list[Instruction]:
+        self._remove(pending)
+        if discard:
+            self._garbage.update(pending.files())
+        self._record(pending, now_ms, CheckpointStatus.FAILED, reason)
+        instructions: list[Instruction] = []
+        if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
+            instructions.append(CancelSparkJob(pending.checkpoint_id))
+        instructions.append(NotifyAborted(pending.checkpoint_id, reason))
+        if self._failures.failed(pending.checkpoint_id, reason):
+            message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}"
+            if self._config.tolerable_failed:
+                message += f" (more than {self._config.tolerable_failed} in a row)"
+            instructions.append(FailJob(pending.checkpoint_id, reason, message))
+        return instructions
+
+    def _after_abort(
+        self, pending: PendingCheckpoint, now_ms: int, aborted: Iterable[Instruction], *, retrigger: bool = False
+    ) -> list[Instruction]:
+        """Use the slot that became free: for a queued request, or to try again."""
+        if any(isinstance(instruction, FailJob) for instruction in aborted):
+            return []
+        more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
+        if retrigger and not more_recent and not self._decider.queued and self._triggering is None:
+            if pending.request.kind is CheckpointKind.CHECKPOINT:
+                return self._handle(replace(pending.request, now_ms=now_ms))
+            return []
+        return self._next_request(now_ms)
+
+    def _remove(self, pending: PendingCheckpoint) -> None:
+        del self._pending[pending.checkpoint_id]
+        self._recent.append(pending.checkpoint_id)
+
+    def _in_stage(self, checkpoint_id: int, *stages: Stage) -> PendingCheckpoint:
+        pending = self._pending.get(checkpoint_id)
+        if pending is None or pending.stage not in stages:
+            now = f"is {pending.stage.name}" if pending else "is not pending"
+            raise self._error(f"checkpoint {checkpoint_id} {now}, not {' or '.join(stage.name for stage in stages)}")
+        return pending
+
+    def _record(
+        self,
+        pending: PendingCheckpoint,
+        now_ms: int,
+        status: CheckpointStatus,
+        reason: CheckpointFailureReason | None = None,
+    ) -> None:
+        self._stats[pending.checkpoint_id] = CheckpointStats(
+            checkpoint_id=pending.checkpoint_id,
+            kind=pending.request.kind,
+            status=status,
+            trigger_ms=pending.trigger_ms,
+            duration_ms=now_ms - pending.trigger_ms,
+            acknowledged=pending.acknowledged,
+            tasks=len(self._plan.tasks_to_wait_for),
+            state_bytes=pending.state_bytes,
+            reason=reason,
+        )
+        if len(self._stats) > _HISTORY_LENGTH:
+            del self._stats[next(iter(self._stats))]
+
+    def _reject(self, dropped: Dropped) -> Rejected:
+        self._story.append(f"  {dropped.reason.name}: {dropped.message}")
+        return Rejected(dropped.request.request_id, dropped.reason, dropped.message)
+
+    def _error(self, message: str) -> CheckpointError:
+        story = "\n    ".join(self._story)
+        return CheckpointError(f"{message}\n  Last events of job {self._job_id!r}:\n    {story}")
+
+
+def _id(pending: PendingCheckpoint) -> int:
+    return pending.checkpoint_id
+
+
+def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:
+    return f"{message.uid}[{message.subtask}]"
+
+
+def _ms(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)
+
+
+def _event(stimulus: Stimulus) -> str:
+    """One line; the state in an acknowledgement is left out."""
+    if isinstance(stimulus, Acknowledge | Decline):
+        message = stimulus.message
+        what = f"checkpoint_id={message.checkpoint_id} {_task(message)}"
+    elif isinstance(stimulus, CoordinatorSnapshotted):
+        what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.uid}"
+    else:
+        what = " ".join(f"{k}={v}" for k, v in vars(stimulus).items() if k != "now_ms")
+    return f"{stimulus.now_ms} {type(stimulus).__name__} {what}".rstrip()

@@ -1,0 +1,149 @@
+"""What the checkpoint coordinator wants done. Each is carried out by the runtime, in the order given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Task
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, SubtaskState
+
+__all__ = [
+    "ArmPeriodic",
+    "ArmTimeout",
+    "AssignCheckpointId",
+    "CancelSparkJob",
+    "DiscardState",
+    "DropSubsumed",
+    "EmitBarriers",
+    "FailJob",
+    "Instruction",
+    "NotifyAborted",
+    "NotifyComplete",
+    "Rejected",
+    "ReplaceHead",
+    "SnapshotCoordinators",
+    "WriteMetadata",
+]
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """Base of all instructions."""
+
+
+@dataclass(frozen=True)
+class AssignCheckpointId(Instruction):
+    """Take the next checkpoint id; answer with ``CheckpointIdAssigned``."""
+
+    request_id: str
+
+
+@dataclass(frozen=True)
+class Rejected(Instruction):
+    """The request was dropped; nothing was sent to any task."""
+
+    request_id: str
+    reason: CheckpointFailureReason
+    message: str
+
+
+@dataclass(frozen=True)
+class ArmPeriodic(Instruction):
+    """Send a ``PeriodicTick`` at this time; replaces the one before."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class ArmTimeout(Instruction):
+    """Send ``TimerFired`` at this time."""
+
+    checkpoint_id: int
+    at_ms: int
+
+
+@dataclass(frozen=True)
+class SnapshotCoordinators(Instruction):
+    """Snapshot the coordinators of these operators; answer with one ``CoordinatorSnapshotted`` each.
+
+    A split enumerator is snapshotted when it has taken back the offsets of the epoch, so after the acknowledgements.
+    """
+
+    checkpoint_id: int
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class EmitBarriers(Instruction):
+    """Put the barrier into these source tasks."""
+
+    checkpoint_id: int
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class CancelSparkJob(Instruction):
+    """Interrupt the Spark job that carries this checkpoint's barrier."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class WriteMetadata(Instruction):
+    """All have acknowledged: write ``_metadata``; answer with ``MetadataWritten`` or ``MetadataWriteFailed``."""
+
+    checkpoint_id: int
+    kind: CheckpointKind
+    trigger_ms: int
+    states: Mapping[str, tuple[SubtaskState, ...]]
+    """Per uid, in order of the subtask."""
+    coordinator_states: Mapping[str, Any]
+    """Per uid, JSON."""
+
+
+@dataclass(frozen=True)
+class ReplaceHead(Instruction):
+    """Complete the checkpoint; answer with ``HeadReplaced`` or ``MetadataWriteFailed``."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class NotifyComplete(Instruction):
+    """Commit what these tasks prepared; answer with ``CommitFinished``, also if there are none."""
+
+    checkpoint_id: int
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
+class NotifyAborted(Instruction):
+    """The checkpoint will never complete: abort what its tasks prepared."""
+
+    checkpoint_id: int
+    reason: CheckpointFailureReason
+
+
+@dataclass(frozen=True)
+class DiscardState(Instruction):
+    """No checkpoint names these files; delete them, unless this attempt was fenced."""
+
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
+class DropSubsumed(Instruction):
+    """These completed checkpoints are no longer retained; delete them and the files that only they name."""
+
+    checkpoint_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FailJob(Instruction):
+    """More checkpoints in a row failed than are tolerated."""
+
+    checkpoint_id: int
+    reason: CheckpointFailureReason
+    message: str

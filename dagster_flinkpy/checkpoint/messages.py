@@ -1,0 +1,116 @@
+"""What coordinator and tasks tell each other (Flink: ``org.apache.flink.runtime.messages.checkpoint``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from dagster_flinkpy.checkpoint.metadata import SubtaskState
+
+__all__ = [
+    "AcknowledgeCheckpoint",
+    "CheckpointFailureReason",
+    "DeclineCheckpoint",
+    "NotifyCheckpointAborted",
+    "NotifyCheckpointComplete",
+    "Task",
+    "TriggerCheckpoint",
+]
+
+
+class Task(NamedTuple):
+    """One subtask of one operator."""
+
+    uid: str
+    subtask: int
+
+
+class CheckpointFailureReason(Enum):
+    """Why a checkpoint was not triggered, or not completed (Flink: ``CheckpointFailureReason``)."""
+
+    # before anything was sent to a task
+    CHECKPOINT_COORDINATOR_SHUTDOWN = "The checkpoint coordinator is shut down."
+    PERIODIC_SCHEDULER_SHUTDOWN = "The periodic checkpoint scheduler is shut down."
+    TOO_MANY_CHECKPOINT_REQUESTS = "The maximum number of queued checkpoint requests is exceeded."
+    MINIMUM_TIME_BETWEEN_CHECKPOINTS = "The minimum time between checkpoints is still pending."
+    NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
+    # afterwards
+    IO_EXCEPTION = "An I/O error occurred while the checkpoint was triggered."
+    CHECKPOINT_EXPIRED = "The checkpoint expired before completing."
+    CHECKPOINT_SUBSUMED = "The checkpoint was subsumed by a later one."
+    CHECKPOINT_DECLINED = "The checkpoint was declined."
+    CHECKPOINT_DECLINED_TASK_NOT_READY = "The checkpoint was declined: a task was not ready."
+    CHECKPOINT_DECLINED_SUBSUMED = "The checkpoint was declined: a barrier of a newer checkpoint came."
+    CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "The checkpoint was declined: an input cancelled it."
+    CHECKPOINT_DECLINED_INPUT_END_OF_STREAM = "The checkpoint was declined: an input ended."
+    CHECKPOINT_ASYNC_EXCEPTION = "A task failed while writing its snapshot."
+    CHECKPOINT_COORDINATOR_SUSPEND = "The checkpoint coordinator is suspended: the job is not running."
+    FINALIZE_CHECKPOINT_FAILURE = "The checkpoint could not be finalized."
+
+
+@dataclass(frozen=True)
+class TriggerCheckpoint:
+    """Coordinator to source task: emit the barrier."""
+
+    job_id: str
+    checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
+    uid: str
+    subtask: int
+    timestamp_ms: int
+    """When the checkpoint was triggered, in milliseconds since 1970."""
+
+
+@dataclass(frozen=True)
+class AcknowledgeCheckpoint:
+    """Task to coordinator: my snapshot is durable."""
+
+    job_id: str
+    checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
+    uid: str
+    subtask: int
+    state: SubtaskState
+
+
+@dataclass(frozen=True)
+class DeclineCheckpoint:
+    """Task to coordinator: I cannot take part."""
+
+    job_id: str
+    checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
+    uid: str
+    subtask: int
+    reason: CheckpointFailureReason
+    cause: dict[str, Any]
+    """The error as JSON (type, message, traceback, key, ...)."""
+
+
+@dataclass(frozen=True)
+class NotifyCheckpointComplete:
+    """Coordinator to task: the checkpoint is complete, commit what you prepared."""
+
+    job_id: str
+    checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
+    uid: str
+    subtask: int
+
+
+@dataclass(frozen=True)
+class NotifyCheckpointAborted:
+    """Coordinator to task: the checkpoint will never complete."""
+
+    job_id: str
+    checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
+    uid: str
+    subtask: int
+    reason: CheckpointFailureReason

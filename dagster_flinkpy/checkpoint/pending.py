@@ -1,0 +1,118 @@
+"""A checkpoint that was triggered and is not complete yet (Flink: ``PendingCheckpoint``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dagster_flinkpy.checkpoint.messages import Task
+from dagster_flinkpy.checkpoint.metadata import SubtaskState
+from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
+
+__all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
+
+
+@dataclass(frozen=True)
+class CheckpointPlan:
+    """Who takes part in a checkpoint (Flink: ``CheckpointPlan``)."""
+
+    tasks_to_trigger: tuple[Task, ...]
+    """The sources' subtasks, which emit the barrier."""
+    tasks_to_wait_for: tuple[Task, ...]
+    """All subtasks, which acknowledge."""
+    tasks_to_commit: tuple[Task, ...]
+    """Those told of the completion."""
+    coordinators: tuple[str, ...] = ()
+    """Uids of the operators with a coordinator, such as a source's split enumerator."""
+
+
+class AcknowledgeResult(Enum):
+    """What an acknowledgement was (Flink: ``PendingCheckpoint.TaskAcknowledgeResult``)."""
+
+    SUCCESS = "SUCCESS"
+    DUPLICATE = "DUPLICATE"
+    """The task has acknowledged before."""
+    UNKNOWN = "UNKNOWN"
+    """The task is not waited for, or the checkpoint was never heard of."""
+    DISCARDED = "DISCARDED"
+    """The checkpoint was aborted, or is complete."""
+
+
+class Stage(Enum):
+    """How far a pending checkpoint got."""
+
+    COLLECTING = "acknowledgements are missing"
+    WRITING_METADATA = "its metadata is being written"
+    AWAITING_COMMIT = "the commit of the checkpoint before is not finished"
+    REPLACING_HEAD = "HEAD is being replaced"
+
+
+class PendingCheckpoint:
+    """Collects acknowledgements.
+
+    Args:
+        checkpoint_id: its id.
+        request: what it answers.
+        trigger_ms: when it was triggered, in milliseconds since 1970.
+        plan: who has to acknowledge.
+    """
+
+    def __init__(self, checkpoint_id: int, request: TriggerRequested, trigger_ms: int, plan: CheckpointPlan) -> None:
+        self.checkpoint_id = checkpoint_id
+        self.request = request
+        self.trigger_ms = trigger_ms
+        self.stage = Stage.COLLECTING
+        self._missing_tasks = set(plan.tasks_to_wait_for)
+        self._missing_coordinators = set(plan.coordinators)
+        self._states: dict[Task, SubtaskState] = {}
+        self._coordinator_states: dict[str, Any] = {}
+        self.state_bytes = 0
+        """Size of the keyed state acknowledged so far."""
+
+    @property
+    def fully_acknowledged(self) -> bool:
+        """Whether all tasks and coordinators have answered."""
+        return not self._missing_tasks and not self._missing_coordinators
+
+    @property
+    def acknowledged(self) -> int:
+        """How many tasks have answered."""
+        return len(self._states)
+
+    def acknowledge(self, task: Task, state: SubtaskState) -> AcknowledgeResult:
+        """Take a task's state, if it is the first."""
+        if task in self._states:
+            return AcknowledgeResult.DUPLICATE
+        if task not in self._missing_tasks:
+            return AcknowledgeResult.UNKNOWN
+        self._missing_tasks.remove(task)
+        self._states[task] = state
+        self.state_bytes += state.state_bytes
+        return AcknowledgeResult.SUCCESS
+
+    def acknowledge_coordinator(self, uid: str, state: Any) -> AcknowledgeResult:
+        """Take a coordinator's state, if it is the first."""
+        if uid in self._coordinator_states:
+            return AcknowledgeResult.DUPLICATE
+        if uid not in self._missing_coordinators:
+            return AcknowledgeResult.UNKNOWN
+        self._missing_coordinators.remove(uid)
+        self._coordinator_states[uid] = state
+        return AcknowledgeResult.SUCCESS
+
+    def files(self) -> Iterable[str]:
+        """State files that were acknowledged so far."""
+        return (path for state in self._states.values() for path in state.files())
+
+    def states(self) -> dict[str, tuple[SubtaskState, ...]]:
+        """Per uid, in order of the subtask."""
+        by_uid: dict[str, list[SubtaskState]] = {}
+        for task in sorted(self._states):
+            by_uid.setdefault(task.uid, []).append(self._states[task])
+        return {uid: tuple(states) for uid, states in by_uid.items()}
+
+    def coordinator_states(self) -> Mapping[str, Any]:
+        """Per uid."""
+        return dict(self._coordinator_states)
