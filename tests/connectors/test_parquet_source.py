@@ -204,13 +204,12 @@ def test_options_must_be_positive(tmp_path, option):
         ParquetSource(str(tmp_path), **option)
 
 
-def test_reads_from_s3(ministack, tmp_path):
-    location = ministack.location()
-    store = location.open()
+def test_reads_from_s3(s3_location, tmp_path):
+    store = s3_location.open()
     for day in (1, 2):
         write(tmp_path, f"{day}.parquet", range(day * 100, day * 100 + 50))
         store.put(f"in/{day}.parquet", (tmp_path / f"{day}.parquet").read_bytes())
-    source = ParquetSource(location.child("in"))
+    source = ParquetSource(s3_location.child("in"))
     [[first, second]] = source.create_enumerator(None).plan_epoch(1)
     assert numbers(source, first.advanced(45, finished=False)) + numbers(source, second) == [
         *range(145, 150),
