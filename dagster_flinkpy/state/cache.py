@@ -1,0 +1,204 @@
+"""Local copies of runs as Arrow files, memory-mapped and found by content hash (Flink: local recovery).
+
+A directory may be shared by any number of processes: a file appears under its name complete or not at all, carries a
+checksum that each process verifies at first use, and is rebuilt from the store when it is missing or damaged.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+import uuid
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.errors import StorageError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.layout import SortKeys
+from dagster_flinkpy.state.run_file import clip_rows, read_run
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["Run", "RunCache"]
+
+_TRAILER = struct.Struct("<8sQI")
+"""Magic, bytes before the trailer, CRC-32 of them."""
+_MAGIC = b"FLNKRUN1"
+_ABANDONED_AFTER = 3600.0
+"""Seconds after which a temporary file is that of a killed process."""
+
+_verified: set[tuple[str, int, int]] = set()
+"""Path, inode and modification time of the files this process found, or made, intact."""
+
+Indices = npt.NDArray[np.int64]
+
+
+class Run:
+    """The rows of a handle, in place: nothing is copied before rows are asked for."""
+
+    def __init__(self, batch: pa.RecordBatch, key_groups: KeyGroupRange) -> None:
+        self._batch = batch
+        sort_keys: SortKeys = batch.column("sort_key").to_numpy()
+        self.start, self.stop = clip_rows(sort_keys, key_groups)
+        self.sort_keys = sort_keys[self.start : self.stop]
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def find(self, sort_keys: SortKeys) -> tuple[Indices, Indices]:
+        """Finds the rows with given sort keys.
+
+        Returns:
+            Pairs of an index into ``sort_keys`` and a row of the run.
+        """
+        low = np.searchsorted(self.sort_keys, sort_keys, side="left")
+        high = np.searchsorted(self.sort_keys, sort_keys, side="right")
+        counts = high - low
+        wanted = np.repeat(np.arange(len(sort_keys)), counts)
+        within = np.arange(len(wanted)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return wanted, np.repeat(low, counts) + within
+
+    def column(self, name: str) -> pa.Array[Any]:
+        """A column, as a view."""
+        return self._batch.column(name).slice(self.start, len(self))
+
+    def take(self, name: str, rows: Indices) -> pa.Array[Any]:
+        """The values of a column in some rows."""
+        # Not of the slice: Arrow would count its nulls, which takes as long as the run is.
+        return self._batch.column(name).take(pa.array(rows + self.start))
+
+    def rows(self, rows: Indices) -> pa.Table:
+        """Some rows, as a table."""
+        return pa.table(self._batch.take(pa.array(rows + self.start)))
+
+    def table(self) -> pa.Table:
+        """All rows, as a view."""
+        return pa.Table.from_batches([self._batch.slice(self.start, len(self))])
+
+
+class RunCache:
+    """Runs by content hash in a local directory, least recently used out first.
+
+    Args:
+        directory: made if it does not exist; may be shared by processes.
+        max_bytes: Bytes to keep. Default: 2 GiB. The run written last always stays.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], max_bytes: int = 2 << 30) -> None:
+        self.directory = Path(directory).absolute()
+        self.max_bytes = max_bytes
+        self.hits = 0
+        """Runs found here."""
+        self.misses = 0
+        """Runs read from the store."""
+
+    def open(self, handle: RunHandle, store: ObjectStore) -> Run:
+        """The rows of a handle; read from the store if they are not here.
+
+        Raises:
+            CorruptStateError: the file on the store is missing or damaged.
+            StorageError: the store or the local directory cannot be used.
+        """
+        parts = _file_name(handle, whole=False)
+        for name in dict.fromkeys((_file_name(handle, whole=True), parts)):
+            batch = self._map(self.directory / name)
+            if batch is not None:
+                self.hits += 1
+                return Run(batch, handle.key_groups)
+        self.misses += 1
+        table, whole = read_run(handle, store)
+        return Run(self._write(_file_name(handle, whole=whole), table), handle.key_groups)
+
+    def put(self, handle: RunHandle, table: pa.Table) -> Run:
+        """Keeps a run that was just written to the store.
+
+        Args:
+            handle: of the whole run.
+            table: its rows, with ``local_schema``.
+        """
+        path = self.directory / _file_name(handle, whole=True)
+        batch = self._map(path)
+        return Run(self._write(path.name, table) if batch is None else batch, handle.key_groups)
+
+    def _map(self, path: Path) -> pa.RecordBatch | None:
+        """Memory-maps a file; None, and the file is gone, if it is not intact."""
+        try:
+            with pa.memory_map(str(path)) as source:
+                buffer = source.read_buffer()
+            stat = path.stat()
+            identity = (str(path), stat.st_ino, stat.st_mtime_ns)
+            if len(buffer) < _TRAILER.size:
+                raise ValueError("truncated")
+            body = buffer.slice(0, len(buffer) - _TRAILER.size)
+            magic, size, checksum = _TRAILER.unpack(buffer.slice(len(body)).to_pybytes())
+            if (magic, size) != (_MAGIC, len(body)):
+                raise ValueError("truncated")
+            if identity not in _verified and zlib.crc32(memoryview(body)) != checksum:
+                raise ValueError("damaged")
+            batch = pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
+            os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # The access time orders the eviction.
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError):
+            with suppress(OSError):
+                path.unlink()
+            return None
+        _verified.add(identity)
+        return batch
+
+    def _write(self, name: str, table: pa.Table) -> pa.RecordBatch:
+        path = self.directory / name
+        temporary = path.with_name(f"{name}.{uuid.uuid4().hex}.tmp")
+        batches = table.combine_chunks().to_batches()
+        if len(batches) != 1:
+            raise StorageError(f"state run {name} has {len(batches)} record batches; a string column is above 2 GiB")
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_batch(batches[0])
+            with pa.memory_map(str(temporary)) as source:
+                body = source.read_buffer()
+            trailer = _TRAILER.pack(_MAGIC, len(body), zlib.crc32(memoryview(body)))
+            with temporary.open("ab") as file:
+                file.write(trailer)
+            stat = temporary.stat()
+            temporary.replace(path)
+            _verified.add((str(path), stat.st_ino, stat.st_mtime_ns))
+            self._evict(keep=name)
+        except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
+            raise StorageError(f"the state cache {self.directory} cannot be written: {error}") from error
+        return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
+
+    def _evict(self, keep: str) -> None:
+        """Deletes what was used least recently. Processes that have it mapped keep their mapping."""
+        files = []
+        for entry in os.scandir(self.directory):
+            with suppress(FileNotFoundError):  # Another process may be evicting too.
+                stat = entry.stat()
+                if entry.name.endswith(".tmp") and time.time() - stat.st_mtime > _ABANDONED_AFTER:
+                    os.unlink(entry.path)
+                elif entry.name.endswith(".arrow"):
+                    files.append((stat.st_atime_ns, stat.st_size, entry.path, entry.name))
+        excess = sum(size for _, size, _, _ in files) - self.max_bytes
+        for _, size, path, name in sorted(files):
+            if excess <= 0:
+                return
+            if name != keep:
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
+                excess -= size
+
+
+def _file_name(handle: RunHandle, *, whole: bool) -> str:
+    if whole or handle.is_whole:
+        return f"{handle.sha256}.arrow"
+    return f"{handle.sha256}-{handle.key_groups.start}-{handle.key_groups.end}.arrow"

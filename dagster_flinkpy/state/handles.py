@@ -1,0 +1,281 @@
+"""What a checkpoint remembers of keyed state: which runs, and which key groups of each. Plain data, JSON both ways."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from dagster_flinkpy.errors import CorruptMetadataError, StateSchemaError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.storage import check_relative
+
+__all__ = ["KeyedSnapshot", "RunHandle", "StateKind", "TableSnapshot", "count_key_groups"]
+
+Json = dict[str, Any]
+StateKind = Literal["VALUE", "LIST", "MAP", "REDUCING", "AGGREGATING", "TIMER"]
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class RunHandle:
+    """One immutable, sorted run file, or the part of it that lies in some key groups (Flink: ``KeyGroupsStateHandle``).
+
+    Raises:
+        PathEscapesPrefixError: ``path`` could lead out of the job's prefix.
+        CorruptMetadataError: a checksum is none, or a number is negative.
+    """
+
+    path: str
+    """Relative to the job's prefix: ``shared/<sha256>.parquet``."""
+    sha256: str
+    """Of the whole file, in hex."""
+    bytes: int
+    """Size of the whole file."""
+    rows: int
+    """Rows in ``key_groups``, tombstones included."""
+    key_groups: KeyGroupRange
+    """The clip: rows of other key groups do not belong to this handle."""
+    rows_per_key_group: tuple[int, ...]
+    """Of the whole file: the first key group, then rows per key group from there on; -n stands for n empty ones."""
+    footer_bytes: int
+    """Size of the Parquet footer at the end of the file."""
+    footer_sha256: str
+    """Of these bytes. The footer lists a checksum per row group, so that a part of the file can be trusted too."""
+
+    def __post_init__(self) -> None:
+        check_relative(self.path)
+        if not (_SHA256.fullmatch(self.sha256) and _SHA256.fullmatch(self.footer_sha256)):
+            raise CorruptMetadataError(f"the handle of {self.path} has no SHA-256 checksum")
+        if min(self.bytes, self.rows) < 0 or not 0 < self.footer_bytes <= self.bytes or not self.rows_per_key_group:
+            raise CorruptMetadataError(f"the handle of {self.path} has sizes that cannot be")
+
+    @property
+    def file_rows(self) -> int:
+        """Rows of the whole file."""
+        return sum(count for count in self.rows_per_key_group[1:] if count > 0)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows of the file belong to this handle."""
+        return self.rows == self.file_rows
+
+    def clip(self, key_groups: KeyGroupRange) -> RunHandle | None:
+        """The handle of the rows that also lie in ``key_groups``; None where there are none."""
+        both = self.key_groups.intersection(key_groups)
+        rows = 0 if both is None else self._rows_in(both)
+        return replace(self, key_groups=both, rows=rows) if both is not None and rows else None
+
+    def _rows_in(self, key_groups: KeyGroupRange) -> int:
+        group, rows = self.rows_per_key_group[0], 0
+        for count in self.rows_per_key_group[1:]:
+            if count < 0:
+                group -= count
+                continue
+            if group in key_groups:
+                rows += count
+            group += 1
+        return rows
+
+    def to_json(self) -> Json:
+        """A JSON object that :meth:`from_json` reads."""
+        return {
+            "path": self.path,
+            "sha256": self.sha256,
+            "bytes": self.bytes,
+            "rows": self.rows,
+            "key_groups": [self.key_groups.start, self.key_groups.end],
+            "rows_per_key_group": list(self.rows_per_key_group),
+            "footer_bytes": self.footer_bytes,
+            "footer_sha256": self.footer_sha256,
+        }
+
+    @staticmethod
+    def from_json(raw: Json) -> RunHandle:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            CorruptMetadataError: it is not that.
+            PathEscapesPrefixError: the path could lead out of the job's prefix.
+        """
+        try:
+            return RunHandle(
+                path=str(raw["path"]),
+                sha256=str(raw["sha256"]),
+                bytes=int(raw["bytes"]),
+                rows=int(raw["rows"]),
+                key_groups=_range_from_json(raw["key_groups"]),
+                rows_per_key_group=tuple(int(count) for count in raw["rows_per_key_group"]),
+                footer_bytes=int(raw["footer_bytes"]),
+                footer_sha256=str(raw["footer_sha256"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadataError(f"not the handle of a state file ({error!r}): {raw!r}") from error
+
+
+@dataclass(frozen=True)
+class TableSnapshot:
+    """One named state, or one timer queue, of one subtask."""
+
+    name: str
+    kind: StateKind
+    key_type: Json
+    """Type information as JSON (``TypeInformation.to_json``); so are the next three."""
+    namespace_type: Json | None
+    """None for state without a namespace."""
+    map_key_type: Json | None
+    """MAP only."""
+    value_type: Json | None
+    """None for timers. MAP: of an entry's value; LIST: of the list."""
+    runs: tuple[RunHandle, ...]
+    """Oldest first: a row of a later run replaces that of an earlier one."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of all runs: an upper bound of the live entries."""
+        return sum(run.rows for run in self.runs)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all runs on the store; of a clipped run its share by rows."""
+        return sum(run.bytes * run.rows // max(run.file_rows, 1) for run in self.runs)
+
+    @property
+    def schema(self) -> Json:
+        """Kind and types, as they appear in error messages and in the files."""
+        return {
+            "kind": self.kind,
+            "key": self.key_type,
+            "namespace": self.namespace_type,
+            "map_key": self.map_key_type,
+            "value": self.value_type,
+        }
+
+    def to_json(self) -> Json:
+        """A JSON object that :meth:`from_json` reads."""
+        return {"name": self.name, **self.schema, "runs": [run.to_json() for run in self.runs]}
+
+    @staticmethod
+    def from_json(raw: Json) -> TableSnapshot:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            CorruptMetadataError: it is not that.
+            PathEscapesPrefixError: a path could lead out of the job's prefix.
+        """
+        try:
+            if raw["kind"] not in get_args(StateKind):
+                raise ValueError(f"unknown kind {raw['kind']!r}")
+            return TableSnapshot(
+                name=str(raw["name"]),
+                kind=raw["kind"],
+                key_type=dict(raw["key"]),
+                namespace_type=raw["namespace"],
+                map_key_type=raw["map_key"],
+                value_type=raw["value"],
+                runs=tuple(RunHandle.from_json(run) for run in raw["runs"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadataError(f"not the snapshot of a state ({error!r}): {raw!r}") from error
+
+
+@dataclass(frozen=True)
+class KeyedSnapshot:
+    """The keyed state of one subtask."""
+
+    key_groups: KeyGroupRange
+    tables: tuple[TableSnapshot, ...]
+
+    @property
+    def rows(self) -> int:
+        """Rows of all tables."""
+        return sum(table.rows for table in self.tables)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all tables on the store."""
+        return sum(table.bytes for table in self.tables)
+
+    def files(self) -> set[str]:
+        """The paths of all runs."""
+        return {run.path for table in self.tables for run in table.runs}
+
+    def restrict(self, key_groups: KeyGroupRange) -> KeyedSnapshot | None:
+        """The state of those key groups; None where there is no overlap (Flink: ``getIntersection``).
+
+        Runs without a row in them are left out; a table stays, if only for its schema.
+        """
+        both = self.key_groups.intersection(key_groups)
+        if both is None:
+            return None
+        tables = []
+        for table in self.tables:
+            clipped = (run.clip(both) for run in table.runs)
+            tables.append(replace(table, runs=tuple(run for run in clipped if run is not None)))
+        return KeyedSnapshot(both, tuple(tables))
+
+    @staticmethod
+    def concat(snapshots: Iterable[KeyedSnapshot], key_groups: KeyGroupRange) -> KeyedSnapshot:
+        """The state of one subtask, out of pieces of several old ones that share no key group.
+
+        Args:
+            snapshots: the pieces; their runs keep their order.
+            key_groups: those of the new subtask.
+
+        Raises:
+            StateSchemaError: two pieces have different types for one state.
+        """
+        tables: dict[tuple[bool, str], TableSnapshot] = {}
+        for snapshot in snapshots:
+            for table in snapshot.tables:
+                identity = (table.kind == "TIMER", table.name)
+                known = tables.setdefault(identity, replace(table, runs=()))
+                if known.schema != table.schema:
+                    raise StateSchemaError(
+                        f"state {table.name!r} has two schemas in one checkpoint: {known.schema} and {table.schema}"
+                    )
+                tables[identity] = replace(known, runs=known.runs + table.runs)
+        return KeyedSnapshot(key_groups, tuple(tables.values()))
+
+    def to_json(self) -> Json:
+        """A JSON object that :meth:`from_json` reads."""
+        return {
+            "key_groups": [self.key_groups.start, self.key_groups.end],
+            "tables": [table.to_json() for table in self.tables],
+        }
+
+    @staticmethod
+    def from_json(raw: Json) -> KeyedSnapshot:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            CorruptMetadataError: it is not that.
+            PathEscapesPrefixError: a path could lead out of the job's prefix.
+        """
+        try:
+            tables = tuple(TableSnapshot.from_json(table) for table in raw["tables"])
+            return KeyedSnapshot(_range_from_json(raw["key_groups"]), tables)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CorruptMetadataError(f"not a keyed snapshot ({error!r}): {raw!r}") from error
+
+
+def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, ...]:
+    """Counts the rows of each key group of a sorted, non-empty column, in the form of ``RunHandle``."""
+    groups, counts = np.unique(key_groups, return_counts=True)
+    encoded = [int(groups[0])]
+    expected = encoded[0]
+    for group, count in zip(groups.tolist(), counts.tolist(), strict=True):
+        if group > expected:
+            encoded.append(expected - group)
+        encoded.append(count)
+        expected = group + 1
+    return tuple(encoded)
+
+
+def _range_from_json(raw: Sequence[int]) -> KeyGroupRange:
+    start, end = raw
+    return KeyGroupRange(int(start), int(end))

@@ -1,0 +1,234 @@
+"""The columns of a state table: what they are called, their types, and the order of the rows.
+
+A table is sorted by key group, key hash (as an unsigned number), key, namespace, map key and time. Key group and hash
+together are one 64-bit ``sort_key``, so that a key is found by binary search over one column of numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    type_from_json,
+)
+from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
+
+__all__ = [
+    "FORMAT_VERSION",
+    "SortKeys",
+    "TableLayout",
+    "check_key_like",
+    "equal_rows",
+    "hashes_of",
+    "key_groups_of",
+    "make_sort_keys",
+    "merge_runs",
+    "sort_order",
+]
+
+FORMAT_VERSION = 1
+"""Of the columns and the metadata of a run file."""
+
+SortKeys = npt.NDArray[np.uint64]
+Indices = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Kind and types of a table."""
+
+    name: str
+    kind: StateKind
+    key_type: TypeInformation
+    namespace_type: TypeInformation | None = None
+    map_key_type: TypeInformation | None = None
+    value_type: TypeInformation | None = None
+
+    @cached_property
+    def identity(self) -> list[str]:
+        """The columns that, beside the sort key, tell rows apart; in the order of sorting."""
+        optional = {"namespace": self.namespace_type, "map_key": self.map_key_type}
+        return ["key", *(name for name, kind in optional.items() if kind), *(["time"] if self.kind == "TIMER" else [])]
+
+    @cached_property
+    def fields(self) -> list[pa.Field]:
+        """The columns both forms of a run share."""
+        typed = {
+            "key": self.key_type,
+            "namespace": self.namespace_type,
+            "map_key": self.map_key_type,
+            "value": self.value_type,
+        }
+        fields = [pa.field(name, kind.arrow_type) for name, kind in typed.items() if kind is not None]
+        if self.kind == "TIMER":
+            fields.append(pa.field("time", pa.int64(), nullable=False))
+        return [*fields, pa.field("deleted", pa.bool_(), nullable=False)]
+
+    @cached_property
+    def local_schema(self) -> pa.Schema:
+        """Of a run in memory and in the local cache."""
+        return pa.schema([pa.field("sort_key", pa.uint64(), nullable=False), *self.fields])
+
+    @cached_property
+    def file_schema(self) -> pa.Schema:
+        """Of a run on the store."""
+        group = pa.field("key_group", pa.uint16(), nullable=False)
+        return pa.schema([group, pa.field("key_hash", pa.int32(), nullable=False), *self.fields])
+
+    def snapshot(self, runs: tuple[RunHandle, ...]) -> TableSnapshot:
+        """The table as part of a snapshot."""
+        return TableSnapshot(
+            name=self.name,
+            kind=self.kind,
+            key_type=self.key_type.to_json(),
+            namespace_type=_to_json(self.namespace_type),
+            map_key_type=_to_json(self.map_key_type),
+            value_type=_to_json(self.value_type),
+            runs=runs,
+        )
+
+    @staticmethod
+    def of(table: TableSnapshot) -> TableLayout:
+        """The layout of a stored table."""
+        return TableLayout(
+            name=table.name,
+            kind=table.kind,
+            key_type=type_from_json(table.key_type),
+            namespace_type=_from_json(table.namespace_type),
+            map_key_type=_from_json(table.map_key_type),
+            value_type=_from_json(table.value_type),
+        )
+
+
+def _to_json(kind: TypeInformation | None) -> Json | None:
+    return None if kind is None else kind.to_json()
+
+
+def _from_json(raw: Json | None) -> TypeInformation | None:
+    return None if raw is None else type_from_json(raw)
+
+
+def check_key_like(kind: TypeInformation, what: str) -> None:
+    """Makes sure that values of a type can tell rows apart: that they compare and sort alike in Python and in Arrow.
+
+    Args:
+        kind: of a key, namespace or map key.
+        what: says so in the message.
+
+    Raises:
+        UnsupportedKeyTypeError: lists, maps and pickled values cannot.
+    """
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
+        for name, field in zip(kind.field_names, kind.field_types, strict=True):
+            check_key_like(field, f"{what}.{name}")
+    elif not isinstance(kind, BasicTypeInfo):
+        raise UnsupportedKeyTypeError(f"{what} is {kind!r}; use a basic type, or a tuple or Row of them")
+
+
+# --- sort keys --------------------------------------------------------------------------------------------------------
+
+
+def make_sort_keys(key_groups: npt.NDArray[np.uint16], hashes: npt.NDArray[np.int32]) -> SortKeys:
+    """Key group in the upper half, hash as an unsigned number in the lower."""
+    upper: SortKeys = key_groups.astype(np.uint64) << np.uint64(32)
+    return upper | hashes.view(np.uint32).astype(np.uint64)
+
+
+def key_groups_of(sort_keys: SortKeys) -> npt.NDArray[np.uint16]:
+    """The key groups in sort keys."""
+    return (sort_keys >> np.uint64(32)).astype(np.uint16)
+
+
+def hashes_of(sort_keys: SortKeys) -> npt.NDArray[np.int32]:
+    """The key hashes in sort keys."""
+    return (sort_keys & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
+
+
+# --- comparing rows ---------------------------------------------------------------------------------------------------
+
+
+def _leaves(column: pa.Array[Any]) -> list[pa.Array[Any]]:
+    """Flat columns that compare and sort as the column does, with Java's equality for floating point numbers."""
+    if pa.types.is_struct(column.type):
+        struct: Any = column
+        children = [leaf for child in struct.flatten() for leaf in _leaves(child)]
+        return [struct.is_null(), *children]
+    if pa.types.is_floating(column.type):
+        # As Double.compare: one NaN, above all numbers, and -0.0 below 0.0. The bits, as an ordered integer.
+        values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
+        bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.int64)
+        ordered = bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))
+        return [pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))]
+    return [column]
+
+
+def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
+    """Where two sets of columns hold equal rows; null equals null, NaN equals NaN, -0.0 does not equal 0.0."""
+    equal = np.ones(len(left[0]), dtype=np.bool_)
+    for a, b in zip(left, right, strict=True):
+        for x, y in zip(_leaves(a), _leaves(b), strict=True):
+            same = pc.fill_null(pc.equal(x, y), False)
+            if x.null_count and y.null_count:
+                same = pc.or_(same, pc.and_(x.is_null(), y.is_null()))
+            equal &= same.to_numpy(zero_copy_only=False)
+    return equal
+
+
+def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
+    """The stable order of rows by sort key, then by the identity columns."""
+    order = np.argsort(sort_keys, kind="stable")
+    ordered = sort_keys[order]
+    same = ordered[1:] == ordered[:-1]
+    if not same.any():
+        return order
+    # Only rows that share their sort key need to be compared by column.
+    tied = np.zeros(len(order), dtype=np.bool_)
+    tied[1:] |= same
+    tied[:-1] |= same
+    rows = order[tied]
+    taken = pa.array(rows)
+    columns = [pa.array(sort_keys[rows]), *(leaf for column in identity for leaf in _leaves(column.take(taken)))]
+    names = [str(i) for i in range(len(columns))]
+    ranks = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(name, "ascending") for name in names])
+    order[tied] = rows[ranks.to_numpy()]
+    return order
+
+
+def merge_runs(layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool) -> pa.Table:
+    """Merges sorted tables into one: of rows with one identity the newest wins.
+
+    Args:
+        layout: of all tables.
+        newest_first: tables with ``local_schema``.
+        drop_deleted: leave tombstones out; right if no older run can hold what they hide.
+    """
+    table = pa.concat_tables(newest_first).combine_chunks()
+    if not len(table):
+        return table
+    columns = {name: table.column(name).combine_chunks() for name in ("sort_key", "deleted", *layout.identity)}
+    sort_keys = columns["sort_key"].to_numpy()
+    identity = [columns[name] for name in layout.identity]
+    order = sort_order(sort_keys, identity)
+    kept = np.ones(len(order), dtype=np.bool_)
+    ordered = sort_keys[order]
+    tied = np.flatnonzero(ordered[1:] == ordered[:-1])
+    if len(tied):
+        first, second = pa.array(order[tied]), pa.array(order[tied + 1])
+        repeated = equal_rows([c.take(first) for c in identity], [c.take(second) for c in identity])
+        kept[tied[repeated] + 1] = False
+    if drop_deleted:
+        kept &= ~columns["deleted"].to_numpy(zero_copy_only=False)[order]
+    return table.take(pa.array(order[kept])).combine_chunks()

@@ -1,0 +1,200 @@
+"""A run on the checkpoint store: one Parquet file that explains itself, and how it is read back, whole or in part.
+
+Row groups end where key groups end, so the rows of a range of key groups are one contiguous slice of the file.
+
+Integrity: a handle has the SHA-256 of the whole file and that of its footer. The footer, in its key-value metadata,
+lists offset, length and SHA-256 of each row group. A whole read checks the first, a partial read the other two; so
+nothing of a file is used that was not checked against the handle.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import mmap
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
+from dagster_flinkpy.state.layout import FORMAT_VERSION, SortKeys, TableLayout, hashes_of, key_groups_of, make_sort_keys
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["clip_rows", "encode_run", "read_run", "upload_run"]
+
+ROW_GROUP_ROWS = 32_768
+"""Rows after which a row group ends with the next key group, or at once inside of a larger key group."""
+
+WHOLE_BELOW = 65_536
+"""Bytes below which a file is read whole although only a part of it is needed: one request instead of two."""
+
+_VERSION, _STATE, _ROW_GROUPS = b"flinkpy.format_version", b"flinkpy.state", b"flinkpy.row_groups"
+_TAIL = 8  # The length of the footer and "PAR1".
+
+
+def encode_run(layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) -> tuple[bytes, RunHandle]:
+    """Writes a run. Equal content has equal bytes, so an equal name.
+
+    Args:
+        layout: of the table.
+        table: sorted, not empty, with ``local_schema``.
+        key_groups: those of the subtask; the handle's clip.
+    """
+    sort_keys = table.column("sort_key").to_numpy()
+    groups = key_groups_of(sort_keys)
+    columns = [pa.array(groups), pa.array(hashes_of(sort_keys)), *(table.column(f.name) for f in layout.fields)]
+    state = {"name": layout.name, **layout.snapshot(()).schema}
+    metadata = {_VERSION: str(FORMAT_VERSION).encode(), _STATE: json.dumps(state, sort_keys=True).encode()}
+    schema = layout.file_schema.with_metadata(metadata)
+    stored = pa.table(columns, schema=schema)
+    sink = io.BytesIO()
+    row_groups: list[Json] = []
+    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_index=True)
+    offset = sink.tell()
+    for start, stop in _row_group_bounds(groups):
+        writer.write_table(stored.slice(start, stop - start), row_group_size=stop - start)
+        end = sink.tell()
+        with sink.getbuffer() as written:
+            digest = hashlib.sha256(written[offset:end]).hexdigest()
+        row_groups.append(
+            {
+                "key_groups": [int(groups[start]), int(groups[stop - 1])],
+                "offset": offset,
+                "length": end - offset,
+                "sha256": digest,
+            }
+        )
+        offset = end
+    writer.add_key_value_metadata({_ROW_GROUPS: json.dumps(row_groups).encode()})
+    writer.close()
+    data = sink.getvalue()
+    footer = data[len(data) - _TAIL - int.from_bytes(data[-_TAIL:-4], "little") :]
+    sha256 = hashlib.sha256(data).hexdigest()
+    handle = RunHandle(
+        path=f"shared/{sha256}.parquet",
+        sha256=sha256,
+        bytes=len(data),
+        rows=len(table),
+        key_groups=key_groups,
+        rows_per_key_group=count_key_groups(groups),
+        footer_bytes=len(footer),
+        footer_sha256=hashlib.sha256(footer).hexdigest(),
+    )
+    return data, handle
+
+
+def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
+    """Where row groups start and stop."""
+    ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
+    start = stop = 0
+    for end in ends:
+        if end - start > ROW_GROUP_ROWS and stop > start:
+            yield start, stop
+            start = stop
+        while end - start > ROW_GROUP_ROWS:
+            yield start, start + ROW_GROUP_ROWS
+            start += ROW_GROUP_ROWS
+        stop = end
+    if stop > start:
+        yield start, stop
+
+
+def upload_run(store: ObjectStore, handle: RunHandle, data: bytes) -> None:
+    """Writes a run to the store, unless it is there already: its name is its content."""
+    try:
+        store.put(handle.path, data, if_none_match=True)
+    except PreconditionFailedError:
+        found = store.head(handle.path)
+        if found is None or found.size != handle.bytes:
+            store.put(handle.path, data)
+
+
+def read_run(handle: RunHandle, store: ObjectStore) -> tuple[pa.Table, bool]:
+    """Reads the rows of a handle, or all rows of its file where that is cheaper.
+
+    Returns:
+        The rows with ``local_schema``, and whether they are all of the file.
+
+    Raises:
+        CorruptStateError: the file is missing, truncated, or not the one that was written; names it.
+    """
+    where = f"{store.url}/{handle.path}"
+    try:
+        if handle.is_whole or handle.bytes < WHOLE_BELOW:
+            return _read_whole(handle, store, where), True
+        return _read_part(handle, store, where), False
+    except ObjectNotFoundError as error:
+        raise CorruptStateError(f"state file {where} is missing") from error
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptStateError(f"state file {where} cannot be read: {error}") from error
+
+
+def _read_whole(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
+    data, _ = store.get(handle.path)
+    _check(data, handle.bytes, handle.sha256, where)
+    file = pq.ParquetFile(pa.BufferReader(data))
+    return _localise(file, file.read(), where)
+
+
+def _read_part(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
+    start = handle.bytes - handle.footer_bytes
+    footer = store.get_range(handle.path, start, handle.footer_bytes)
+    _check(footer, handle.footer_bytes, handle.footer_sha256, where, "its footer")
+    # The parts that were fetched, at their places in a file of untouched, so unallocated, pages.
+    image = mmap.mmap(-1, handle.bytes)
+    image[start:] = footer
+    file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(image)))
+    row_groups = json.loads(_metadata(file, where)[_ROW_GROUPS])
+    low, high = handle.key_groups.start, handle.key_groups.end
+    wanted = [i for i, g in enumerate(row_groups) if g["key_groups"][0] <= high and g["key_groups"][1] >= low]
+    first, last = row_groups[wanted[0]], row_groups[wanted[-1]]
+    begin, end = first["offset"], last["offset"] + last["length"]
+    data = memoryview(store.get_range(handle.path, begin, end - begin))
+    for i in wanted:
+        group = row_groups[i]
+        at = group["offset"] - begin
+        _check(data[at : at + group["length"]], group["length"], group["sha256"], where, f"its row group {i}")
+    image[begin:end] = data
+    table = _localise(file, file.read_row_groups(wanted), where)
+    start, stop = clip_rows(table.column("sort_key").to_numpy(), handle.key_groups)
+    return table.slice(start, stop - start)
+
+
+def _check(data: bytes | memoryview, size: int, sha256: str, where: str, part: str = "it") -> None:
+    if len(data) != size:
+        raise CorruptStateError(f"state file {where} is damaged: {part} has {len(data)} bytes instead of {size}")
+    if hashlib.sha256(data).hexdigest() != sha256:
+        raise CorruptStateError(f"state file {where} is damaged: {part} does not have the recorded SHA-256 {sha256}")
+
+
+def _metadata(file: pq.ParquetFile, where: str) -> dict[bytes, bytes]:
+    metadata: dict[bytes, bytes] = file.metadata.metadata or {}
+    version = metadata.get(_VERSION, b"none").decode()
+    if version != str(FORMAT_VERSION):
+        raise CorruptStateError(
+            f"state file {where} has format version {version}; this release reads version {FORMAT_VERSION}"
+        )
+    return metadata
+
+
+def _localise(file: pq.ParquetFile, stored: pa.Table, where: str) -> pa.Table:
+    """From the columns of a file to those of a run in memory."""
+    state = json.loads(_metadata(file, where)[_STATE])
+    layout = TableLayout.of(TableSnapshot.from_json({**state, "runs": []}))
+    stored = stored.combine_chunks()
+    sort_keys = make_sort_keys(stored.column("key_group").to_numpy(), stored.column("key_hash").to_numpy())
+    columns = [pa.array(sort_keys), *(stored.column(field.name).cast(field.type) for field in layout.fields)]
+    return pa.table(columns, schema=layout.local_schema)
+
+
+def clip_rows(sort_keys: SortKeys, key_groups: KeyGroupRange) -> tuple[int, int]:
+    """The slice of sorted rows that lies in a range of key groups."""
+    bounds = np.array([key_groups.start, key_groups.end + 1], dtype=np.uint64) << np.uint64(32)
+    start, stop = np.searchsorted(sort_keys, bounds).tolist()
+    return start, stop
