@@ -135,8 +135,8 @@ class CheckpointCoordinator:
         self._story.append(_event(stimulus))
         instructions = self._handle(stimulus)
         if self._garbage and not self._pending and self._triggering is None:
-            # State files are named by content: while a checkpoint is under way, one of its tasks may be writing, and then
-            # naming, a file of the same name. So the files of aborted checkpoints wait for a quiet moment.
+            # State files are named by content: while a checkpoint is under way, one of its tasks may write a file of
+            # the same name again. So the files of aborted checkpoints wait for a quiet moment.
             files = frozenset(self._garbage) - self._named_by_latest
             self._garbage.clear()
             if files:
@@ -336,7 +336,7 @@ class CheckpointCoordinator:
             pending,
             stimulus.now_ms,
             CheckpointFailureReason.CHECKPOINT_EXPIRED,
-            f"{pending.acknowledged} of {len(self._plan.tasks_to_wait_for)} tasks answered within {self._config.timeout}",
+            f"{pending.acknowledged} of {len(self._plan.tasks_to_wait_for)} tasks answered in {self._config.timeout}",
         )
         return instructions + self._after_abort(pending, stimulus.now_ms, instructions)
 

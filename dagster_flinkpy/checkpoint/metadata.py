@@ -1,7 +1,8 @@
 """The ``_metadata`` of a checkpoint or savepoint, version 1.
 
-A file is one JSON document, gzipped where it would be large: ``jq . _metadata`` or ``zcat < _metadata | jq .``. Both forms carry a checksum of their bytes, so that no damage goes unseen. Fields that a later release of the same
-version adds are kept through a round trip. It never holds pickled objects.
+A file is one JSON document, gzipped where it would be large: ``jq . _metadata`` or ``zcat < _metadata | jq .``. Both
+forms carry a checksum of their bytes, so that no damage goes unseen. Fields that a later release of the same version
+adds are kept through a round trip. It never holds pickled objects.
 """
 
 from __future__ import annotations
@@ -318,7 +319,7 @@ class CheckpointMetadata:
             number = int(version[1])
             if number > METADATA_VERSION:
                 raise CorruptMetadataError(
-                    f"{name} has format version {number}; this release reads versions up to {METADATA_VERSION}. Restore "
+                    f"{name} has format version {number}; this release reads up to {METADATA_VERSION}. Restore "
                     "it with the release that wrote it, or a newer one."
                 )
         match = _DOCUMENT.fullmatch(document)

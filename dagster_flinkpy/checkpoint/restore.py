@@ -1,0 +1,331 @@
+"""Which stored state goes to which new subtask: pure rules, nothing is read (Flink: ``StateAssignmentOperation``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+from dagster_flinkpy.checkpoint.metadata import (
+    CheckpointMetadata,
+    DistributionMode,
+    OperatorState,
+    OperatorStateHandle,
+    SubtaskState,
+)
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
+from dagster_flinkpy.state.handles import KeyedSnapshot
+
+__all__ = [
+    "OperatorAssignment",
+    "OperatorSpec",
+    "RestorePlan",
+    "SubtaskAssignment",
+    "assign",
+    "reassign_key_groups",
+    "repartition_operator_state",
+]
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """An operator of the new job."""
+
+    uid: str
+    parallelism: int
+    max_parallelism: int
+    max_parallelism_set: bool = False
+    """Whether the user set it; one that was derived is replaced by the stored one."""
+    stateful: bool = True
+
+
+@dataclass(frozen=True)
+class SubtaskAssignment:
+    """What one new subtask starts with."""
+
+    index: int
+    keyed: KeyedSnapshot | None = None
+    operator_state: tuple[OperatorStateHandle, ...] = ()
+    splits: tuple[Any, ...] = ()
+    """Source splits, dealt out in turn if the parallelism changed."""
+    watermark: int | None = None
+    """The least of all old subtasks'; None if one of them had none."""
+    channel_state: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class OperatorAssignment:
+    """What one operator starts with."""
+
+    uid: str
+    parallelism: int
+    max_parallelism: int
+    """To be used: the stored one, if there is state."""
+    subtasks: tuple[SubtaskAssignment, ...]
+    """One per subtask, in order."""
+    coordinator_state: Any | None = None
+    restored: bool = False
+    """Whether the checkpoint knows the operator."""
+
+
+@dataclass(frozen=True)
+class RestorePlan:
+    """What a job starts with."""
+
+    checkpoint_id: int
+    operators: Mapping[str, OperatorAssignment]
+    """Per uid of the new job, in its order."""
+    skipped: tuple[str, ...] = ()
+    """Uids whose state is left behind (``allow_non_restored_state``)."""
+
+
+def assign(
+    metadata: CheckpointMetadata,
+    operators: Sequence[OperatorSpec],
+    *,
+    allow_non_restored_state: bool = False,
+) -> RestorePlan:
+    """Share the state of a checkpoint out to the operators of a job.
+
+    Args:
+        metadata: the checkpoint or savepoint.
+        operators: all operators of the job.
+        allow_non_restored_state: leave state behind whose operator is gone. Default: that is an error.
+
+    Raises:
+        RestoreError: the state does not fit the job; names the uid, the numbers and what to change. (Flink:
+            ``Checkpoints.loadAndValidateCheckpoint``, ``StateAssignmentOperation.checkParallelismPreconditions``.)
+    """
+    what = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
+    skipped = _left_behind(metadata, operators, what, allow_non_restored_state)
+    stored = {operator.uid: operator for operator in metadata.operators if operator.uid not in skipped}
+    assignments = {
+        spec.uid: _restored(spec, stored[spec.uid], what) if spec.uid in stored else _empty(spec) for spec in operators
+    }
+    return RestorePlan(metadata.checkpoint_id, assignments, skipped)
+
+
+def reassign_key_groups(
+    old: Sequence[KeyedSnapshot | None], max_parallelism: int, new_parallelism: int
+) -> list[list[tuple[int, KeyedSnapshot]]]:
+    """Intersect old subtasks' snapshots with the new subtasks' key groups.
+
+    Flink: ``StateAssignmentOperation.reAssignSubKeyedStates``.
+
+    Args:
+        old: per old subtask; None where there is no state.
+        max_parallelism: number of key groups.
+        new_parallelism: number of new subtasks.
+
+    Returns:
+        Per new subtask: index of the old subtask and its part, in order of the old subtasks.
+    """
+    located = [(index, snapshot) for index, snapshot in enumerate(old) if snapshot is not None]
+    new: list[list[tuple[int, KeyedSnapshot]]] = []
+    first = 0  # both sides are in order of key groups, so what ends before this subtask ends before all later ones
+    for subtask in range(new_parallelism):
+        key_groups = compute_key_group_range_for_operator_index(max_parallelism, new_parallelism, subtask)
+        while first < len(located) and located[first][1].key_groups.end < key_groups.start:
+            first += 1
+        parts: list[tuple[int, KeyedSnapshot]] = []
+        for index, snapshot in islice(located, first, None):
+            if snapshot.key_groups.start > key_groups.end:
+                break
+            if part := snapshot.restrict(key_groups):
+                parts.append((index, part))
+        new.append(parts)
+    return new
+
+
+def repartition_operator_state(
+    old: Sequence[Sequence[OperatorStateHandle] | None],
+    new_parallelism: int,
+    *,
+    split_name_order: Sequence[str] | None = None,
+) -> list[list[tuple[int, OperatorStateHandle]]]:
+    """Redistribute named list states over new subtasks (Flink: ``RoundRobinOperatorStateRepartitioner``).
+
+    With equal parallelism SPLIT_DISTRIBUTE state stays where it is. Otherwise each named state's partitions are dealt
+    out in contiguous shares, and the next name begins at the subtask after the one that got the last odd partition.
+
+    Args:
+        old: per old subtask its states; None if it had none.
+        new_parallelism: number of new subtasks.
+        split_name_order: in which order to deal the SPLIT_DISTRIBUTE names. Default: by name. (Flink: a hash map's.)
+
+    Returns:
+        Per new subtask: index of the old subtask and what it gets of that one's states. A handle may be empty.
+    """
+    by_mode: dict[DistributionMode, dict[str, list[tuple[int, OperatorStateHandle]]]] = {
+        m: {} for m in DistributionMode
+    }
+    for index, handles in enumerate(old):
+        for handle in handles or ():
+            by_mode[handle.mode].setdefault(handle.name, []).append((index, handle))
+    new: list[list[tuple[int, OperatorStateHandle]]] = [[] for _ in range(new_parallelism)]
+
+    split = by_mode[DistributionMode.SPLIT_DISTRIBUTE]
+    if new_parallelism == len(old):
+        for located in split.values():
+            for index, handle in located:
+                new[index].append((index, handle))
+    else:
+        first = 0
+        for name in split_name_order if split_name_order is not None else sorted(split):
+            first = _deal(split[name], new, first)
+
+    for located in by_mode[DistributionMode.UNION].values():
+        for subtask in new:
+            subtask.extend(located)
+
+    for located in by_mode[DistributionMode.BROADCAST].values():
+        own = dict(located) if new_parallelism == len(old) else {}
+        for number, subtask in enumerate(new):
+            copies = {number: own[number]} if number in own else {}
+            if len(own) < len(old):  # Flink gives those that have a copy a second one; they are equal
+                index, handle = located[number % len(located)]
+                copies[index] = handle
+            subtask.extend(copies.items())
+    return new
+
+
+def _deal(
+    located: Sequence[tuple[int, OperatorStateHandle]], new: Sequence[list[tuple[int, OperatorStateHandle]]], first: int
+) -> int:
+    """Deal the partitions of one name, beginning at subtask ``first``; return where the next name begins."""
+    base, odd = divmod(sum(len(handle.partitions) for _, handle in located), len(new))
+    source = position = 0
+    for number in range(len(new)):
+        wanted = base + (number < odd)
+        while wanted > 0:
+            index, handle = located[source]
+            # An empty handle is passed on too: that is how Flink walks the list, and it keeps the name registered.
+            share = handle.partitions[position : position + wanted]
+            new[(first + number) % len(new)].append((index, replace(handle, partitions=share)))
+            if len(handle.partitions) - position > wanted:
+                position += wanted
+            else:
+                source, position = source + 1, 0
+            wanted -= len(share)
+    return (first + odd) % len(new)
+
+
+def _left_behind(
+    metadata: CheckpointMetadata, operators: Sequence[OperatorSpec], what: str, allow_non_restored_state: bool
+) -> tuple[str, ...]:
+    stateful = {spec.uid: spec.stateful for spec in operators}
+    skipped: list[str] = []
+    for operator in metadata.operators:
+        if operator.uid not in stateful:
+            lost = operator.has_state
+            problem = f"the job has no operator with such a uid (it has {_quoted(stateful)}). Give it its old uid back"
+        else:
+            lost = not stateful[operator.uid] and any(s.keyed or s.operator_state for s in operator.subtasks)
+            problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
+        if lost and not allow_non_restored_state:
+            raise RestoreError(
+                f"{what} has state for operator {operator.uid!r}, but {problem}, or set allow_non_restored_state to "
+                "leave this state behind."
+            )
+        if lost:
+            skipped.append(operator.uid)
+    return tuple(skipped)
+
+
+def _empty(spec: OperatorSpec) -> OperatorAssignment:
+    subtasks = tuple(SubtaskAssignment(index) for index in range(spec.parallelism))
+    return OperatorAssignment(spec.uid, spec.parallelism, spec.max_parallelism, subtasks)
+
+
+def _restored(spec: OperatorSpec, stored: OperatorState, what: str) -> OperatorAssignment:
+    if stored.has_state:
+        _check(spec, stored, what)
+        max_parallelism = stored.max_parallelism
+    else:
+        max_parallelism = spec.max_parallelism
+    old = [SubtaskState(index) for index in range(stored.parallelism)]
+    for subtask in stored.subtasks:
+        old[subtask.index] = subtask
+    if spec.parallelism == stored.parallelism:
+        keyed = [subtask.keyed for subtask in old]
+        splits = [subtask.splits for subtask in old]
+        channels = [subtask.channel_state for subtask in old]
+    else:
+        if any(subtask.channel_state for subtask in old):
+            raise RestoreError(
+                f"operator {spec.uid!r} has in-flight data in {what}, an unaligned checkpoint: it can only be restored "
+                f"with parallelism {stored.parallelism}, not {spec.parallelism}. Take a savepoint and restore that."
+            )
+        keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
+        all_splits = [split for subtask in old for split in subtask.splits]
+        splits = [tuple(all_splits[index :: spec.parallelism]) for index in range(spec.parallelism)]
+        channels = [()] * spec.parallelism
+    operator_state = _merged(repartition_operator_state([s.operator_state for s in old], spec.parallelism))
+    watermark = _least(subtask.watermark for subtask in old)
+    return OperatorAssignment(
+        uid=spec.uid,
+        parallelism=spec.parallelism,
+        max_parallelism=max_parallelism,
+        subtasks=tuple(
+            SubtaskAssignment(index, keyed[index], operator_state[index], splits[index], watermark, channels[index])
+            for index in range(spec.parallelism)
+        ),
+        coordinator_state=stored.coordinator_state,
+        restored=True,
+    )
+
+
+def _check(spec: OperatorSpec, stored: OperatorState, what: str) -> None:
+    if spec.max_parallelism_set and spec.max_parallelism != stored.max_parallelism:
+        raise RestoreError(
+            f"operator {spec.uid!r} sets max parallelism {spec.max_parallelism}, but its state in {what} has "
+            f"{stored.max_parallelism} key groups, which cannot change. Set it to {stored.max_parallelism}, or do not "
+            "set it."
+        )
+    if spec.parallelism > stored.max_parallelism:
+        raise RestoreError(
+            f"operator {spec.uid!r} has parallelism {spec.parallelism}, but its state in {what} has max parallelism "
+            f"{stored.max_parallelism}. Lower the parallelism to at most {stored.max_parallelism}."
+        )
+
+
+def _reshard(old: Sequence[KeyedSnapshot | None], max_parallelism: int, parallelism: int) -> list[KeyedSnapshot | None]:
+    new: list[KeyedSnapshot | None] = []
+    for index, parts in enumerate(reassign_key_groups(old, max_parallelism, parallelism)):
+        key_groups = compute_key_group_range_for_operator_index(max_parallelism, parallelism, index)
+        new.append(KeyedSnapshot.concat((part for _, part in parts), key_groups) if parts else None)
+    return new
+
+
+def _merged(
+    located: Sequence[Sequence[tuple[int, OperatorStateHandle]]],
+) -> list[tuple[OperatorStateHandle, ...]]:
+    """Join the parts of each name, in order of the old subtasks; of broadcast state one copy is enough."""
+    merged: list[tuple[OperatorStateHandle, ...]] = []
+    for subtask in located:
+        by_name: dict[tuple[str, DistributionMode], OperatorStateHandle] = {}
+        for _, handle in subtask:
+            key = handle.name, handle.mode
+            known = by_name.get(key)
+            if known is not None and handle.mode is DistributionMode.BROADCAST:
+                continue
+            if known is not None:
+                handle = replace(known, partitions=known.partitions + handle.partitions)
+            by_name[key] = handle
+        merged.append(tuple(by_name.values()))
+    return merged
+
+
+def _least(watermarks: Iterable[int | None]) -> int | None:
+    least: int | None = None
+    for watermark in watermarks:
+        if watermark is None:
+            return None
+        least = watermark if least is None else min(least, watermark)
+    return least
+
+
+def _quoted(uids: Iterable[str]) -> str:
+    return ", ".join(repr(uid) for uid in uids) or "none"
