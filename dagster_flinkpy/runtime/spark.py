@@ -1,0 +1,253 @@
+"""Spark sessions: on a local Spark Connect server that processes share, on a remote server, or in this process.
+
+The local server belongs to the Dagster process above the caller (see `find_owner`) and ends with it. It is found through
+a state file, so that the second run under one ``dagster dev`` does not wait for another Java to start.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import secrets
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from dagster_flinkpy.errors import ConfigurationError, SparkUnavailableError
+from dagster_flinkpy.runtime.java import find_java_home
+from dagster_flinkpy.runtime.processes import find_owner
+from dagster_flinkpy.runtime.server_state import ServerState, StateFile, runtime_directory
+from dagster_flinkpy.runtime.spark_server import ServerOrder
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["SparkSettings", "get_session", "stop_server"]
+
+_log = logging.getLogger(__name__)
+
+_START_TIMEOUT_SECONDS = 120
+_CONNECT_TIMEOUT_SECONDS = 10
+_STOP_TIMEOUT_SECONDS = 10
+
+_SESSION_CONF = {
+    # The exchange decides which task a row goes to, and how many tasks there are.
+    "spark.sql.adaptive.enabled": "false",
+    # Rows of an exchange carry about 1 MiB each: bytes have to bound a batch, not rows.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+    "spark.sql.session.timeZone": "UTC",
+}
+_DRIVER_CONF = {
+    "spark.driver.memory": "2g",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_LOCAL_CONF = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+}
+_CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
+_ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or a process for each."
+
+_supervisors: list[subprocess.Popen[bytes]] = []
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """Which Spark a job runs on.
+
+    Raises:
+        ConfigurationError: the fields do not fit each other.
+    """
+
+    mode: Literal["local", "remote", "classic"] = "local"
+    """``local``: a Spark Connect server on this machine, started when none runs, shared by this user's processes with
+    equal settings. ``remote``: the Spark Connect server at `remote`. ``classic``: a driver in this process."""
+
+    master: str = "local[*]"
+    """The Spark master of ``local`` and ``classic``."""
+
+    remote: str | None = None
+    """The URL of ``remote``, as ``sc://host:15002/;token=...``."""
+
+    conf: Mapping[str, str] = field(default_factory=dict)
+    """More of Spark's configuration, over the defaults of this module. In ``remote`` only what a session can set."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("local", "remote", "classic"):
+            raise ConfigurationError(f"Spark mode {self.mode!r} is not one of 'local', 'remote', 'classic'.")
+        if (self.mode == "remote") != (self.remote is not None):
+            raise ConfigurationError("`remote` is the URL of mode 'remote': give both, or neither.")
+        if self.remote is not None and not self.remote.startswith("sc://"):
+            raise ConfigurationError(f"Spark Connect URL {self.remote!r} does not start with 'sc://'.")
+        if self.mode == "local" and not self.master.startswith("local"):
+            raise ConfigurationError(
+                f"Master {self.master!r} is not local: use mode 'classic', or a remote 'sc://' URL."
+            )
+
+
+def get_session(settings: SparkSettings | None = None) -> SparkSession:
+    """A new Spark session; the caller stops it.
+
+    In mode ``classic`` a session that this process has already is returned.
+
+    Args:
+        settings: where it runs; by default on the shared local server.
+
+    Raises:
+        JavaNotFoundError: a local Spark has to be started, and there is no Java for it.
+        SparkUnavailableError: the server cannot be reached or started, or this process has the other kind of session.
+    """
+    settings = settings or SparkSettings()
+    if settings.mode == "classic":
+        return _classic_session(settings)
+    if settings.mode == "remote":
+        assert settings.remote is not None
+        session = _connect(settings.remote, {}, "start one there, or correct the URL")
+        for key, value in {**_SESSION_CONF, **settings.conf}.items():
+            session.conf.set(key, value)
+        return session
+    state_file = _state_file(settings)
+    with state_file.locked():
+        state = _running_server(state_file) or _start_server(settings, state_file)
+    return _connect(f"sc://localhost:{state.port}", {"token": state.token}, f"see {state_file.log}")
+
+
+def stop_server(settings: SparkSettings | None = None) -> None:
+    """Stop the local server of these settings, if it runs, whoever still uses it."""
+    state_file = _state_file(settings or SparkSettings())
+    with state_file.locked():
+        state = state_file.read()
+        if state is None:
+            return
+        if state.supervisor.is_alive():
+            os.kill(state.supervisor.pid, signal.SIGTERM)
+            state.supervisor.await_end(_STOP_TIMEOUT_SECONDS)
+        state.destroy()
+        state_file.remove()
+
+
+# --- the local server -------------------------------------------------------------------------------------------------
+
+
+def _server_conf(settings: SparkSettings) -> dict[str, str]:
+    return {"spark.master": settings.master, **_SESSION_CONF, **_DRIVER_CONF, **_LOCAL_CONF, **settings.conf}
+
+
+def _state_file(settings: SparkSettings) -> StateFile:
+    """Servers that differ in what their workers would see have different files."""
+    from pyspark.version import __version__
+
+    identity = json.dumps([_server_conf(settings), sys.executable, __version__], sort_keys=True)
+    return StateFile(runtime_directory() / f"spark-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json")
+
+
+def _running_server(state_file: StateFile) -> ServerState | None:
+    state = state_file.read()
+    if state is None:
+        return None
+    if reason := state.staleness():
+        _log.warning("The local Spark server on port %d is stale: %s. Starting another.", state.port, reason)
+        state.destroy()
+        state_file.remove()
+        return None
+    state = state.with_owner(find_owner())
+    state_file.write(state)
+    return state
+
+
+def _start_server(settings: SparkSettings, state_file: StateFile) -> ServerState:
+    import pyspark
+
+    order = ServerOrder(
+        state_path=str(state_file.path),
+        owner=find_owner(),
+        token=secrets.token_urlsafe(32),
+        java_home=str(find_java_home()),
+        spark_home=str(Path(pyspark.__file__).parent),
+        conf=_server_conf(settings),
+    )
+    _log.info("Starting a local Spark server that ends with process %d; its log is %s", order.owner.pid, state_file.log)
+    with state_file.log.with_suffix(".supervisor.log").open("wb") as errors:
+        supervisor = subprocess.Popen(
+            [sys.executable, "-m", "dagster_flinkpy.runtime.spark_server"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,  # a Ctrl-C of the terminal is its owner's, not its own
+        )
+    _supervisors[:] = [supervisor, *(other for other in _supervisors if other.poll() is None)]
+    assert supervisor.stdin is not None
+    assert supervisor.stdout is not None
+    with supervisor.stdin as orders:
+        orders.write(order.to_json().encode())
+    with supervisor.stdout as answers:
+        timely = select.select([answers], [], [], _START_TIMEOUT_SECONDS)[0]
+        answer: dict[str, Any] = json.loads(answers.readline() or "{}") if timely else {}
+    state = state_file.read()
+    if "port" in answer and state is not None:
+        return state
+    supervisor.terminate()
+    reason = answer.get(
+        "error", f"no answer within {_START_TIMEOUT_SECONDS} s" if not timely else "its supervisor failed"
+    )
+    raise SparkUnavailableError(f"The local Spark server did not start: {reason}. See {state_file.log}")
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def _connect(url: str, parameters: Mapping[str, str], advice: str) -> SparkSession:
+    """A new session on a Spark Connect server, once it is known to answer."""
+    import grpc
+    from pyspark.errors import PySparkValueError
+    from pyspark.sql import SparkSession as AnySession
+    from pyspark.sql.connect.client import DefaultChannelBuilder
+    from pyspark.sql.connect.session import SparkSession as ConnectSession
+
+    if _CONNECT_VARIABLE not in os.environ and AnySession.getActiveSession() is not None:
+        raise SparkUnavailableError(f"This process has a classic Spark session already. {_ONE_KIND_HINT}")
+    try:
+        # gRPC would send even calls to this machine to a proxy named in the environment.
+        builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if parameters else None)
+    except PySparkValueError as error:
+        raise ConfigurationError(f"The Spark Connect URL cannot be read: {error}") from None
+    for name, value in parameters.items():
+        builder.set(name, value)
+    with builder.toChannel() as channel:
+        try:
+            # PySpark by itself would try again for ten minutes.
+            grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT_SECONDS)
+        except grpc.FutureTimeoutError:
+            raise SparkUnavailableError(
+                f"No Spark Connect server answered at sc://{builder.endpoint} within {_CONNECT_TIMEOUT_SECONDS} s: "
+                f"{advice}."
+            ) from None
+    # The functions of `pyspark.sql` look here for the kind of session they serve.
+    os.environ[_CONNECT_VARIABLE] = "1"
+    return cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
+
+
+def _classic_session(settings: SparkSettings) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    if _CONNECT_VARIABLE in os.environ:
+        raise SparkUnavailableError(f"This process has a Spark Connect session already. {_ONE_KIND_HINT}")
+    os.environ["JAVA_HOME"] = str(find_java_home())
+    conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}
+    if settings.master.startswith("local"):
+        conf = {**_LOCAL_CONF, **conf}
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master(settings.master)
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,258 @@
+"""The supervisor of a local Spark Connect server: ``python -m dagster_flinkpy.runtime.spark_server``.
+
+It starts the server as its child, tells the starter the port, and stops it when the last owner has ended, in whatever
+way. Should the supervisor itself be killed, the kernel kills the server; Python workers end with the server's sockets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dagster_flinkpy.runtime.processes import ProcessId, open_pidfd
+from dagster_flinkpy.runtime.server_state import ServerState, StateFile
+
+__all__ = ["ServerOrder", "main"]
+
+_SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_STARTED = re.compile(rb"server started at: \S*:(\d+)")
+_STOP_TIMEOUT_SECONDS = 5
+_POLL_SECONDS = 1
+_PR_SET_PDEATHSIG = 1
+
+# The class says on standard output where it listens; all else goes to the log, through standard error.
+_LOG4J = f"""\
+rootLogger.level = warn
+rootLogger.appenderRef.err.ref = err
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.out.type = Console
+appender.out.name = out
+appender.out.target = SYSTEM_OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %m%n
+logger.server.name = {_SERVER_CLASS}
+logger.server.level = info
+logger.server.appenderRef.out.ref = out
+"""
+
+
+@dataclass(frozen=True)
+class ServerOrder:
+    """What a starter orders, as JSON on the supervisor's standard input."""
+
+    state_path: str
+    owner: ProcessId
+    token: str
+    java_home: str
+    spark_home: str
+    conf: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """The order as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerOrder:
+        """The order that `to_json` wrote."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "owner": ProcessId(**fields["owner"])})
+
+
+def main() -> None:
+    """Run the server until its last owner has ended; answers one line of JSON on standard output."""
+    order = ServerOrder.from_json(sys.stdin.read())
+    signal.signal(signal.SIGTERM, _exit)
+    scratch = Path(tempfile.mkdtemp(prefix="flinkpy-spark-"))
+    state_file = StateFile(Path(order.state_path))
+    server: subprocess.Popen[bytes] | None = None
+    try:
+        server = _start(order, scratch, state_file.log)
+        _supervise(order, scratch, state_file, server)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if server is not None:
+            _stop(server)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _exit(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[bytes]:
+    log4j = scratch / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    java_options = (
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        f"-Djava.io.tmpdir={scratch}",  # where Spark's shuffle files go, too, by default
+        order.conf.get("spark.driver.extraJavaOptions", ""),
+    )
+    conf = {
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        **order.conf,
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.extraJavaOptions": " ".join(java_options).strip(),
+    }
+    # A file keeps secrets of the conf off the command line.
+    properties = scratch / "spark.properties"
+    properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in conf.items()))
+    properties.chmod(0o600)
+
+    # What a client or a worker of another Spark was told must not reach this one.
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    environment = kept | {
+        "JAVA_HOME": order.java_home,
+        "SPARK_HOME": order.spark_home,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONNECT_MODE": "0",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": order.token,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
+    submit = str(Path(order.spark_home, "bin", "spark-submit"))
+    with log.open("wb") as errors:
+        # The scripts replace themselves by Java, so the child is the server.
+        return subprocess.Popen(
+            ["bash", submit, "--class", _SERVER_CLASS, "--properties-file", str(properties), "spark-internal"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            preexec_fn=_die_with_parent(),
+        )
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child runs so that the kernel kills it with its parent; only Linux can."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask_kernel
+
+
+def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server: subprocess.Popen[bytes]) -> None:
+    assert server.stdout is not None
+    output = server.stdout.fileno()
+    owners = _Watch((order.owner,))
+    # Until it has our answer, the starter holds the lock.
+    port = _await_port(output, owners)
+    if port is None:
+        _stop(server)
+        _answer({"error": f"the server ended while it started (exit code {server.returncode})"})
+        return
+    state_file.write(
+        ServerState(
+            port=port,
+            token=order.token,
+            server=_identify(server.pid),
+            supervisor=ProcessId.current(),
+            owners=(order.owner,),
+            scratch=str(scratch),
+        )
+    )
+    try:
+        _answer({"port": port})
+    except BrokenPipeError:  # the starter has gone, and nobody else may know of this server yet
+        return _forget(state_file)
+    while owners.wait(output) or os.read(output, 65536):
+        with state_file.locked():
+            state = state_file.read()
+            if state is None or state.supervisor.pid != os.getpid():
+                return
+            state = state.without_ended_owners()
+            if not state.owners:
+                return _forget(state_file)
+            state_file.write(state)
+        owners = _Watch(state.owners)
+    with state_file.locked():
+        _forget(state_file)
+
+
+def _await_port(output: int, owners: _Watch) -> int | None:
+    """The port the server says it listens on; None when it or its owner has ended before."""
+    said = b""
+    while not (started := _STARTED.search(said)):
+        if owners.wait(output) or not (chunk := os.read(output, 65536)):
+            return None
+        said += chunk
+    return int(started[1])
+
+
+def _identify(pid: int) -> ProcessId:
+    process = ProcessId.of(pid)
+    if process is None:
+        raise SystemExit(f"the server {pid} has ended")
+    return process
+
+
+def _answer(answer: Mapping[str, object]) -> None:
+    os.write(1, json.dumps(answer).encode() + b"\n")
+    os.close(1)
+
+
+def _forget(state_file: StateFile) -> None:
+    state = state_file.read()
+    if state is not None and state.supervisor.pid == os.getpid():
+        state_file.remove()
+
+
+class _Watch:
+    """Waits for the end of any of some processes: by their pidfds on Linux, elsewhere by looking each second."""
+
+    def __init__(self, processes: tuple[ProcessId, ...]) -> None:
+        self._processes = processes
+        self._pidfds = [pidfd for process in processes if (pidfd := open_pidfd(process)) is not None]
+
+    def __del__(self) -> None:
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+
+    def wait(self, readable: int) -> bool:
+        """Wait for the end of a process (True), or for something to read (False)."""
+        timeout = None if len(self._pidfds) == len(self._processes) else _POLL_SECONDS
+        while all(process.is_alive() for process in self._processes):
+            if readable in select.select([readable, *self._pidfds], [], [], timeout)[0]:
+                return False
+        return True
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(timeout=_STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()
