@@ -324,7 +324,7 @@ def _walk(directory: Path, folder: str, start: str) -> Iterator[tuple[str, os.Di
         if name.startswith(start):
             if name.endswith("/"):
                 yield from _walk(Path(entry.path), folder + name, "")
-            else:
+            elif entry.is_file():
                 yield folder + name, entry
 
 

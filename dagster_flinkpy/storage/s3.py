@@ -250,7 +250,7 @@ class S3ObjectStore(ObjectStore):
             if found is not None and found.etag == _joined_etag(parts):
                 self.abort_upload(key, upload_id)
                 return found.etag
-            self._check_upload(key, upload_id)  # Ceph RGW says 500 of an aborted one
+            self._check_upload(key, upload_id)
             raise
 
     def abort_upload(self, key: str, upload_id: str) -> None:
@@ -288,8 +288,12 @@ class S3ObjectStore(ObjectStore):
         return _bare(found["ETag"]) if found["Metadata"].get(_WRITE_ID) == write_id else None
 
     def _check_upload(self, key: str, upload_id: str) -> None:
-        with self._translated("s3:ListMultipartUploadParts", key):
-            self._client.list_parts(Bucket=self._bucket, Key=self._full(key), UploadId=upload_id, MaxParts=1)
+        """Make sure that the upload exists; asked to complete one that does not, Ceph RGW only says 500."""
+        try:
+            with self._translated("s3:ListMultipartUploadParts", key):
+                self._client.list_parts(Bucket=self._bucket, Key=self._full(key), UploadId=upload_id, MaxParts=1)
+        except ObjectNotFoundError as error:  # Ceph's answer
+            raise UploadNotFoundError(f"the upload of {self.url}/{key} was completed or aborted") from error
 
     @contextmanager
     def _translated(self, permission: str, key: str) -> Iterator[None]:

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dagster_flinkpy.errors import CorruptMetadataError, FencedError
+from dagster_flinkpy.storage import ObjectStore, lease
+from dagster_flinkpy.storage.lease import LeaderRecord
+from dagster_flinkpy.storage.local import LocalObjectStore
+
+TTL = timedelta(seconds=30)
+NOON = 1_700_000_000_000
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ObjectStore:
+    return LocalObjectStore(tmp_path)
+
+
+def test_first_leader(job: ObjectStore) -> None:
+    assert lease.read(job) is None
+    leader = lease.acquire(job, "run-1", TTL, NOON)
+    assert (leader.token, leader.owner) == (1, "run-1")
+    assert lease.read(job) == LeaderRecord(token=1, owner="run-1", expires_at=NOON + 30_000, acquired_at=NOON)
+    assert json.loads(job.get("leader")[0]) == {
+        "token": 1,
+        "owner": "run-1",
+        "expires_at": NOON + 30_000,
+        "acquired_at": NOON,
+    }
+    lease.check(job, leader)
+
+
+def test_a_takeover_does_not_wait_and_fences_the_former_leader(job: ObjectStore) -> None:
+    old = lease.acquire(job, "run-1", TTL, NOON)
+    new = lease.acquire(job, "run-2", TTL, NOON + 1)
+    assert new.token == 2
+    story = r"'run-1' \(token 1\) was fenced by .*'run-2' \(token 2\) at 2023-11-14T22:13:20.001\+00:00"
+    with pytest.raises(FencedError, match=story):
+        lease.check(job, old)
+    with pytest.raises(FencedError, match=story):
+        lease.renew(job, old, TTL, NOON + 2)
+    lease.release(job, old)
+    lease.check(job, new)
+    assert lease.read(job) == new.record
+
+
+def test_the_same_owner_again_is_another_attempt(job: ObjectStore) -> None:
+    old = lease.acquire(job, "run-1", TTL, NOON)
+    new = lease.acquire(job, "run-1", TTL, NOON)
+    assert new.token == 2
+    with pytest.raises(FencedError):
+        lease.check(job, old)
+
+
+def test_renew_moves_the_expiry_only(job: ObjectStore) -> None:
+    leader = lease.acquire(job, "run-1", TTL, NOON)
+    renewed = lease.renew(job, leader, TTL, NOON + 10_000)
+    assert renewed.record == LeaderRecord(token=1, owner="run-1", expires_at=NOON + 40_000, acquired_at=NOON)
+    assert lease.read(job) == renewed.record
+    lease.check(job, leader)
+    assert lease.renew(job, renewed, TTL, NOON + 20_000).record.expires_at == NOON + 50_000
+
+
+def test_renew_beside_another_thread_of_the_same_attempt(job: ObjectStore) -> None:
+    leader = lease.acquire(job, "run-1", TTL, NOON)
+    renewed = lease.renew(job, leader, TTL, NOON + 10_000)
+    assert lease.renew(job, leader, TTL, NOON + 10_001) == renewed
+
+
+def test_tokens_go_on_growing_after_a_release(job: ObjectStore) -> None:
+    leader = lease.acquire(job, "run-1", TTL, NOON)
+    lease.release(job, leader)
+    released = lease.read(job)
+    assert released is not None
+    assert (released.token, released.expires_at) == (1, 0)
+    assert lease.acquire(job, "run-2", TTL, NOON).token == 2
+
+
+def test_deleted_leader_object_fences(job: ObjectStore) -> None:
+    leader = lease.acquire(job, "run-1", TTL, NOON)
+    job.delete("leader")
+    with pytest.raises(FencedError, match=r"'run-1' .*deleted"):
+        lease.check(job, leader)
+    with pytest.raises(FencedError, match=r"'run-1' .*deleted"):
+        lease.renew(job, leader, TTL, NOON)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"token": "x", "owner": "a"}', b"null"])
+def test_unreadable_leader_object_is_not_overwritten(job: ObjectStore, data: bytes) -> None:
+    job.put("leader", data)
+    with pytest.raises(CorruptMetadataError, match="leader is not a leader record"):
+        lease.acquire(job, "run-1", TTL, NOON)
+    assert job.get("leader")[0] == data
+
+
+def test_racing_attempts_get_different_tokens(store: ObjectStore) -> None:
+    start = threading.Barrier(8)
+
+    def attempt(i: int) -> lease.Leader:
+        start.wait()
+        return lease.acquire(store, f"run-{i}", TTL, NOON)
+
+    with ThreadPoolExecutor(8) as pool:
+        leaders = list(pool.map(attempt, range(8)))
+    assert sorted(leader.token for leader in leaders) == list(range(1, 9))
+    for leader in leaders:
+        if leader.token == 8:
+            lease.check(store, leader)
+        else:
+            with pytest.raises(FencedError):
+                lease.check(store, leader)

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+
+from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.s3 import s3_client
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket/", "s3://bucket"),
+        ("s3://bucket/a/b c%20/", "s3://bucket/a/b c%20"),
+        ("/a/b", "file:///a/b"),
+        ("/a/b/", "file:///a/b"),
+        ("/a/b c%", "file:///a/b%20c%25"),
+        ("file:///a/b%20c%25", "file:///a/b%20c%25"),
+        ("file:///a/b/", "file:///a/b"),
+        ("file://localhost/a", "file:///a"),
+    ],
+)
+def test_one_place_has_one_url(given: str, kept: str) -> None:
+    location = StorageLocation(given)
+    assert location.url == kept
+    assert StorageLocation(kept) == location
+    assert location.open().url == kept
+
+
+def test_a_relative_path_is_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    location = StorageLocation("state dir")
+    monkeypatch.chdir("/")
+    location.open().put("k", b"1")
+    assert (tmp_path / "state dir" / "k").read_bytes() == b"1"
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "s3://", "s3:///x", "file://host/x", "file://x"])
+def test_urls_that_name_no_place(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"s3://bucket/prefix|file:///dir"):
+        StorageLocation(url)
+
+
+def test_an_s3_prefix_that_could_escape() -> None:
+    with pytest.raises(PathEscapesPrefixError):
+        StorageLocation("s3://bucket/a/../b")
+
+
+def test_half_of_the_credentials() -> None:
+    with pytest.raises(ConfigurationError, match="both"):
+        StorageLocation("s3://bucket", access_key_id="a")
+
+
+def test_the_secret_is_not_shown() -> None:
+    location = StorageLocation("s3://bucket", access_key_id="visible", secret_access_key="hidden")
+    assert "visible" in repr(location)
+    assert "hidden" not in repr(location)
+    assert pickle.loads(pickle.dumps(location)) == location
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/base", "/base dir"])
+def test_child(url: str) -> None:
+    location = StorageLocation(url)
+    assert location.child("a b/c/").open().url == location.open().child("a b/c").url
+    with pytest.raises(PathEscapesPrefixError):
+        location.child("../x")
+
+
+def test_stores_of_one_server_share_a_client_but_not_with_a_forked_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours = s3_client("http://127.0.0.1:1", "us-east-1", "a", "s")
+    assert s3_client("http://127.0.0.1:1", "us-east-1", "a", "s") is ours
+    assert s3_client("http://127.0.0.1:1", "us-east-1", "b", "s") is not ours
+    pid = os.getpid()
+    monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+    assert s3_client("http://127.0.0.1:1", "us-east-1", "a", "s") is not ours
+
+
+def _use_in_child(location: StorageLocation) -> None:
+    location.open().put("child", b"1")
+
+
+def test_a_forked_process_uses_the_store(s3_location: StorageLocation) -> None:
+    s3_location.open().put("parent", b"1")
+    child = multiprocessing.get_context("fork").Process(target=_use_in_child, args=(s3_location,))
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    assert [found.key for found in s3_location.open().list()] == ["child", "parent"]

@@ -1,0 +1,274 @@
+"""What S3 and the network do wrong: responses that get lost, conflicts, cut bodies, refusals."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+
+import pytest
+from botocore.awsrequest import AWSPreparedRequest
+from botocore.exceptions import ReadTimeoutError
+from botocore.httpsession import URLLib3Session
+from botocore.response import StreamingBody
+from botocore.stub import Stubber
+from mypy_boto3_s3 import S3Client
+
+from dagster_flinkpy.errors import (
+    ConditionalWritesUnsupportedError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    UploadNotFoundError,
+)
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadedPart
+from dagster_flinkpy.storage.s3 import S3ObjectStore, s3_client
+
+PART = 5 * 2**20
+
+
+@pytest.fixture(autouse=True)
+def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("botocore.retries.standard.ExponentialBackoff.delay_amount", lambda *_: 0)
+    monkeypatch.setattr("dagster_flinkpy.storage.s3.random.uniform", lambda *_: 0)
+
+
+# --- responses that get lost ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def client(s3_location: StorageLocation) -> S3Client:
+    """The client that the stores of ``s3_location`` share."""
+    place = s3_location
+    return s3_client(place.endpoint_url, place.region, place.access_key_id, place.secret_access_key)
+
+
+@pytest.fixture
+def store(s3_location: StorageLocation) -> ObjectStore:
+    return s3_location.open()
+
+
+@contextmanager
+def faulty_once(client: S3Client, operation: str, meanwhile: Callable[[AWSPreparedRequest], None]) -> Iterator[None]:
+    """For the first request of an operation do ``meanwhile`` instead, and let the client see a timeout."""
+    met = []
+
+    def before_send(request: AWSPreparedRequest, **_: object) -> None:
+        if not met:
+            met.append(request)
+            meanwhile(request)
+            raise ReadTimeoutError(endpoint_url=request.url)
+
+    client.meta.events.register_first(f"before-send.s3.{operation}", before_send)
+    try:
+        yield
+    finally:
+        client.meta.events.unregister(f"before-send.s3.{operation}", before_send)
+    assert met
+
+
+def deliver(request: AWSPreparedRequest) -> None:
+    """The server gets and does it; only its answer is lost."""
+    assert URLLib3Session().send(request).status_code == 200
+
+
+def overtake(store: ObjectStore, data: bytes) -> None:
+    store.put("k", data, if_none_match=True)
+
+
+def test_lost_answer_to_a_create(store: ObjectStore, client: S3Client) -> None:
+    with faulty_once(client, "PutObject", deliver):
+        etag = store.put("k", b"ours", if_none_match=True)
+    assert store.get("k") == (b"ours", etag)
+
+
+def test_lost_answer_to_a_compare_and_swap(store: ObjectStore, client: S3Client) -> None:
+    before = store.put("k", b"old")
+    with faulty_once(client, "PutObject", deliver):
+        etag = store.put("k", b"ours", if_match=before)
+    assert store.get("k") == (b"ours", etag)
+
+
+@pytest.mark.parametrize("theirs", [b"theirs", b"ours"])
+def test_lost_create_that_another_writer_overtook(store: ObjectStore, client: S3Client, theirs: bytes) -> None:
+    """Even if the other one wrote the same bytes, we did not create the object."""
+    with (
+        faulty_once(client, "PutObject", lambda _: overtake(store, theirs)),
+        pytest.raises(PreconditionFailedError),
+    ):
+        store.put("k", b"ours", if_none_match=True)
+    assert store.get("k")[0] == theirs
+
+
+def test_lost_answer_to_a_create_that_was_replaced_since(store: ObjectStore, client: S3Client) -> None:
+    def deliver_then_replace(request: AWSPreparedRequest) -> None:
+        deliver(request)
+        store.put("k", b"later")
+
+    with faulty_once(client, "PutObject", deliver_then_replace), pytest.raises(PreconditionFailedError):
+        store.put("k", b"ours", if_none_match=True)
+    assert store.get("k")[0] == b"later"
+
+
+@pytest.mark.parametrize("if_none_match", [True, False])
+def test_lost_answer_to_a_completion(store: ObjectStore, client: S3Client, if_none_match: bool) -> None:
+    upload = store.create_upload("k")
+    parts = [store.upload_part("k", upload, 1, b"x" * PART), store.upload_part("k", upload, 2, b"y")]
+    with faulty_once(client, "CompleteMultipartUpload", deliver):
+        etag = store.complete_upload("k", upload, parts, if_none_match=if_none_match)
+    assert store.get("k") == (b"x" * PART + b"y", etag)
+    assert list(store.list_uploads()) == []
+
+
+def test_lost_completion_that_another_writer_overtook(store: ObjectStore, client: S3Client) -> None:
+    upload = store.create_upload("k")
+    part = store.upload_part("k", upload, 1, b"ours")
+    with (
+        faulty_once(client, "CompleteMultipartUpload", lambda _: overtake(store, b"theirs")),
+        pytest.raises(PreconditionFailedError),
+    ):
+        store.complete_upload("k", upload, [part])
+    assert store.get("k")[0] == b"theirs"
+    assert [found.upload_id for found in store.list_uploads()] == [upload]
+
+
+# --- answers that a test server does not give -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stub() -> Iterator[Stubber]:
+    """A client of its own whose answers are given beforehand, and must all be asked for."""
+    import boto3
+
+    made = boto3.Session().client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="s")
+    with Stubber(made) as stubber:
+        yield stubber
+        stubber.assert_no_pending_responses()
+
+
+@pytest.fixture
+def stubbed(stub: Stubber) -> S3ObjectStore:
+    return S3ObjectStore(stub.client, "lake", "jobs")
+
+
+@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "ConcurrentModification"])
+def test_conflict_is_tried_again(stub: Stubber, stubbed: S3ObjectStore, code: str) -> None:
+    stub.add_client_error("put_object", code, http_status_code=409)
+    stub.add_client_error("put_object", code, http_status_code=409)
+    stub.add_response("put_object", {"ETag": '"e"'})
+    assert stubbed.put("k", b"1", if_none_match=True) == "e"
+
+
+def test_lasting_conflict_is_a_lost_race(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    for _ in range(5):
+        stub.add_client_error("put_object", "ConditionalRequestConflict", http_status_code=409)
+    stub.add_client_error("head_object", "404", http_status_code=404)
+    with pytest.raises(PreconditionFailedError, match="s3://lake/jobs/k"):
+        stubbed.put("k", b"1", if_none_match=True)
+
+
+def body(data: bytes, length: int) -> dict[str, object]:
+    return {"Body": StreamingBody(io.BytesIO(data), length), "ETag": '"e"'}
+
+
+def test_body_cut_off_is_read_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    stub.add_response("get_object", body(b"01", 4))
+    stub.add_response("get_object", body(b"0123", 4))
+    assert stubbed.get("k") == (b"0123", "e")
+    stub.add_response("get_object", body(b"", 4))
+    stub.add_response("get_object", body(b"0123", 4))
+    assert stubbed.get_range("k", 0, 4) == b"0123"
+
+
+def test_body_cut_off_again_and_again(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    for _ in range(5):
+        stub.add_response("get_object", body(b"01", 4))
+    with pytest.raises(StorageError, match="s3://lake/jobs/k"):
+        stubbed.get("k")
+
+
+def test_denied_access_names_bucket_and_permission(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    asked: list[tuple[str, str, Callable[[], object]]] = [
+        ("get_object", "s3:GetObject", lambda: stubbed.get("k")),
+        ("get_object", "s3:GetObject", lambda: stubbed.get_range("k", 0, 1)),
+        ("head_object", "s3:GetObject", lambda: stubbed.head("k")),
+        ("put_object", "s3:PutObject", lambda: stubbed.put("k", b"")),
+        ("delete_object", "s3:DeleteObject", lambda: stubbed.delete("k")),
+        ("delete_objects", "s3:DeleteObject", lambda: stubbed.delete_many(["k"])),
+        ("list_objects_v2", "s3:ListBucket", lambda: list(stubbed.list())),
+        ("list_objects_v2", "s3:ListBucket", lambda: list(stubbed.list_folders())),
+        ("create_multipart_upload", "s3:PutObject", lambda: stubbed.create_upload("k")),
+        ("upload_part", "s3:PutObject", lambda: stubbed.upload_part("k", "u", 1, b"")),
+        ("abort_multipart_upload", "s3:AbortMultipartUpload", lambda: stubbed.abort_upload("k", "u")),
+        ("list_multipart_uploads", "s3:ListBucketMultipartUploads", lambda: list(stubbed.list_uploads())),
+    ]
+    for operation, permission, call in asked:
+        stub.add_client_error(operation, "AccessDenied", http_status_code=403)
+        with pytest.raises(StorageError, match=f"bucket 'lake' denies access to s3://lake/jobs/.* {permission}$"):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "says"),
+    [
+        ("NoSuchBucket", 404, StorageError, "no bucket 'lake' at https://.*create it"),
+        ("NotImplemented", 501, ConditionalWritesUnsupportedError, "does not implement"),
+        ("SlowDown", 503, StorageError, "SlowDown"),
+        ("NoSuchKey", 404, ObjectNotFoundError, "s3://lake/jobs/k"),
+    ],
+)
+def test_other_refusals(
+    stub: Stubber, stubbed: S3ObjectStore, code: str, status: int, error: type[StorageError], says: str
+) -> None:
+    stub.add_client_error("put_object", code, http_status_code=status)
+    with pytest.raises(error, match=says) as raised:
+        stubbed.put("k", b"", if_none_match=True)
+    assert raised.type is error
+
+
+def test_objects_that_could_not_be_deleted(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    stub.add_response(
+        "delete_objects", {"Errors": [{"Key": "jobs/b", "Code": "AccessDenied", "Message": "locked until May"}]}
+    )
+    with pytest.raises(StorageError, match=r"1 of 2 .*'lake'.*'jobs/b': AccessDenied: locked until May"):
+        stubbed.delete_many(["a", "b"])
+
+
+def test_completion_under_encryption_whose_etags_are_no_md5s(stub: Stubber, stubbed: S3ObjectStore) -> None:
+    stub.add_client_error("complete_multipart_upload", "NoSuchUpload", http_status_code=404)
+    stub.add_response(
+        "head_object", {"ETag": '"other"', "ContentLength": 1, "LastModified": datetime.now(timezone.utc)}
+    )
+    stub.add_client_error("list_parts", "NoSuchUpload", http_status_code=404)
+    with pytest.raises(UploadNotFoundError):
+        stubbed.complete_upload("k", "u", [UploadedPart(1, "not hexadecimal")])
+
+
+def test_server_that_calls_a_completion_of_an_aborted_upload_an_internal_error(
+    stub: Stubber, stubbed: S3ObjectStore
+) -> None:
+    """Ceph RGW 20."""
+    stub.add_client_error("complete_multipart_upload", "InternalError", http_status_code=500)
+    stub.add_client_error("head_object", "404", http_status_code=404)
+    stub.add_client_error("list_parts", "NoSuchKey", http_status_code=404)
+    with pytest.raises(UploadNotFoundError, match="s3://lake/jobs/k"):
+        stubbed.complete_upload("k", "u", [UploadedPart(1, "00")])
+
+
+def test_no_credentials(monkeypatch: pytest.MonkeyPatch, ministack: StorageLocation) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, "/none")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(StorageError, match=r"credentials"):
+        StorageLocation(ministack.url, ministack.endpoint_url, "us-east-1").open().get("k")
+
+
+def test_credentials_of_the_environment(monkeypatch: pytest.MonkeyPatch, s3_location: StorageLocation) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    from_environment = StorageLocation(s3_location.url, s3_location.endpoint_url, "eu-west-1")
+    from_environment.open().put("k", b"1")
+    assert s3_location.open().get("k")[0] == b"1"
