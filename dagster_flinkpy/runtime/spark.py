@@ -1,11 +1,12 @@
 """Spark sessions: on a local Spark Connect server that processes share, on a remote server, or in this process.
 
-The local server belongs to the Dagster process above the caller (see `find_owner`) and ends with it. It is found through
-a state file, so that the second run under one ``dagster dev`` does not wait for another Java to start.
+The local server belongs to the Dagster process above the caller (see `find_owner`) and ends with it. It is found
+through a state file, so that the second run under one ``dagster dev`` does not wait for another Java to start.
 """
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,7 +60,11 @@ _LOCAL_CONF = {
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 _ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or a process for each."
 
+# A call to a server on this machine that fails has no network to blame: three tries are enough.
+_LOCAL_RETRIES = 3
+
 _supervisors: list[subprocess.Popen[bytes]] = []
+_open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,8 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
         JavaNotFoundError: a local Spark has to be started, and there is no Java for it.
         SparkUnavailableError: the server cannot be reached or started, or this process has the other kind of session.
     """
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
     settings = settings or SparkSettings()
     if settings.mode == "classic":
         return _classic_session(settings)
@@ -119,7 +127,9 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
     state_file = _state_file(settings)
     with state_file.locked():
         state = _running_server(state_file) or _start_server(settings, state_file)
-    return _connect(f"sc://localhost:{state.port}", {"token": state.token}, f"see {state_file.log}")
+    session = _connect(f"sc://localhost:{state.port}", {"token": state.token}, f"see {state_file.log}")
+    session.client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])
+    return session
 
 
 def stop_server(settings: SparkSettings | None = None) -> None:
@@ -234,7 +244,16 @@ def _connect(url: str, parameters: Mapping[str, str], advice: str) -> SparkSessi
             ) from None
     # The functions of `pyspark.sql` look here for the kind of session they serve.
     os.environ[_CONNECT_VARIABLE] = "1"
-    return cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
+    session = cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
+    _open_sessions.add(session)
+    return session
+
+
+@atexit.register
+def _stop_open_sessions() -> None:
+    """Without it, a process that leaves a session open never ends: its collection waits for a thread that is gone."""
+    for session in list(_open_sessions):
+        session.stop()
 
 
 def _classic_session(settings: SparkSettings) -> SparkSession:

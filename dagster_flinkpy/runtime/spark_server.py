@@ -120,14 +120,19 @@ def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[byt
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
     environment = kept | {
         "JAVA_HOME": order.java_home,
-        "SPARK_HOME": order.spark_home,
+        "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_CONNECT_MODE": "0",
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": order.token,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
-    submit = str(Path(order.spark_home, "bin", "spark-submit"))
+    # Spark puts the zip in its home before the installed package; without one, workers import modules that are compiled.
+    home = scratch / "home"
+    home.mkdir()
+    for part in ("bin", "jars"):
+        (home / part).symlink_to(Path(order.spark_home, part))
+    submit = str(home / "bin" / "spark-submit")
     with log.open("wb") as errors:
         # The scripts replace themselves by Java, so the child is the server.
         return subprocess.Popen(
