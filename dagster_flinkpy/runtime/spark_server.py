@@ -116,6 +116,12 @@ def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[byt
     properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in conf.items()))
     properties.chmod(0o600)
 
+    # Workers look into a zip in Spark's home before the installed package; without it they import compiled modules.
+    home = scratch / "home"
+    home.mkdir()
+    for part in ("bin", "jars"):
+        (home / part).symlink_to(Path(order.spark_home, part))
+
     # What a client or a worker of another Spark was told must not reach this one.
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
     environment = kept | {
@@ -127,16 +133,18 @@ def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[byt
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
-    # Spark puts the zip in its home before the installed package; without one, workers import modules that are compiled.
-    home = scratch / "home"
-    home.mkdir()
-    for part in ("bin", "jars"):
-        (home / part).symlink_to(Path(order.spark_home, part))
-    submit = str(home / "bin" / "spark-submit")
     with log.open("wb") as errors:
         # The scripts replace themselves by Java, so the child is the server.
         return subprocess.Popen(
-            ["bash", submit, "--class", _SERVER_CLASS, "--properties-file", str(properties), "spark-internal"],
+            [
+                "bash",
+                str(home / "bin" / "spark-submit"),
+                "--class",
+                _SERVER_CLASS,
+                "--properties-file",
+                str(properties),
+                "spark-internal",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
