@@ -1,0 +1,124 @@
+"""Savepoints: folders with a ``_metadata`` and all files that it names. Moving the folder keeps them working."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
+
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.errors import (
+    CorruptStateError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    RestoreError,
+    StorageError,
+)
+from dagster_flinkpy.storage.object_store import ObjectStore
+
+__all__ = ["import_savepoint", "load_savepoint", "write_savepoint"]
+
+_THREADS = 8
+
+
+def write_savepoint(metadata: CheckpointMetadata, source: ObjectStore, target: ObjectStore) -> str:
+    """Write a savepoint of a checkpoint.
+
+    Args:
+        metadata: all have acknowledged it; it may also be a completed checkpoint.
+        source: where its files are: rooted at the job's prefix.
+        target: the folder in which the savepoint gets its own.
+
+    Returns:
+        Its folder in ``target``: ``savepoint-{job}-{random}``. It is not there before it is whole.
+
+    Raises:
+        CorruptStateError: a file is missing or damaged.
+        CheckpointError: the metadata is not JSON.
+        StorageError: it could not be written.
+    """
+    folder = f"savepoint-{metadata.job_id}-{secrets.token_hex(6)}"
+    savepoint = replace(metadata, kind=CheckpointKind.SAVEPOINT)
+    data = savepoint.to_bytes()
+    store = target.child(folder)
+    try:
+        _copy(_checksums(savepoint), source, store)
+        store.put(METADATA_NAME, data, if_none_match=True)
+    except BaseException:
+        with suppress(StorageError):
+            store.delete_many([METADATA_NAME, *savepoint.files()])
+        raise
+    return folder
+
+
+def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
+    """Read the metadata of a savepoint.
+
+    Args:
+        store: rooted at its folder.
+
+    Raises:
+        RestoreError: there is none.
+        CorruptMetadataError: it cannot be read.
+    """
+    try:
+        data, _ = store.get(METADATA_NAME)
+    except ObjectNotFoundError as error:
+        raise RestoreError(
+            f"{store.url} is not a savepoint: it has no {METADATA_NAME}. Give the folder that holds that file."
+        ) from error
+    return CheckpointMetadata.from_bytes(data, f"{store.url}/{METADATA_NAME}")
+
+
+def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadata:
+    """Copy a savepoint's files to a job's prefix, so that the job's checkpoints can name them.
+
+    The savepoint stays its owner's (Flink: ``RestoreMode.NO_CLAIM``), and may be deleted afterwards.
+
+    Args:
+        source: rooted at the savepoint's folder.
+        job: rooted at the job's prefix.
+
+    Raises:
+        RestoreError: there is no savepoint, or it is a checkpoint, whose files are elsewhere.
+        CorruptMetadataError: its metadata cannot be read.
+        CorruptStateError: a file is missing or damaged.
+    """
+    metadata = load_savepoint(source)
+    if metadata.kind is not CheckpointKind.SAVEPOINT:
+        raise RestoreError(
+            f"{source.url} is a checkpoint, whose files belong to its job. Take a savepoint, or run the job on its own "
+            "checkpoint directory."
+        )
+    _copy(_checksums(metadata), source, job)
+    return metadata
+
+
+def _checksums(metadata: CheckpointMetadata) -> dict[str, str]:
+    return {
+        run.path: run.sha256
+        for operator in metadata.operators
+        for subtask in operator.subtasks
+        if subtask.keyed is not None
+        for table in subtask.keyed.tables
+        for run in table.runs
+    }
+
+
+def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore) -> None:
+    def copy(path: str) -> None:
+        try:
+            data, _ = source.get(path)
+        except ObjectNotFoundError as error:
+            raise CorruptStateError(f"{source.url}/{path} is missing, but a checkpoint names it") from error
+        if hashlib.sha256(data).hexdigest() != checksums[path]:
+            raise CorruptStateError(f"{source.url}/{path} is damaged: it does not have its recorded checksum")
+        with suppress(PreconditionFailedError):  # named by content, so what is there is the same
+            target.put(path, data, if_none_match=True)
+
+    with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+        for _ in threads.map(copy, checksums):
+            pass

@@ -1,0 +1,345 @@
+"""The completed checkpoints of one job, and the protocol that makes several runs of it safe.
+
+An execution attempt first takes the ``leader`` object with a greater token, then stamps that token on ``HEAD``, by
+compare-and-swap. From then on no older attempt can replace ``HEAD``, so none can complete a checkpoint. Completing one
+takes two writes: ``chk-n/_metadata``, which must not exist, and ``HEAD``, which must be as this attempt last wrote it.
+A crash between the two leaves an orphan that is never restored and whose id is never used again.
+
+Both writes are resolved by reading back where their outcome is not clear. A ``StorageError`` that is raised all the
+same means that the outcome is unknown; a ``FencedError`` or ``CheckpointError``, that the write did not happen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import Enum
+
+from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ConfigurationError,
+    CorruptMetadataError,
+    FencedError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
+)
+from dagster_flinkpy.storage import lease
+from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
+
+__all__ = ["SHARED_FOLDER", "Attempt", "CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
+
+SHARED_FOLDER = "shared/"
+_LEASE = timedelta(minutes=5)
+_FOLDER = re.compile(r"chk-(\d+)/")
+
+
+@dataclass
+class Attempt:
+    """An execution attempt that leads the job; made by :meth:`CompletedCheckpointStore.begin_attempt`."""
+
+    leader: lease.Leader
+    latest: CheckpointMetadata | None
+    """The latest completed checkpoint."""
+    next_checkpoint_id: int
+    """Greater than every id that was used before."""
+    head: Head
+    head_etag: str
+    """Of ``HEAD`` as this attempt last wrote it."""
+    written: dict[int, str] = field(default_factory=dict)
+    """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self.leader.token
+
+    def assign_checkpoint_id(self) -> int:
+        """Use the next id up."""
+        self.next_checkpoint_id += 1
+        return self.next_checkpoint_id - 1
+
+
+class EntryStatus(str, Enum):
+    """What ``HEAD`` says of a checkpoint."""
+
+    LATEST = "latest"
+    RETAINED = "retained"
+    ORPHAN = "orphan"
+    """It was never completed, or is subsumed."""
+
+
+@dataclass(frozen=True)
+class CheckpointEntry:
+    """A checkpoint as a listing shows it."""
+
+    checkpoint_id: int
+    path: str
+    """Of its ``_metadata``, relative to the job's prefix."""
+    size: int
+    """Bytes of its ``_metadata``."""
+    last_modified: datetime
+    status: EntryStatus
+
+
+class CompletedCheckpointStore:
+    """The checkpoints under one job's prefix (Flink: ``CompletedCheckpointStore``).
+
+    Args:
+        store: rooted at ``{checkpoint dir}/{job id}``.
+        num_retained: how many completed checkpoints ``HEAD`` keeps.
+
+    Raises:
+        ConfigurationError: ``num_retained`` is below 1.
+    """
+
+    def __init__(self, store: ObjectStore, num_retained: int = 1) -> None:
+        if num_retained < 1:
+            raise ConfigurationError(f"num_retained checkpoints must be at least 1, not {num_retained}")
+        self.store = store
+        self._num_retained = num_retained
+
+    # --- reading; needs no attempt ------------------------------------------------------------------------------------
+
+    def latest(self) -> CheckpointMetadata | None:
+        """The latest completed checkpoint; None before the first.
+
+        Raises:
+            CorruptMetadataError: ``HEAD`` or the ``_metadata`` that it names is missing or damaged.
+        """
+        found = read_head(self.store)
+        return self._latest(found[0]) if found else None
+
+    def retained(self) -> tuple[int, ...]:
+        """Ids of the completed checkpoints that are kept, the latest last."""
+        found = read_head(self.store)
+        return found[0].retained if found else ()
+
+    def load(self, which: int | str) -> CheckpointMetadata:
+        """Read a checkpoint by its id, or by the path of its ``_metadata`` relative to the job's prefix.
+
+        Raises:
+            ObjectNotFoundError: there is none.
+            CorruptMetadataError: it cannot be read.
+            PathEscapesPrefixError: the path leads out of the prefix.
+        """
+        key = _key(which) if isinstance(which, int) else check_relative(which)
+        data, _ = self.store.get(key)
+        return CheckpointMetadata.from_bytes(data, f"{self.store.url}/{key}")
+
+    def list_checkpoints(self) -> list[CheckpointEntry]:
+        """All checkpoints that have a ``_metadata``, by id. Reads ``HEAD`` and one listing only."""
+        found = read_head(self.store)
+        head = found[0] if found else Head(fencing_token=0)
+        entries = []
+        for info in self.store.list("chk-"):
+            match = _FOLDER.match(info.key)
+            if not match or info.key[match.end() :] != METADATA_NAME:
+                continue
+            checkpoint_id = int(match[1])
+            if checkpoint_id == head.checkpoint_id:
+                status = EntryStatus.LATEST
+            else:
+                status = EntryStatus.RETAINED if checkpoint_id in head.retained else EntryStatus.ORPHAN
+            entries.append(CheckpointEntry(checkpoint_id, info.key, info.size, info.last_modified, status))
+        return sorted(entries, key=lambda entry: entry.checkpoint_id)
+
+    # --- one attempt at a time ----------------------------------------------------------------------------------------
+
+    def begin_attempt(self, owner: str, now_ms: int) -> Attempt:
+        """Take over from whoever runs the job, and find out where to go on.
+
+        Args:
+            owner: names this execution attempt, such as a Dagster run id and try.
+            now_ms: milliseconds since 1970.
+
+        Raises:
+            CorruptMetadataError: ``leader``, ``HEAD`` or the latest ``_metadata`` is damaged or missing; names it.
+            FencedError: yet another attempt took over meanwhile.
+        """
+        leader = lease.acquire(self.store, owner, _LEASE, now_ms)
+        while True:
+            found = read_head(self.store)
+            head, etag = found if found else (Head(fencing_token=0), None)
+            if head.fencing_token >= leader.token:
+                lease.check(self.store, leader)
+                # Still the leader: the leader object was deleted and counts from 1 again, so let it catch up.
+                leader = lease.acquire(self.store, owner, _LEASE, now_ms)
+                continue
+            head = replace(head, fencing_token=leader.token)
+            try:
+                etag = self._write(HEAD_KEY, head.to_bytes(), etag)
+            except PreconditionFailedError:
+                continue  # an older attempt completed a checkpoint just now, or a newer one took over
+            break
+        latest = self._latest(head)
+        used = [int(match[1]) for folder in self.store.list_folders("chk-") if (match := _FOLDER.fullmatch(folder))]
+        return Attempt(leader, latest, max([head.checkpoint_id or 0, *used]) + 1, head, etag)
+
+    def check_leader(self, attempt: Attempt) -> None:
+        """Make sure that no other attempt took over. For use right before sinks commit.
+
+        Raises:
+            FencedError: one did; says which.
+        """
+        lease.check(self.store, attempt.leader)
+
+    def write_metadata(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
+        """Write ``chk-n/_metadata``; the checkpoint is not complete by that.
+
+        Raises:
+            FencedError: a newer attempt has written this checkpoint; says which.
+            CheckpointError: the metadata is not of this attempt or cannot be written as JSON, or its id was used by an
+                older attempt.
+            StorageError: the outcome is unknown.
+        """
+        if metadata.fencing_token != attempt.token:
+            raise CheckpointError(
+                f"checkpoint {metadata.checkpoint_id} has fencing token {metadata.fencing_token}, but the attempt has "
+                f"{attempt.token}"
+            )
+        data = metadata.to_bytes()
+        key = _key(metadata.checkpoint_id)
+        try:
+            self._write(key, data, None)
+        except PreconditionFailedError as error:
+            self.check_leader(attempt)
+            raise CheckpointError(
+                f"{self.store.url}/{key} exists already: an older attempt wrote it after this one had begun. "
+                "Run the job again; the next attempt takes another id."
+            ) from error
+        attempt.written[metadata.checkpoint_id] = hashlib.sha256(data).hexdigest()
+
+    def complete(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
+        """Make a written checkpoint the latest. This is the moment at which it is complete.
+
+        Raises:
+            FencedError: a newer attempt took over; says which.
+            CheckpointError: it was not written, or is not newer than the latest.
+            StorageError: the outcome is unknown.
+        """
+        checkpoint_id, previous = metadata.checkpoint_id, attempt.head
+        if checkpoint_id not in attempt.written:
+            raise CheckpointError(f"checkpoint {checkpoint_id} cannot complete before its metadata is written")
+        if checkpoint_id <= (previous.checkpoint_id or 0):
+            raise CheckpointError(f"checkpoint {checkpoint_id} is not newer than the latest, {previous.checkpoint_id}")
+        head = Head(
+            fencing_token=attempt.token,
+            checkpoint_id=checkpoint_id,
+            path=_key(checkpoint_id),
+            metadata_sha256=attempt.written[checkpoint_id],
+            retained=(*previous.retained, checkpoint_id)[-self._num_retained :],
+        )
+        try:
+            attempt.head_etag = self._write(HEAD_KEY, head.to_bytes(), attempt.head_etag)
+        except PreconditionFailedError as error:
+            self.check_leader(attempt)
+            raise FencedError(
+                f"execution attempt {attempt.leader.owner!r} (token {attempt.token}) lost {self.store.url}/{HEAD_KEY}: "
+                "it was replaced by someone who does not hold the leader object"
+            ) from error
+        attempt.head, attempt.latest = head, metadata
+        del attempt.written[checkpoint_id]
+
+    # --- deleting -----------------------------------------------------------------------------------------------------
+
+    def subsume(self, attempt: Attempt, checkpoint_ids: Sequence[int]) -> None:
+        """Delete checkpoints that are no longer retained, and the state files that only they name.
+
+        Files are named by content, so call it between epochs: a task that writes the content of a file that is being
+        deleted finds it there, and keeps naming it.
+
+        Raises:
+            FencedError: a newer attempt took over; nothing is deleted.
+        """
+        self.check_leader(attempt)
+        candidates: set[str] = set()
+        gone = [checkpoint_id for checkpoint_id in checkpoint_ids if checkpoint_id not in attempt.head.retained]
+        for checkpoint_id in gone:
+            # Without its metadata nobody knows which files were its own: they are orphans.
+            with suppress(ObjectNotFoundError, CorruptMetadataError):
+                candidates |= self.load(checkpoint_id).files()
+        self._delete_unnamed(attempt, candidates)
+        # The metadata goes last, so that after a crash the files can still be found.
+        self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
+
+    def discard(self, attempt: Attempt, files: Iterable[str]) -> None:
+        """Delete state files of aborted checkpoints, those aside that a retained checkpoint names.
+
+        Call it between epochs, for the reason that :meth:`subsume` gives.
+
+        Raises:
+            FencedError: a newer attempt took over; nothing is deleted.
+        """
+        self.check_leader(attempt)
+        self._delete_unnamed(attempt, set(files))
+
+    def delete_orphans(self, attempt: Attempt, older_than: datetime) -> None:
+        """Delete what dead attempts left: checkpoints that are not retained, and state files that none names.
+
+        Args:
+            attempt: this one; what it has not completed yet is kept.
+            older_than: by the store's clock, with time zone. Give the work of the longest epoch time to be finished.
+
+        Raises:
+            FencedError: a newer attempt took over; nothing is deleted.
+        """
+        self.check_leader(attempt)
+        kept = {*attempt.head.retained, *attempt.written}
+        for entry in self.list_checkpoints():
+            if entry.checkpoint_id not in kept and entry.last_modified < older_than:
+                self.store.delete_many([info.key for info in self.store.list(f"chk-{entry.checkpoint_id}/")])
+        self._delete_unnamed(
+            attempt, {info.key for info in self.store.list(SHARED_FOLDER) if info.last_modified < older_than}
+        )
+
+    def _delete_unnamed(self, attempt: Attempt, files: set[str]) -> None:
+        # Handles come from metadata: what is not a shared state file is not for us to delete, whatever they say.
+        files = {path for path in files if path.startswith(SHARED_FOLDER)}
+        for checkpoint_id in {*attempt.head.retained, *attempt.written} if files else ():
+            latest = attempt.latest
+            known = latest is not None and latest.checkpoint_id == checkpoint_id
+            files -= latest.files() if latest is not None and known else self.load(checkpoint_id).files()
+        self.store.delete_many(sorted(files))
+
+    # --- shared -------------------------------------------------------------------------------------------------------
+
+    def _latest(self, head: Head) -> CheckpointMetadata | None:
+        if head.path is None:
+            return None
+        name = f"{self.store.url}/{head.path}"
+        try:
+            data, _ = self.store.get(head.path)
+        except ObjectNotFoundError as error:
+            raise CorruptMetadataError(f"{name} is missing, but HEAD says it is the latest checkpoint") from error
+        if hashlib.sha256(data).hexdigest() != head.metadata_sha256:
+            raise CorruptMetadataError(f"{name} is damaged: it does not have the checksum that HEAD names")
+        metadata = CheckpointMetadata.from_bytes(data, name)
+        if metadata.checkpoint_id != head.checkpoint_id:
+            raise CorruptMetadataError(
+                f"{name} is checkpoint {metadata.checkpoint_id}, but HEAD says {head.checkpoint_id}"
+            )
+        return metadata
+
+    def _write(self, key: str, data: bytes, if_match: str | None) -> str:
+        """Write on condition that the object is as it was (None: absent); a write that did happen is a success."""
+        try:
+            return self.store.put(key, data, if_none_match=if_match is None, if_match=if_match)
+        except StorageError as error:
+            try:
+                there, etag = self.store.get(key)
+            except StorageError:
+                raise error from None
+            if there == data:
+                return etag
+            raise
+
+
+def _key(checkpoint_id: int) -> str:
+    return f"chk-{checkpoint_id}/{METADATA_NAME}"
