@@ -36,6 +36,7 @@ class ParquetSource(Source):
         pattern: Which files, by their path below the location; ``*`` crosses folders.
         row_type: Columns to read, by name, with the types to cast them to. Default: all columns of the first file.
         bounded: Whether the input ends with the files that are there when an epoch is planned.
+        since: Path of the first file to read, inclusive. Default: none.
         until: Path of the last file to read, inclusive; the input ends there whether ``bounded`` or not. Default: none.
         max_files_per_epoch: At most so many files between two barriers: 1 gives a checkpoint per daily file.
             Default: all that are there.
@@ -52,6 +53,7 @@ class ParquetSource(Source):
         pattern: str = "*.parquet",
         row_type: RowTypeInfo | None = None,
         bounded: bool = True,
+        since: str | None = None,
         until: str | None = None,
         max_files_per_epoch: int | None = None,
         batch_rows: int = 8192,
@@ -63,6 +65,7 @@ class ParquetSource(Source):
         self.location = StorageLocation(location) if isinstance(location, str) else location
         self.pattern = pattern
         self.bounded = bounded
+        self.since = since
         self.until = until
         self.max_files_per_epoch = max_files_per_epoch
         self.batch_rows = batch_rows
@@ -99,8 +102,10 @@ class ParquetSource(Source):
             raise SourceReadError(f"cannot list {self.pattern!r} in {store.url}: {error}") from error
 
     def _selects(self, key: str) -> bool:
+        if (self.since is not None and key < self.since) or (self.until is not None and key > self.until):
+            return False
         hidden = any(part[0] in "_." for part in key.split("/"))
-        return not hidden and fnmatch.fnmatchcase(key, self.pattern) and (self.until is None or key <= self.until)
+        return not hidden and fnmatch.fnmatchcase(key, self.pattern)
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         return _ParquetEnumerator(self, restored)

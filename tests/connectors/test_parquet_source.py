@@ -190,6 +190,14 @@ def test_unbounded_source_waits_for_new_files_and_ends_at_until(tmp_path):
     assert enumerator.exhausted
 
 
+def test_reads_from_since_to_until(tmp_path):
+    for day in (1, 2, 3, 4):
+        write(tmp_path, f"{day}.parquet", [day])
+    enumerator = ParquetSource(str(tmp_path), since="2.parquet", until="3.parquet").create_enumerator(None)
+    assert names(enumerator.plan_epoch(1)) == [["2.parquet", "3.parquet"]]
+    assert enumerator.exhausted
+
+
 def test_pattern_crosses_folders_and_leaves_out_hidden_files(tmp_path):
     for folder in ("", "y=1", "_temporary", "y=1/.staging"):
         write(tmp_path / folder, "a.parquet", [1])

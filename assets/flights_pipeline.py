@@ -1,0 +1,98 @@
+"""The flights pipeline: the main job of the reference deployment."""
+
+from __future__ import annotations
+
+from datetime import date
+
+from assets.flights_functions import (
+    AIRPORT_DELAY,
+    DELAYS,
+    FLIGHT,
+    FLIGHT_WEATHER,
+    NEVER_DEPARTED,
+    ROTATION_LEG,
+    WEATHER,
+    AircraftRotation,
+    AirportDelayWindow,
+    DelayAggregate,
+    SplitDeparted,
+    WeatherJoin,
+)
+from dagster_flinkpy.common.time import Duration, Time
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["TABLES", "build_flights_env"]
+
+TABLES = ("rotations", "airport_delays", "weather_join", "never_departed")
+"""The folders below ``tables`` that are written, each by the sink ``{name}_table``."""
+
+
+def build_flights_env(
+    data: StorageLocation | str,
+    tables: StorageLocation | str,
+    *,
+    first_day: date | None = None,
+    last_day: date | None = None,
+    parallelism: int = 2,
+) -> StreamExecutionEnvironment:
+    """The program, ready to be run or made into Dagster assets. An epoch reads one day.
+
+    Args:
+        data: Where the folders ``flights`` and ``weather`` are, as ``assets.data.prepare`` makes them.
+        tables: Where the tables go, each a folder of Parquet files.
+        first_day: Where to start. Default: the first day there is.
+        last_day: Where the input ends, inclusive. Default: the last day there is.
+        parallelism: Subtasks of each operator.
+    """
+    data = StorageLocation(data) if isinstance(data, str) else data
+    tables = StorageLocation(tables) if isinstance(tables, str) else tables
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+
+    def daily(folder: str, row_type: RowTypeInfo) -> ParquetSource:
+        return ParquetSource(
+            data.child(folder),
+            row_type=row_type,
+            since=first_day and f"{first_day}.parquet",
+            until=last_day and f"{last_day}.parquet",
+            # Two days in one epoch would be read side by side, and an aircraft's legs come in no certain order.
+            max_files_per_epoch=1,
+        )
+
+    def table(name: str) -> ParquetSink:
+        return ParquetSink(tables.child(name))
+
+    # Files are in order of the schedule, and no flight of 2013 left more than 22 hours late.
+    by_departure = WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_hours(24)).with_timestamp_assigner(
+        "event_time_ms"
+    )
+    by_hour = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("time_hour_ms")
+
+    flights = env.from_source(daily("flights", FLIGHT), by_departure, "flights").uid("flights")
+    weather = env.from_source(daily("weather", WEATHER), by_hour, "weather").uid("weather")
+
+    departed = flights.process(SplitDeparted(), output_type=FLIGHT).name("departed").uid("departed")
+    departed.get_side_output(NEVER_DEPARTED).sink_to(table("never_departed")).uid("never_departed_table")
+
+    rotations = departed.key_by("tailnum").process(AircraftRotation(), output_type=ROTATION_LEG)
+    rotations.name("rotations").uid("rotations").sink_to(table("rotations")).uid("rotations_table")
+
+    airport_delays = (
+        departed.key_by("origin")
+        .window(TumblingEventTimeWindows.of(Time.hours(1)))
+        .aggregate(DelayAggregate(), AirportDelayWindow(), accumulator_type=DELAYS, output_type=AIRPORT_DELAY)
+    )
+    airport_delays.name("airport_delays").uid("airport_delays")
+    airport_delays.sink_to(table("airport_delays")).uid("airport_delays_table")
+
+    weather_join = (
+        departed.connect(weather)
+        .key_by(("origin", "time_hour_ms"), ("origin", "time_hour_ms"))
+        .process(WeatherJoin(), output_type=FLIGHT_WEATHER)
+    )
+    weather_join.name("weather_join").uid("weather_join").sink_to(table("weather_join")).uid("weather_join_table")
+    return env
