@@ -1,0 +1,28 @@
+"""Floor 7: a job's operators as Dagster assets, its checkpoints as materializations."""
+
+from dagster_flinkpy.orchestration.assets import FlinkRunConfig, flink_assets
+from dagster_flinkpy.orchestration.jobs import RestoreConfig, SavepointConfig, build_flink_jobs
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
+from dagster_flinkpy.orchestration.resources import (
+    CheckpointStorageResource,
+    SparkResource,
+    TwoPhaseCommitSinkResource,
+)
+from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
+from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
+
+__all__ = [
+    "CheckpointStorageResource",
+    "FlinkCheckpointMetadataSet",
+    "FlinkMetadataSet",
+    "FlinkOperatorData",
+    "FlinkRunConfig",
+    "FlinkTranslator",
+    "RestoreConfig",
+    "SavepointConfig",
+    "SparkResource",
+    "TwoPhaseCommitSinkResource",
+    "build_checkpoint_sensor",
+    "build_flink_jobs",
+    "flink_assets",
+]

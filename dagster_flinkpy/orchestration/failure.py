@@ -1,0 +1,48 @@
+"""Errors of the library as step failures that the UI can show part by part."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from dagster import Failure, MetadataValue
+
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    FencedError,
+    FlinkPyError,
+    RestoreError,
+    StateSchemaError,
+    UserFunctionError,
+)
+
+__all__ = ["as_failure", "flink_failures"]
+
+_RETRY_IS_POINTLESS = (ConfigurationError, FencedError, RestoreError, StateSchemaError)
+
+
+def as_failure(error: FlinkPyError) -> Failure:
+    """The step failure of an error, with its parts as metadata; raise it ``from`` the error."""
+    metadata: dict[str, MetadataValue] = {"error": MetadataValue.text(type(error).__name__)}
+    if isinstance(error, UserFunctionError):
+        metadata["operator"] = MetadataValue.text(error.operator)
+        if error.subtask is not None:
+            metadata["subtask"] = MetadataValue.int(error.subtask)
+        if error.key is not None:
+            metadata["key"] = MetadataValue.text(error.key)
+        trace = error.user_traceback
+    else:
+        trace = "".join(traceback.format_exception(error))
+    metadata["traceback"] = MetadataValue.md(f"```\n{trace.rstrip()}\n```")
+    retry = not isinstance(error, _RETRY_IS_POINTLESS)
+    return Failure(str(error.args[0] if error.args else error), metadata, allow_retries=retry)
+
+
+@contextmanager
+def flink_failures() -> Iterator[None]:
+    """Turns what the library raises inside into step failures."""
+    try:
+        yield
+    except FlinkPyError as error:
+        raise as_failure(error) from error

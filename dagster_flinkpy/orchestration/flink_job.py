@@ -1,0 +1,84 @@
+"""A Flink job as Dagster sees it: one pipelined region under one job id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
+from dagster_flinkpy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+    from dagster_flinkpy.runtime.job import JobAttempt
+
+__all__ = ["JOB_TAG", "Environment", "FlinkJob", "dagster_name", "flink_jobs"]
+
+JOB_TAG = "flink/job"
+"""Run tag: the job id a run works on."""
+
+Environment = StreamExecutionEnvironment | Callable[[], StreamExecutionEnvironment]
+"""A program, or what builds it. It is built when the code location loads, so it must not read data or touch Spark."""
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class FlinkJob:
+    """One pipelined region."""
+
+    job_id: str
+    """Its state is kept under ``{checkpoint storage}/{job id}/``."""
+    graph: JobGraph
+    checkpoint_interval: timedelta | None
+    """What ``env.enable_checkpointing`` asked for."""
+
+    @property
+    def dagster_name(self) -> str:
+        """The job id as part of Dagster's names."""
+        return dagster_name(self.job_id)
+
+    def attempt(
+        self, storage: CheckpointStorageResource, spark: SparkResource, *, owner: str, **options: Any
+    ) -> JobAttempt:
+        """One execution attempt, not yet entered.
+
+        Args:
+            storage: Where checkpoints are.
+            spark: What runs them.
+            owner: Who this is, for messages to those it fences.
+            options: Further arguments of ``JobAttempt``.
+        """
+        from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
+
+        config = JobConfig(self.job_id, storage.location(), spark.settings(), storage.checkpointing())
+        return JobAttempt(self.graph, config, owner=owner, **options)
+
+
+def dagster_name(job_id: str) -> str:
+    """A job id in the letters Dagster allows for names of ops, jobs and sensors."""
+    return re.sub(r"\W", "_", job_id, flags=re.ASCII)
+
+
+def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
+    """The jobs of a program, one per region: ``{name}``; of several, ``{name}.{uid of the first source}`` each.
+
+    Raises:
+        ConfigurationError: The name cannot be a folder and an asset key.
+        JobGraphError: The program is not valid, or a stateful operator has no uid.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"job name {name!r}: use letters, digits, '_', '.' and '-'")
+    env = env if isinstance(env, StreamExecutionEnvironment) else env()
+    graph = env.get_job_graph()
+    graph.require_uids()
+    regions = graph.regions()
+    interval = env.get_checkpoint_config().interval
+    return [
+        FlinkJob(name if len(regions) == 1 else f"{name}.{region.vertices[0].uid}", region, interval)
+        for region in regions
+    ]

@@ -1,0 +1,185 @@
+"""What is done to a job besides checkpoints: Dagster jobs with typed config."""
+
+from dagster import (
+    AssetObservation,
+    AssetSpec,
+    Config,
+    Failure,
+    JobDefinition,
+    MetadataValue,
+    OpExecutionContext,
+    job,
+    op,
+)
+from pydantic import Field
+
+from dagster_flinkpy.orchestration.active_runs import active_runs
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.report import operator_metadata, place
+from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
+
+__all__ = ["RestoreConfig", "SavepointConfig", "build_flink_jobs"]
+
+
+class SavepointConfig(Config):
+    """Of a savepoint job."""
+
+    target: str | None = Field(
+        default=None, description="Folder to put the savepoint into. Default: beside the job's checkpoints."
+    )
+
+
+class RestoreConfig(Config):
+    """Of a restore job."""
+
+    savepoint_path: str = Field(description="Savepoint or chk-n folder to restore.")
+    parallelism: int | None = Field(
+        default=None, ge=1, description="Subtasks per operator from now on. Default: that of the savepoint."
+    )
+    allow_non_restored_state: bool = Field(
+        default=False, description="Leave behind state whose operator the program no longer has."
+    )
+
+
+def build_flink_jobs(
+    env: Environment,
+    *,
+    name: str,
+    translator: FlinkTranslator | None = None,
+    spark_resource_key: str = "spark",
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> list[JobDefinition]:
+    """The jobs ``{name}_savepoint`` and ``{name}_restore``, for each region of a program.
+
+    *Savepoint* copies the last completed checkpoint into a folder of its own, which is kept until somebody deletes it.
+    *Restore* makes a savepoint the job's latest checkpoint, spread over another parallelism if asked; runs after that
+    go on from there. Both refuse to start while another run of this instance works on the job. What they did is an
+    observation of each asset.
+
+    Args:
+        env: As given to `flink_assets`, and so are the rest.
+        name: Of the job.
+        translator: Makes the asset specs.
+        spark_resource_key: Key of the `SparkResource`.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        JobGraphError: The program is not valid.
+    """
+    keys = (spark_resource_key, checkpoint_storage_resource_key)
+    jobs: list[JobDefinition] = []
+    for flink_job in flink_jobs(env, name):
+        specs = operator_specs(flink_job, name=name, translator=translator or FlinkTranslator())
+        jobs += [_savepoint_job(flink_job, specs, *keys), _restore_job(flink_job, specs, *keys)]
+    return jobs
+
+
+def _savepoint_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> JobDefinition:
+    @op(
+        name=f"take_savepoint_of_{flink_job.dagster_name}",
+        required_resource_keys={spark_key, storage_key},
+        tags={JOB_TAG: flink_job.job_id},
+    )
+    def take_savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
+        _refuse_beside_others(context, flink_job, specs)
+        with (
+            flink_failures(),
+            flink_job.attempt(
+                getattr(context.resources, storage_key),
+                getattr(context.resources, spark_key),
+                owner=f"Dagster run {context.run_id} (savepoint)",
+                on_progress=context.log.info,
+            ) as attempt,
+        ):
+            path = attempt.savepoint(config.target)
+            restored = attempt.restored
+        assert restored is not None  # else there was nothing to make a savepoint of
+        facts = dict(
+            FlinkCheckpointMetadataSet(
+                checkpoint_id=restored.checkpoint_id, savepoint=place(path), state_bytes=restored.state_bytes
+            )
+        )
+        context.log.info(f"Checkpoint {restored.checkpoint_id} of job {flink_job.job_id} is kept as savepoint {path}")
+        what = f"Savepoint of checkpoint {restored.checkpoint_id}"
+        for spec in specs.values():
+            context.log_event(AssetObservation(spec.key, description=what, metadata=facts))
+        context.add_output_metadata(facts)
+        return path
+
+    @job(
+        name=f"{flink_job.dagster_name}_savepoint",
+        description=f"Keeps the last completed checkpoint of job {flink_job.job_id} as a savepoint.",
+        tags={JOB_TAG: flink_job.job_id},
+    )
+    def savepoint() -> None:
+        take_savepoint()
+
+    return savepoint
+
+
+def _restore_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> JobDefinition:
+    @op(
+        name=f"restore_{flink_job.dagster_name}",
+        required_resource_keys={spark_key, storage_key},
+        tags={JOB_TAG: flink_job.job_id},
+    )
+    def restore_savepoint(context: OpExecutionContext, config: RestoreConfig) -> int:
+        _refuse_beside_others(context, flink_job, specs)
+        with (
+            flink_failures(),
+            flink_job.attempt(
+                getattr(context.resources, storage_key),
+                getattr(context.resources, spark_key),
+                owner=f"Dagster run {context.run_id} (restore)",
+                restore_from=config.savepoint_path,
+                parallelism=config.parallelism,
+                allow_non_restored_state=config.allow_non_restored_state,
+                on_progress=context.log.info,
+            ) as attempt,
+        ):
+            epoch = attempt.commit_restored()
+            token = attempt.token
+        context.log.info(
+            f"Job {flink_job.job_id} goes on from {config.savepoint_path}, now as its checkpoint {epoch.checkpoint_id}"
+        )
+        for report in epoch.operators:
+            facts = {
+                **operator_metadata(epoch, report, token),
+                **FlinkCheckpointMetadataSet(savepoint=place(config.savepoint_path)),
+            }
+            what = f"Restored at parallelism {len(report.subtasks)}"
+            context.log_event(AssetObservation(specs[report.uid].key, description=what, metadata=facts))
+        summary = FlinkCheckpointMetadataSet(
+            checkpoint_id=epoch.checkpoint_id,
+            savepoint=place(config.savepoint_path),
+            checkpoint_metadata=place(epoch.metadata_path),
+            state_bytes=epoch.metadata.state_bytes,
+            duration_ms=epoch.duration_ms,
+        )
+        context.add_output_metadata(dict(summary))
+        return epoch.checkpoint_id
+
+    @job(
+        name=f"{flink_job.dagster_name}_restore",
+        description=f"Makes a savepoint the latest checkpoint of job {flink_job.job_id}, at any parallelism.",
+        tags={JOB_TAG: flink_job.job_id},
+    )
+    def restore() -> None:
+        restore_savepoint()
+
+    return restore
+
+
+def _refuse_beside_others(context: OpExecutionContext, flink_job: FlinkJob, specs: dict[str, AssetSpec]) -> None:
+    """An attempt fences the one before, so this one would end a run that is at work."""
+    others = active_runs(
+        context.instance, flink_job.job_id, [spec.key for spec in specs.values()], besides=context.run_id
+    )
+    if others:
+        raise Failure(
+            f"Run {others[0].run_id} ({others[0].status.value}) is at work on job {flink_job.job_id}: let it end, or "
+            "cancel it, then try again.",
+            {"run": MetadataValue.dagster_run(others[0].run_id)},
+        )

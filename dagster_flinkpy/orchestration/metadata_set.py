@@ -1,0 +1,61 @@
+"""What an operator's asset says about it, as typed metadata in the namespace ``flink``."""
+
+from __future__ import annotations
+
+from dagster import (
+    MarkdownMetadataValue,
+    PathMetadataValue,
+    TableMetadataValue,
+    TextMetadataValue,
+    TimestampMetadataValue,
+    UrlMetadataValue,
+)
+from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
+
+__all__ = ["FlinkCheckpointMetadataSet", "FlinkMetadataSet"]
+
+
+class FlinkMetadataSet(NamespacedMetadataSet):
+    """Of the definition: how the operator is declared."""
+
+    job_id: str | None = None
+    uid: str | None = None
+    kind: str | None = None
+    parallelism: int | None = None
+    max_parallelism: int | None = None
+    checkpoint_interval_ms: int | None = None
+    """What ``env.enable_checkpointing`` asked for."""
+
+    @classmethod
+    def namespace(cls) -> str:
+        return "flink"
+
+
+class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
+    """Of a materialization: what a completed checkpoint holds of the operator. Numbers are plotted by the UI."""
+
+    checkpoint_id: int | None = None
+    checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
+    """Where ``_metadata`` is."""
+    savepoint: PathMetadataValue | UrlMetadataValue | None = None
+    """Where the savepoint is that was taken or restored."""
+    attempt: int | None = None
+    """Fencing token of the execution attempt."""
+    parallelism: int | None = None
+    records_in: int | None = None
+    records_out: int | None = None
+    rows_committed: int | None = None
+    """Sinks only."""
+    key_count: int | None = None
+    state_bytes: int | None = None
+    delta_bytes: int | None = None
+    """What the checkpoint added to the state."""
+    watermark: TimestampMetadataValue | TextMetadataValue | None = None
+    """Text where it is no time: before the first record and after the last."""
+    duration_ms: int | None = None
+    """Of the whole checkpoint, from its trigger to its commits."""
+    subtasks: TableMetadataValue | MarkdownMetadataValue | None = None
+
+    @classmethod
+    def namespace(cls) -> str:
+        return "flink"

@@ -1,0 +1,99 @@
+"""What a completed checkpoint looks like in Dagster: log lines, metadata, the table of subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from dagster import (
+    MetadataValue,
+    PathMetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+    TextMetadataValue,
+    TimestampMetadataValue,
+    UrlMetadataValue,
+)
+
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.job import CompletedEpoch, OperatorReport, SubtaskReport
+
+__all__ = ["checkpoint_line", "operator_metadata", "place", "watermark"]
+
+_END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
+
+
+def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
+    """One line about a checkpoint."""
+    read = sum(epoch.operator(v.uid).records_out for v in job.graph.vertices if not job.graph.inputs(v.uid))
+    committed = sum(report.rows_committed or 0 for report in epoch.operators)
+    written = sum(report.delta_bytes for report in epoch.operators)
+    return (
+        f"Checkpoint {epoch.checkpoint_id} of job {job.job_id} completed in {epoch.duration_ms} ms: "
+        f"{read:,} records read, {committed:,} rows committed, {written:,} bytes of state written."
+    )
+
+
+def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
+    """Of an operator in a checkpoint."""
+    facts = FlinkCheckpointMetadataSet(
+        checkpoint_id=epoch.checkpoint_id,
+        checkpoint_metadata=place(epoch.metadata_path),
+        attempt=attempt,
+        parallelism=len(report.subtasks),
+        records_in=report.records_in,
+        records_out=report.records_out,
+        rows_committed=report.rows_committed,
+        key_count=report.keys,
+        state_bytes=report.state_bytes,
+        delta_bytes=report.delta_bytes,
+        watermark=watermark(report.watermark),
+        duration_ms=epoch.duration_ms,
+        subtasks=_subtask_table(report.subtasks),
+    )
+    return dict(facts)
+
+
+def place(url: str) -> PathMetadataValue | UrlMetadataValue:
+    """A file or folder of the store: a path where it is local."""
+    parts = urlsplit(url)
+    return MetadataValue.url(url) if parts.scheme not in ("", "file") else MetadataValue.path(unquote(parts.path))
+
+
+def watermark(milliseconds: int | None) -> TimestampMetadataValue | TextMetadataValue | None:
+    """A watermark as a time, where it is one."""
+    if milliseconds is None:
+        return None
+    if milliseconds == _END_OF_TIME:
+        return MetadataValue.text("end of input")
+    try:
+        return MetadataValue.timestamp(milliseconds / 1000)
+    except (OverflowError, ValueError):
+        return MetadataValue.text(f"{milliseconds} ms")
+
+
+def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
+    columns = ["subtask", "key_groups", "keys", "state_bytes", "delta_bytes", "records_in", "records_out"]
+    return MetadataValue.table(
+        [
+            TableRecord(
+                {
+                    "subtask": s.index,
+                    "key_groups": "-" if s.key_groups is None else f"{s.key_groups[0]}..{s.key_groups[1]}",
+                    "keys": s.keys,
+                    "state_bytes": s.state_bytes,
+                    "delta_bytes": s.delta_bytes,
+                    "records_in": s.records_in,
+                    "records_out": s.records_out,
+                }
+            )
+            for s in subtasks
+        ],
+        TableSchema([TableColumn(name, "string" if name == "key_groups" else "int") for name in columns]),
+    )

@@ -1,0 +1,231 @@
+"""The periodic trigger of checkpoints as a Dagster sensor."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from dagster import (
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    DagsterInstance,
+    DefaultSensorStatus,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    define_asset_job,
+    sensor,
+)
+
+from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.active_runs import active_runs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, dagster_name
+from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobStatus", "build_checkpoint_sensor", "reason_to_wait"]
+
+CHECKPOINT_TAG = "flink/checkpoint"
+"""Run tag: the checkpoint id that a run is to complete."""
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When the sensor asks for a checkpoint."""
+
+    interval: timedelta
+    """From one trigger to the next."""
+    min_pause: timedelta = timedelta(0)
+    """From a completion to the next trigger. Default: 0."""
+
+    def __post_init__(self) -> None:
+        """Check the ranges, which are Flink's.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+        """
+        if self.interval < timedelta(milliseconds=10):
+            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {self.interval}")
+        if self.min_pause < timedelta(0):
+            raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What a tick found out about a job. Times are milliseconds since 1970."""
+
+    job_id: str
+    last_checkpoint_id: int | None
+    """Of the store; None before the first checkpoint."""
+    end_of_input: bool
+    """Whether that checkpoint read the last of the input."""
+    last_trigger_ms: int | None
+    """Of that checkpoint or of a later run for the next one, whichever was later."""
+    last_completion_ms: int | None
+    active: tuple[str, ...] = ()
+    """Ids of the runs that work on the job."""
+
+
+def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> str | None:
+    """Why there should be no checkpoint now, in plain words; None if there should.
+
+    The order is that of Flink's ``CheckpointRequestDecider``; a run is what a pending checkpoint is there.
+    """
+    job = f"Job {status.job_id}"
+    if status.end_of_input:
+        return f"{job} is finished: checkpoint {status.last_checkpoint_id} holds the end of its input."
+    interval_ms = _ms(policy.interval)
+    if status.last_trigger_ms is not None and now_ms < status.last_trigger_ms + interval_ms and not status.active:
+        return f"{job}: the next checkpoint is due in {_span(status.last_trigger_ms + interval_ms - now_ms)}."
+    decider = CheckpointRequestDecider(max_concurrent=1, min_pause_ms=_ms(policy.min_pause))
+    decider.submit(TriggerRequested(now_ms, periodic=True))
+    choice = decider.choose(
+        now_ms, pending=len(status.active), triggering=False, last_completion_ms=status.last_completion_ms
+    )
+    if choice is None:
+        return f"{job}: run {status.active[0]} is still at work on it."
+    return f"{job}: {choice.message}." if isinstance(choice, Dropped) else None
+
+
+def build_checkpoint_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    *,
+    name: str | None = None,
+    interval: timedelta | None = None,
+    min_pause: timedelta = timedelta(0),
+    minimum_interval_seconds: int = 30,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> SensorDefinition:
+    """A sensor that takes checkpoints at an interval.
+
+    Each tick reads the job's ``HEAD`` from the store, so it sees checkpoints of any run and any deployment. It asks for
+    a run of the asset job ``{job}_checkpoint`` unless the input has ended, the interval or pause has not passed, or a
+    run is at work on the job. The run key is ``{job}-{checkpoint id}-{attempt}``: one that failed is tried again at the
+    next interval, as another attempt.
+
+    Args:
+        assets: What `flink_assets` returned.
+        name: Of the sensor. Default: ``{job}_checkpoint_sensor``.
+        interval: From one checkpoint's trigger to the next's. Default: what ``env.enable_checkpointing`` says.
+        min_pause: From a checkpoint's completion to the next trigger.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensor runs before anybody has switched it on.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        ConfigurationError: The assets are not of `flink_assets`, or there is no interval, or it is out of range.
+    """
+    targets = [_Target.of(d) for d in ([assets] if isinstance(assets, AssetsDefinition) else assets)]
+    if not targets:
+        raise ConfigurationError("build_checkpoint_sensor needs what flink_assets(...) returned, and got no assets")
+    policies = {target.job_id: CheckpointPolicy(target.interval_or(interval), min_pause) for target in targets}
+    jobs = [
+        define_asset_job(
+            f"{dagster_name(target.job_id)}_checkpoint",
+            AssetSelection.assets(*target.keys),
+            description=f"Takes checkpoints of job {target.job_id}.",
+            tags={JOB_TAG: target.job_id},
+        )
+        for target in targets
+    ]
+
+    @sensor(
+        name=name or f"{dagster_name(targets[0].job_id)}_checkpoint_sensor",
+        jobs=jobs,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={checkpoint_storage_resource_key},
+        description="Takes a checkpoint of each job whose interval has passed, unless a run is at work on it.",
+    )
+    def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
+        storage = getattr(context.resources, checkpoint_storage_resource_key).location()
+        requests, reasons = [], []
+        for target, job in zip(targets, jobs, strict=True):
+            now_ms = time.time_ns() // 1_000_000
+            status = target.status(context.instance, storage)
+            if reason := reason_to_wait(status, policies[target.job_id], now_ms):
+                reasons.append(reason)
+            else:
+                requests.append(target.request(context.instance, status, job.name))
+        return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
+
+    return checkpoint_sensor
+
+
+@dataclass(frozen=True)
+class _Target:
+    """One job and its assets."""
+
+    job_id: str
+    keys: tuple[AssetKey, ...]
+    interval: timedelta | None
+
+    @staticmethod
+    def of(assets: AssetsDefinition) -> "_Target":
+        declared = [FlinkMetadataSet.extract(spec.metadata) for spec in assets.specs]
+        job_ids = {one.job_id for one in declared}
+        job_id = job_ids.pop() if len(job_ids) == 1 else None
+        if job_id is None:
+            raise ConfigurationError("build_checkpoint_sensor needs what flink_assets(...) returned")
+        interval_ms = declared[0].checkpoint_interval_ms
+        interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
+        return _Target(job_id, tuple(assets.keys), interval)
+
+    def interval_or(self, interval: timedelta | None) -> timedelta:
+        chosen = interval or self.interval
+        if chosen is None:
+            raise ConfigurationError(
+                f"job {self.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds), or give "
+                "interval=... to build_checkpoint_sensor"
+            )
+        return chosen
+
+    def status(self, instance: DagsterInstance, storage: StorageLocation) -> JobStatus:
+        store = storage.child(self.job_id).open()
+        latest = CompletedCheckpointStore(store).latest()
+        completed = store.head(f"chk-{latest.checkpoint_id}/{METADATA_NAME}") if latest else None
+        tried = instance.get_run_records(self._tries(1 + (latest.checkpoint_id if latest else 0)), limit=1)
+        triggers = [_milliseconds(tried[0].create_timestamp)] if tried else []
+        if latest:
+            triggers.append(latest.timestamp_ms)
+        return JobStatus(
+            job_id=self.job_id,
+            last_checkpoint_id=latest.checkpoint_id if latest else None,
+            end_of_input=latest is not None and latest.end_of_input,
+            last_trigger_ms=max(triggers, default=None),
+            last_completion_ms=_milliseconds(completed.last_modified) if completed else None,
+            active=tuple(run.run_id for run in active_runs(instance, self.job_id, self.keys)),
+        )
+
+    def request(self, instance: DagsterInstance, status: JobStatus, job_name: str) -> RunRequest:
+        checkpoint_id = 1 + (status.last_checkpoint_id or 0)
+        attempt = 1 + instance.get_runs_count(self._tries(checkpoint_id))
+        return RunRequest(
+            run_key=f"{self.job_id}-{checkpoint_id}-{attempt}",
+            job_name=job_name,
+            tags={JOB_TAG: self.job_id, CHECKPOINT_TAG: str(checkpoint_id)},
+        )
+
+    def _tries(self, checkpoint_id: int) -> RunsFilter:
+        """The runs that were to complete a checkpoint, as far as a sensor asked for them."""
+        return RunsFilter(tags={JOB_TAG: self.job_id, CHECKPOINT_TAG: str(checkpoint_id)})
+
+
+def _ms(duration: timedelta) -> int:
+    return duration // timedelta(milliseconds=1)
+
+
+def _milliseconds(when: datetime) -> int:
+    return round(when.replace(tzinfo=when.tzinfo or timezone.utc).timestamp() * 1000)
+
+
+def _span(milliseconds: int) -> str:
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.0f} s"

@@ -1,0 +1,96 @@
+"""How an operator becomes an asset."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from dagster import AssetKey, AssetSpec
+
+from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
+from dagster_flinkpy.orchestration.code_version import operator_code_version
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+
+__all__ = ["FlinkOperatorData", "FlinkTranslator", "operator_specs"]
+
+_MOST_KINDS = 3  # a rule of Dagster
+
+
+@dataclass(frozen=True)
+class FlinkOperatorData:
+    """What is known of an operator when its asset is made."""
+
+    name: str
+    """As given to `flink_assets`."""
+    job: FlinkJob
+    vertex: JobVertex
+    upstream: tuple[AssetKey, ...]
+    """Assets of the operators it reads from."""
+    group_name: str | None = None
+
+
+class FlinkTranslator:
+    """Override `get_asset_spec` to change keys, dependencies, groups, owners and the like."""
+
+    def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+        """The asset of an operator; its key is ``[name, uid]``."""
+        vertex, job = data.vertex, data.job
+        interval = job.checkpoint_interval
+        return AssetSpec(
+            key=AssetKey([data.name, vertex.uid]),
+            deps=data.upstream,
+            description=_description(vertex),
+            # An epoch that finds the input at its end makes no checkpoint, and so materializes nothing.
+            skippable=True,
+            group_name=data.group_name,
+            code_version=operator_code_version(job.graph, vertex.uid),
+            kinds=_kinds(vertex),
+            metadata={
+                **FlinkMetadataSet(
+                    job_id=job.job_id,
+                    uid=vertex.uid,
+                    kind=vertex.spec.kind,
+                    parallelism=vertex.parallelism,
+                    max_parallelism=vertex.max_parallelism,
+                    checkpoint_interval_ms=None if interval is None else round(interval.total_seconds() * 1000),
+                )
+            },
+        )
+
+
+def operator_specs(
+    job: FlinkJob, *, name: str, translator: FlinkTranslator, group_name: str | None = None
+) -> dict[str, AssetSpec]:
+    """The assets of a job, by uid, in topological order."""
+    specs: dict[str, AssetSpec] = {}
+    for vertex in job.graph.vertices:
+        sources = dict.fromkeys(edge.source for edge in job.graph.inputs(vertex.uid))
+        upstream = tuple(specs[source].key for source in sources)
+        specs[vertex.uid] = translator.get_asset_spec(FlinkOperatorData(name, job, vertex, upstream, group_name))
+    return specs
+
+
+def _kinds(vertex: JobVertex) -> set[str]:
+    spec, own = vertex.spec, set[str]()
+    if isinstance(spec, SourceSpec):
+        own = spec.source.kinds()
+    elif isinstance(spec, SinkSpec):
+        own = spec.sink.kinds()
+    return set(["flink", "spark", *sorted(own)][:_MOST_KINDS])
+
+
+def _description(vertex: JobVertex) -> str:
+    for text in _docstrings(vertex):
+        if text:
+            return inspect.cleandoc(text).partition("\n\n")[0]
+    return f"{vertex.name} ({vertex.spec.kind.replace('_', ' ')})"
+
+
+def _docstrings(vertex: JobVertex) -> Iterable[str | None]:
+    """Own docstrings of the user's functions, not those a class would inherit."""
+    for function in vertex.spec.user_functions():
+        if function is not None:
+            yield (function if inspect.isroutine(function) else type(function)).__doc__
