@@ -52,6 +52,11 @@ class Run:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows."""
+        return self._batch.schema
+
     def find(self, sort_keys: SortKeys) -> tuple[Indices, Indices]:
         """Finds the rows with given sort keys.
 

@@ -36,6 +36,7 @@ __all__ = [
     "make_sort_keys",
     "merge_runs",
     "sort_order",
+    "to_json",
 ]
 
 FORMAT_VERSION = 1
@@ -94,9 +95,9 @@ class TableLayout:
             name=self.name,
             kind=self.kind,
             key_type=self.key_type.to_json(),
-            namespace_type=_to_json(self.namespace_type),
-            map_key_type=_to_json(self.map_key_type),
-            value_type=_to_json(self.value_type),
+            namespace_type=to_json(self.namespace_type),
+            map_key_type=to_json(self.map_key_type),
+            value_type=to_json(self.value_type),
             runs=runs,
         )
 
@@ -113,7 +114,8 @@ class TableLayout:
         )
 
 
-def _to_json(kind: TypeInformation | None) -> Json | None:
+def to_json(kind: TypeInformation | None) -> Json | None:
+    """A type as JSON, if there is one."""
     return None if kind is None else kind.to_json()
 
 

@@ -1,0 +1,360 @@
+"""Keyed state backends: what the runtime asks of one, and the columnar one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, UnsupportedKeyTypeError
+from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
+from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot
+from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state.layout import SortKeys, check_key_like, key_groups_of, make_sort_keys
+from dagster_flinkpy.state.runs import RunFiles
+from dagster_flinkpy.state.states import (
+    InternalState,
+    KeyedAggregatingState,
+    KeyedListState,
+    KeyedMapState,
+    KeyedReducingState,
+    KeyedValueState,
+)
+from dagster_flinkpy.state.tables import CellTable, MapTable, OverlayTable
+from dagster_flinkpy.state.timers import TimerQueue
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["BackendStatistics", "ColumnarKeyedStateBackend", "KeyedStateBackend"]
+
+OVERLAY_ROWS = 1_000_000
+"""Keys and rows in the overlay above which it is written out and emptied before more are touched."""
+
+_TableId = tuple[bool, str]
+"""Whether it is of timers, and the name."""
+
+
+@dataclass(frozen=True)
+class BackendStatistics:
+    """What a backend holds and has done since it was made."""
+
+    rows: int
+    """Rows of all runs: an upper bound of the live entries."""
+    bytes: int
+    """Bytes of all runs on the store."""
+    delta_rows: int
+    """Rows written, those of compaction included."""
+    delta_bytes: int
+    """Bytes written."""
+    keys_touched: int
+    """Keys that were looked up; one that was dropped from the overlay and touched again counts again."""
+    cache_hits: int
+    """Runs found in the local cache."""
+    cache_misses: int
+    """Runs read from the store."""
+
+
+class KeyedStateBackend(ABC):
+    """The keyed state of one subtask (Flink: ``AbstractKeyedStateBackend``).
+
+    One thread uses it. A batch is processed so: ``touch`` its keys, then ``set_current_key`` and use the states, key by
+    key.
+    """
+
+    @abstractmethod
+    def bind_key_type(self, key_type: TypeInformation) -> None:
+        """Sets the type of the keys, before the first of them. The same type again is fine.
+
+        Raises:
+            StateSchemaError: the restored state has keys of another type; names both.
+            UnsupportedKeyTypeError: the type cannot be that of a key.
+        """
+
+    @abstractmethod
+    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> None:
+        """Reads the state of the keys of a batch, all at once.
+
+        Args:
+            keys: may repeat.
+            key_column: the same keys, as a column of the key type.
+            hashes: their Java hash codes.
+
+        Raises:
+            ConfigurationError: a key belongs to another subtask.
+            CorruptStateError: a state file is missing or damaged; names it.
+            UnsupportedKeyTypeError: a key cannot be hashed.
+        """
+
+    @abstractmethod
+    def set_current_key(self, key: Any) -> None:
+        """Sets the key whose state is read and written next. Fast after ``touch``, and slow without."""
+
+    @abstractmethod
+    def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
+        """The state of a name; the same object for the same name.
+
+        Args:
+            descriptor: name, kind and types.
+            namespace_type: None for state without a namespace.
+
+        Raises:
+            StateSchemaError: it was stored, or asked for before, with another kind or type; names both.
+            UnsupportedKeyTypeError: the namespace or map key has a type that cannot be one.
+        """
+
+    @abstractmethod
+    def get_timers(self, name: str, namespace_type: TypeInformation | None = None) -> TimerQueue:
+        """The timers of a name; the same object for the same name. Names of timers and states may be equal.
+
+        Raises:
+            StateSchemaError: they were stored, or asked for before, with another namespace type; names both.
+        """
+
+    @abstractmethod
+    def snapshot(self) -> KeyedSnapshot:
+        """Writes what changed and describes all state, that of unused names included.
+
+        Raises:
+            TypeMismatchError: a value does not have its declared type; names state and key.
+            StorageError: the store or the local cache could not be written.
+        """
+
+    @property
+    @abstractmethod
+    def statistics(self) -> BackendStatistics:
+        """What the backend holds and has done."""
+
+
+class ColumnarKeyedStateBackend(KeyedStateBackend):
+    """State in sorted columnar runs, with an overlay of the touched keys. Cost follows the touched keys.
+
+    Values are written when they are set: a change to a mutable value without ``update``, ``add`` or ``put`` is not kept
+    (as with Flink's ``EmbeddedRocksDBStateBackend``).
+
+    Args:
+        operator: uid of the operator, for messages.
+        key_groups: those of the subtask.
+        max_parallelism: of the operator.
+        store: rooted at the job's prefix.
+        cache: local copies of runs.
+        restored: where to start from; None for nothing.
+        overlay_rows: Keys and rows in memory above which the overlay is written out early. Default: 1,000,000.
+    """
+
+    def __init__(
+        self,
+        *,
+        operator: str,
+        key_groups: KeyGroupRange,
+        max_parallelism: int,
+        store: ObjectStore,
+        cache: RunCache,
+        restored: KeyedSnapshot | None,
+        overlay_rows: int = OVERLAY_ROWS,
+    ) -> None:
+        self._operator = operator
+        self._key_groups = key_groups
+        self._max_parallelism = max_parallelism
+        self._files = RunFiles(store, cache, key_groups)
+        self._cache = cache
+        self._overlay_rows = overlay_rows
+        self._keys = TouchedKeys()
+        self._key_type: TypeInformation | None = None
+        self._keys_touched = 0
+        self._tables: dict[_TableId, OverlayTable] = {}
+        self._states: dict[str, InternalState] = {}
+        self._timers: dict[str, TimerQueue] = {}
+        mine = restored.restrict(key_groups) if restored else None
+        self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
+
+    def bind_key_type(self, key_type: TypeInformation) -> None:
+        if key_type == self._key_type:
+            return
+        if self._key_type is not None:
+            raise self._mismatch("the keys", self._key_type.to_json(), key_type.to_json())
+        check_key_like(key_type, f"the key of operator {self._operator!r}")
+        for table in self._restored.values():
+            if table.key_type != key_type.to_json():
+                raise self._mismatch(f"the key of state {table.name!r}", table.key_type, key_type.to_json())
+        self._key_type = key_type
+        self._keys.bind(key_type)
+        for overlay in self._tables.values():
+            overlay.bind(key_type)
+
+    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> None:
+        self._make_room()
+        self._touch(keys, key_column, make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes))
+
+    def set_current_key(self, key: Any) -> None:
+        try:
+            if self._keys.set_current(key):
+                return
+        except TypeError as error:
+            raise UnsupportedKeyTypeError(f"key {key!r} of operator {self._operator!r}: {error}") from error
+        assert self._key_type is not None
+        column = self._key_type.to_arrow([key])
+        self.touch([key], column, hash_keys(self._key_type, column))
+        self._keys.set_current(key)
+
+    def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
+        handles = self._handles((False, descriptor.name))
+        state = _make_state(descriptor, namespace_type, self._keys, self._files, handles)
+        self._check((False, descriptor.name), state.table)
+        if descriptor.name not in self._states:
+            self._states[descriptor.name] = state
+            self._add((False, descriptor.name), state.table)
+        return self._states[descriptor.name]
+
+    def get_timers(self, name: str, namespace_type: TypeInformation | None = None) -> TimerQueue:
+        timers = TimerQueue(
+            self._keys,
+            self._files,
+            self._handles((True, name)),
+            name,
+            namespace_type=namespace_type,
+            make_room=self._make_room,
+            touch=self._touch,
+        )
+        self._check((True, name), timers)
+        if name not in self._timers:
+            self._timers[name] = timers
+            self._add((True, name), timers)
+        return self._timers[name]
+
+    def flush(self) -> None:
+        """Writes what changed, and empties the overlay: no key is current, or touched, afterwards."""
+        for table in self._tables.values():
+            table.flush()
+            table.clear()
+        self._keys.clear()
+
+    def snapshot(self) -> KeyedSnapshot:
+        tables = dict(self._restored)
+        if self._key_type is not None:
+            for identity, table in self._tables.items():
+                table.flush()
+                tables[identity] = table.snapshot()
+        return KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
+
+    @property
+    def statistics(self) -> BackendStatistics:
+        bound = {} if self._key_type is None else self._tables
+        tables = {**self._restored, **{identity: table.snapshot() for identity, table in bound.items()}}
+        return BackendStatistics(
+            rows=sum(table.rows for table in tables.values()),
+            bytes=sum(table.bytes for table in tables.values()),
+            delta_rows=self._files.written_rows,
+            delta_bytes=self._files.written_bytes,
+            keys_touched=self._keys_touched,
+            cache_hits=self._cache.hits,
+            cache_misses=self._cache.misses,
+        )
+
+    def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> None:
+        groups = key_groups_of(sort_keys)
+        foreign = np.flatnonzero((groups < self._key_groups.start) | (groups > self._key_groups.end))
+        if len(foreign):
+            i = int(foreign[0])
+            raise ConfigurationError(
+                f"operator {self._operator!r}: key {keys[i]!r} is of key group {groups[i]}, but this subtask has "
+                f"{self._key_groups.start} to {self._key_groups.end}; does the key selector give one record two keys?"
+            )
+        added = self._keys.add(keys, key_column, sort_keys)
+        if added is not None:
+            self._keys_touched += len(added.column)
+            for table in self._tables.values():
+                table.load(added)
+
+    def _make_room(self) -> None:
+        if len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows:
+            self.flush()
+
+    def _handles(self, identity: _TableId) -> Sequence[RunHandle]:
+        restored = self._restored.get(identity)
+        return restored.runs if restored else ()
+
+    def _check(self, identity: _TableId, declared: OverlayTable) -> None:
+        known, restored = self._tables.get(identity), self._restored.get(identity)
+        if known is not None:
+            types = known.types
+        elif restored is not None:
+            types = {part: kind for part, kind in restored.schema.items() if part != "key"}
+        else:
+            return
+        if types != declared.types:
+            what = "timers" if identity[0] else "state"
+            raise self._mismatch(f"{what} {declared.name!r}", types, declared.types)
+
+    def _add(self, identity: _TableId, table: OverlayTable) -> None:
+        self._tables[identity] = table
+        if self._key_type is not None:
+            table.bind(self._key_type)
+            touched = self._keys.all()
+            if touched is not None:
+                table.load(touched)
+
+    def _mismatch(self, what: str, known: Json, declared: Json) -> StateSchemaError:
+        return StateSchemaError(
+            f"operator {self._operator!r}: {what} was {known} before and is declared as {declared} now; declare "
+            "the old type, or use a new name (or operator uid) and start without the old state"
+        )
+
+
+def _id_of(table: TableSnapshot) -> _TableId:
+    return table.kind == "TIMER", table.name
+
+
+def _make_state(
+    descriptor: StateDescriptor,
+    namespace_type: TypeInformation | None,
+    keys: TouchedKeys,
+    files: RunFiles,
+    handles: Sequence[RunHandle],
+) -> InternalState:
+    if isinstance(descriptor, MapStateDescriptor):
+        entries = MapTable(
+            keys,
+            files,
+            handles,
+            descriptor.name,
+            "MAP",
+            namespace_type=namespace_type,
+            map_key_type=descriptor.key_type_info,
+            value_type=descriptor.value_type_info,
+        )
+        return KeyedMapState(entries)
+
+    def cells(kind: StateKind) -> CellTable:
+        return CellTable(
+            keys,
+            files,
+            handles,
+            descriptor.name,
+            kind,
+            namespace_type=namespace_type,
+            value_type=descriptor.type_info,
+        )
+
+    if isinstance(descriptor, ValueStateDescriptor):
+        return KeyedValueState(cells("VALUE"))
+    if isinstance(descriptor, ListStateDescriptor):
+        return KeyedListState(cells("LIST"))
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return KeyedReducingState(cells("REDUCING"), descriptor.reduce_function)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return KeyedAggregatingState(cells("AGGREGATING"), descriptor.agg_function)
+    raise ConfigurationError(f"state {descriptor.name!r}: {type(descriptor).__name__} is no kind of keyed state")

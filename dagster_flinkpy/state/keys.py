@@ -1,0 +1,218 @@
+"""The keys an epoch touched, and how keys become dict keys."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.key_groups import java_hash_codes
+from dagster_flinkpy.state.layout import SortKeys
+
+__all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
+
+Convert = Callable[[Any], Any]
+
+_DOUBLE, _FLOAT = struct.Struct(">d"), struct.Struct(">f")
+
+
+class KeyCodec:
+    """Turns keys (and namespaces and map keys) into dict keys that are equal when the keys are equal in Java.
+
+    Most types are their own dict keys. Floating point numbers are told apart by their bits (one NaN, -0.0 is not 0.0),
+    and rows become tuples.
+
+    Args:
+        kind: a basic type, or a tuple or Row of them.
+    """
+
+    def __init__(self, kind: TypeInformation) -> None:
+        self.encode: Convert | None = _encoder(kind)
+        """From a key to a dict key; None where that is the key itself."""
+        self.decode: Convert | None = _decoder(kind)
+        """Back; None where ``encode`` is."""
+        self._flat = not isinstance(kind, (RowTypeInfo, TupleTypeInfo))
+
+    def encode_all(self, keys: Sequence[Any]) -> Sequence[Any]:
+        """The dict keys of many keys."""
+        return keys if self.encode is None else [self.encode(key) for key in keys]
+
+    def decode_all(self, encoded: Sequence[Any]) -> Sequence[Any]:
+        """The keys of many dict keys."""
+        return encoded if self.decode is None else [self.decode(key) for key in encoded]
+
+    def rank(self, encoded: Any) -> Any:
+        """Something that orders dict keys although fields may be None."""
+        return encoded if self._flat else _rank(encoded)
+
+
+def _rank(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return (1, tuple(_rank(field) for field in value))
+    return (0,) if value is None else (1, value)
+
+
+def _encode_float(value: Any) -> Any:
+    if value is None:
+        return None
+    return _FLOAT.pack(math.nan if value != value else value)
+
+
+def _encode_double(value: Any) -> Any:
+    if value is None:
+        return None
+    return _DOUBLE.pack(math.nan if value != value else value)
+
+
+def _encoder(kind: TypeInformation) -> Convert | None:
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
+        encoders = [_encoder(field) for field in kind.field_types]
+        names = kind.field_names
+        if isinstance(kind, TupleTypeInfo) and not any(encoders):
+            return None
+
+        def encode(value: Any) -> Any:
+            if value is None:
+                return None
+            if isinstance(value, dict):
+                value = [value[name] for name in names]
+            return tuple(
+                field if encoder is None else encoder(field) for encoder, field in zip(encoders, value, strict=True)
+            )
+
+        return encode
+    return {pa.float32(): _encode_float, pa.float64(): _encode_double}.get(kind.arrow_type)
+
+
+def _decoder(kind: TypeInformation) -> Convert | None:
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
+        if _encoder(kind) is None:
+            return None
+        decoders = [_decoder(field) for field in kind.field_types]
+        names = kind.field_names if isinstance(kind, RowTypeInfo) else None
+
+        def decode(value: Any) -> Any:
+            if value is None:
+                return None
+            fields = [
+                field if decoder is None else decoder(field) for decoder, field in zip(decoders, value, strict=True)
+            ]
+            if names is None:
+                return tuple(fields)
+            row = Row(*fields)
+            row.set_field_names(names)
+            return row
+
+        return decode
+    number = {pa.float32(): _FLOAT, pa.float64(): _DOUBLE}.get(kind.arrow_type)
+    return None if number is None else lambda value: None if value is None else number.unpack(value)[0]
+
+
+def hash_keys(key_type: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
+    """The Java hash codes of a column of keys; a Row hashes by its fields, not their names (Java's ``Row.of``)."""
+    return java_hash_codes(column, struct_as="row" if isinstance(key_type, RowTypeInfo) else "tuple")
+
+
+@dataclass(frozen=True)
+class KeySlots:
+    """Keys that follow each other in the overlay."""
+
+    first: int
+    """The slot of the first one."""
+    column: pa.Array[Any]
+    sort_keys: SortKeys
+
+
+class TouchedKeys:
+    """The distinct keys in the overlay. Each has a slot: a small number that stands for it in all tables."""
+
+    key_type: TypeInformation
+    """Set by :meth:`bind`."""
+    codec: KeyCodec
+    """Of the key type."""
+
+    def __init__(self) -> None:
+        self.slots: dict[Hashable, int] = {}
+        """From dict key to slot."""
+        self.current: Any = None
+        """The dict key of the current key."""
+        self.slot = -1
+        """The slot of the current key; -1 if there is none."""
+        self.sort_keys: list[int] = []
+        """By slot."""
+        self._columns: list[pa.Array[Any]] = []
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def bind(self, key_type: TypeInformation) -> None:
+        """Sets the type of the keys."""
+        self.key_type = key_type
+        self.codec = KeyCodec(key_type)
+
+    def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> KeySlots | None:
+        """Gives slots to the keys that have none.
+
+        Args:
+            keys: may repeat.
+            column: the same keys.
+            sort_keys: theirs.
+
+        Returns:
+            The keys that were new, if any.
+
+        Raises:
+            UnsupportedKeyTypeError: a key cannot be hashed.
+        """
+        slots = self.slots
+        fresh: list[int] = []
+        i = 0
+        try:
+            for i, key in enumerate(self.codec.encode_all(keys)):
+                if key not in slots:
+                    slots[key] = len(slots)
+                    fresh.append(i)
+        except TypeError as error:
+            raise UnsupportedKeyTypeError(f"key {keys[i]!r} is no key of type {self.key_type!r}: {error}") from error
+        if not fresh:
+            return None
+        taken = np.array(fresh)
+        added = KeySlots(len(self.sort_keys), column.take(pa.array(taken)), sort_keys[taken])
+        self.sort_keys.extend(added.sort_keys.tolist())
+        self._columns.append(added.column)
+        return added
+
+    def all(self) -> KeySlots | None:
+        """All keys, if any."""
+        if not self._columns:
+            return None
+        if len(self._columns) > 1:
+            self._columns = [pa.concat_arrays(self._columns)]
+        return KeySlots(0, self._columns[0], np.array(self.sort_keys, dtype=np.uint64))
+
+    def set_current(self, key: Any) -> bool:
+        """Makes a key the current one; False if it has no slot."""
+        encode = self.codec.encode
+        return self.select(key if encode is None else encode(key))
+
+    def select(self, encoded: Any) -> bool:
+        """Makes the key of a dict key the current one; False if it has no slot."""
+        self.current = encoded
+        self.slot = self.slots.get(encoded, -1)
+        return self.slot >= 0
+
+    def clear(self) -> None:
+        """Forgets all keys."""
+        self.slots.clear()
+        self.sort_keys.clear()
+        self._columns.clear()
+        self.current, self.slot = None, -1

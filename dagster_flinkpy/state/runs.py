@@ -1,0 +1,181 @@
+"""The runs of one table: lookup, appending a delta, and size-tiered compaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.errors import CorruptStateError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.layout import TableLayout, equal_rows, merge_runs
+from dagster_flinkpy.state.run_file import encode_run, upload_run
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["MAX_RUNS", "Match", "RunFiles", "Runs", "merge_from"]
+
+MAX_RUNS = 8
+"""Runs of a table; more are merged when the next delta is written."""
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass
+class RunFiles:
+    """Where the runs of a subtask are kept, and how much was written."""
+
+    store: ObjectStore
+    cache: RunCache
+    key_groups: KeyGroupRange
+    """Those of the subtask."""
+    written_bytes: int = field(default=0, init=False)
+    """Bytes of all runs written so far, those of compaction included."""
+    written_rows: int = field(default=0, init=False)
+    """Rows of these."""
+
+    def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
+        """Writes a sorted table that is not empty to the store and to the cache."""
+        data, handle = encode_run(layout, table, self.key_groups)
+        upload_run(self.store, handle, data)
+        self.written_bytes += handle.bytes
+        self.written_rows += handle.rows
+        return handle, self.cache.put(handle, table)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Rows of one run that were looked for."""
+
+    run: Run
+    wanted: Indices
+    """What was looked for, as an index; may repeat."""
+    rows: Indices
+    """The row of the run; as long as ``wanted``."""
+
+
+class Runs:
+    """The runs of a table, opened when they are first needed.
+
+    Args:
+        layout: of the table.
+        handles: oldest first.
+        files: where they are kept.
+    """
+
+    def __init__(self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles) -> None:
+        self.layout = layout
+        self._files = files
+        self._runs: list[tuple[RunHandle, Run | None]] = [(handle, None) for handle in handles]
+
+    def __len__(self) -> int:
+        return len(self._runs)
+
+    @property
+    def handles(self) -> tuple[RunHandle, ...]:
+        """Oldest first."""
+        return tuple(handle for handle, _ in self._runs)
+
+    def newest_first(self) -> Iterator[Run]:
+        """Opens and yields the runs.
+
+        Raises:
+            CorruptStateError: a run is missing, damaged, or of another table.
+        """
+        for i in reversed(range(len(self._runs))):
+            handle, run = self._runs[i]
+            if run is None:
+                run = self._files.cache.open(handle, self._files.store)
+                if not run.schema.equals(self.layout.local_schema):
+                    raise CorruptStateError(
+                        f"state file {self._files.store.url}/{handle.path} is not of state {self.layout.name!r}: "
+                        f"its columns are {run.schema}, not {self.layout.local_schema}"
+                    )
+                self._runs[i] = (handle, run)
+            yield run
+
+    def find(self, identity: pa.Table) -> Iterator[Match]:
+        """Finds rows, newest run first.
+
+        Args:
+            identity: the column ``sort_key`` and as many of the identity columns as are known, ``key`` at least.
+        """
+        columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
+        sort_keys = columns.pop("sort_key").to_numpy()
+        order = np.argsort(sort_keys)  # Neighbours in a run are looked up one after the other.
+        for run in self.newest_first():
+            found, rows = run.find(sort_keys[order])
+            if len(found):
+                wanted = order[found]
+                taken = pa.array(wanted)
+                same = equal_rows(
+                    [run.take(name, rows) for name in columns], [column.take(taken) for column in columns.values()]
+                )
+                yield Match(run, wanted[same], rows[same])
+
+    def append(self, delta: pa.Table | None) -> None:
+        """Adds a delta as the newest run, merged with older ones if there are too many.
+
+        Args:
+            delta: sorted rows with ``local_schema``, one per identity; None for no change.
+        """
+        handles = self.handles
+        sizes = [handle.rows for handle in handles]
+        base_rows = sum(handle.rows for i, handle in enumerate(handles) if _is_base(handles, i))
+        if delta is not None:
+            delta = self._without_idle_tombstones(delta)
+            sizes.append(len(delta))
+        if delta is None or not len(delta):
+            delta, sizes = None, sizes[: len(handles)]
+        start = merge_from(sizes, base_rows)
+        if start < len(sizes) - 1:
+            tables = [] if delta is None else [delta]
+            tables += [run.table() for run in self.newest_first()][: len(handles) - start]
+            delta = merge_runs(self.layout, tables, drop_deleted=start == 0)
+            del self._runs[start:]
+        if delta is not None and len(delta):
+            self._runs.append(self._files.write(self.layout, delta))
+
+    def _without_idle_tombstones(self, delta: pa.Table) -> pa.Table:
+        """Leaves out the tombstones that hide nothing: of what came and went since the last snapshot."""
+        deleted = delta.column("deleted").to_numpy()
+        if not deleted.any():
+            return delta
+        tombstones = np.flatnonzero(deleted)
+        identity = delta.select(["sort_key", *self.layout.identity]).take(pa.array(tombstones))
+        kept = ~deleted
+        for match in self.find(identity):
+            kept[tombstones[match.wanted]] = True
+        return delta.take(pa.array(np.flatnonzero(kept)))
+
+
+def _is_base(handles: Sequence[RunHandle], index: int) -> bool:
+    """Whether no older run has rows in the same key groups, as that of another old subtask after rescaling."""
+    clip = handles[index].key_groups
+    return not any(clip.intersection(older.key_groups) for older in handles[:index])
+
+
+def merge_from(sizes: Sequence[int], base_rows: int) -> int:
+    """Which runs to merge: from the returned index to the newest. The index of the newest means none.
+
+    All of them, when the deltas have grown larger than their bases, so that at most half of the rows are out of date.
+    Otherwise, when there are more than ``MAX_RUNS``, the newest and all runs before it that are not larger than what
+    follows them: each row is rewritten about as often as the logarithm of the size.
+
+    Args:
+        sizes: rows per run, oldest first.
+        base_rows: rows of the runs that lie over no other.
+    """
+    last = len(sizes) - 1
+    if 0 < base_rows < sum(sizes) - base_rows:
+        return 0
+    if len(sizes) <= MAX_RUNS:
+        return last
+    start = min(last - 1, MAX_RUNS - 1)
+    while start > 0 and sizes[start - 1] <= sum(sizes[start:]):
+        start -= 1
+    return start

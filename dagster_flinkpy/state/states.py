@@ -1,0 +1,161 @@
+"""The state objects a function gets: views of the current key's cell in the overlay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
+from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
+from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.state.tables import CellTable, MapTable
+
+__all__ = [
+    "InternalState",
+    "KeyedAggregatingState",
+    "KeyedListState",
+    "KeyedMapState",
+    "KeyedReducingState",
+    "KeyedValueState",
+]
+
+
+class _CellState:
+    """State with one value per cell (Flink: ``InternalKvState``)."""
+
+    def __init__(self, table: CellTable) -> None:
+        self.table = table
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace of the accesses that follow."""
+        self.table.set_current_namespace(namespace)
+
+    def clear(self) -> None:
+        """Forgets the value of the current key."""
+        self.table.remove()
+
+
+class KeyedValueState(_CellState, ValueState[Any]):
+    """One value per key."""
+
+    def value(self) -> Any:
+        return self.table.values.get(self.table.cell)
+
+    def update(self, value: Any) -> None:
+        if value is None:
+            self.table.remove()
+        else:
+            self.table.put(value)
+
+
+class KeyedListState(_CellState, ListState[Any]):
+    """A list per key. What ``get`` returns is a copy: changes to it are not kept."""
+
+    def get(self) -> list[Any]:
+        return list(self.table.values.get(self.table.cell, ()))
+
+    def add(self, value: Any) -> None:
+        self.add_all([value])
+
+    def add_all(self, values: list[Any]) -> None:
+        stored = self.table.values.get(self.table.cell)
+        if stored is None:
+            self.update(values)
+        elif values:
+            stored.extend(values)
+            self.table.put(stored)
+
+    def update(self, values: list[Any]) -> None:
+        if values:
+            self.table.put(list(values))
+        else:
+            self.table.remove()
+
+
+class KeyedReducingState(_CellState, ReducingState[Any]):
+    """A value per key into which every added one is reduced."""
+
+    def __init__(self, table: CellTable, reduce_function: ReduceFunction) -> None:
+        super().__init__(table)
+        self._reduce = reduce_function.reduce
+
+    def get(self) -> Any:
+        return self.table.values.get(self.table.cell)
+
+    def add(self, value: Any) -> None:
+        stored = self.table.values.get(self.table.cell)
+        self.table.put(value if stored is None else self._reduce(stored, value))
+
+
+class KeyedAggregatingState(_CellState, AggregatingState[Any, Any]):
+    """An accumulator per key."""
+
+    def __init__(self, table: CellTable, function: AggregateFunction) -> None:
+        super().__init__(table)
+        self._function = function
+
+    def get(self) -> Any:
+        stored = self.table.values.get(self.table.cell)
+        return None if stored is None else self._function.get_result(stored)
+
+    def add(self, value: Any) -> None:
+        stored = self.table.values.get(self.table.cell)
+        accumulator = self._function.create_accumulator() if stored is None else stored
+        self.table.put(self._function.add(value, accumulator))
+
+
+class KeyedMapState(MapState[Any, Any]):
+    """A map per key. What ``items``, ``keys`` and ``values`` return are copies, so a loop may change the map."""
+
+    def __init__(self, table: MapTable) -> None:
+        self.table = table
+        self._encode = table.codec.encode
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace of the accesses that follow."""
+        self.table.set_current_namespace(namespace)
+
+    def get(self, key: Any) -> Any:
+        return self._entries().get(self._encoded(key))
+
+    def put(self, key: Any, value: Any) -> None:
+        self.table.put({self._encoded(key): value})
+
+    def put_all(self, dict_value: dict[Any, Any]) -> None:
+        self.table.put({self._encoded(key): value for key, value in dict_value.items()})
+
+    def remove(self, key: Any) -> None:
+        self.table.remove(self._encoded(key))
+
+    def contains(self, key: Any) -> bool:
+        return self._encoded(key) in self._entries()
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return list(zip(self.keys(), self.values(), strict=True))
+
+    def keys(self) -> Iterable[Any]:
+        return list(self.table.codec.decode_all(list(self._entries())))
+
+    def values(self) -> Iterable[Any]:
+        return list(self._entries().values())
+
+    def is_empty(self) -> bool:
+        return not self._entries()
+
+    def clear(self) -> None:
+        self.table.remove_all()
+
+    def _entries(self) -> dict[Any, Any]:
+        return self.table.maps.get(self.table.cell, {})
+
+    def _encoded(self, key: Any) -> Any:
+        encoded = key if self._encode is None else self._encode(key)
+        try:
+            hash(encoded)
+        except TypeError as error:
+            raise UnsupportedKeyTypeError(f"map key {key!r} of state {self.table.name!r}: {error}") from error
+        return encoded
+
+
+InternalState = KeyedValueState | KeyedListState | KeyedReducingState | KeyedAggregatingState | KeyedMapState
+"""Every state object has ``set_current_namespace``."""

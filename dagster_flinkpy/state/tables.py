@@ -1,0 +1,325 @@
+"""The overlay of a table: the touched rows as Python values, and which of them changed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
+from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
+from dagster_flinkpy.state.layout import TableLayout, check_key_like, sort_order, to_json
+from dagster_flinkpy.state.runs import Match, RunFiles, Runs
+
+__all__ = ["CellTable", "MapTable", "OverlayTable"]
+
+
+class OverlayTable(ABC):
+    """One named state: its runs, and the rows of the touched keys.
+
+    A *cell* is what a key has in one namespace: its slot, or the pair of slot and namespace.
+
+    Args:
+        keys: the touched keys of the backend.
+        files: where runs are kept.
+        handles: the restored runs.
+        name: of the state.
+        kind: of the state.
+        namespace_type: None for state without a namespace.
+        map_key_type: MAP only.
+        value_type: None for timers.
+
+    Raises:
+        UnsupportedKeyTypeError: the namespace or map key has a type that cannot tell rows apart.
+    """
+
+    layout: TableLayout
+    """Set, like ``runs``, by :meth:`bind`."""
+    runs: Runs
+
+    def __init__(
+        self,
+        keys: TouchedKeys,
+        files: RunFiles,
+        handles: Sequence[RunHandle],
+        name: str,
+        kind: StateKind,
+        *,
+        namespace_type: TypeInformation | None = None,
+        map_key_type: TypeInformation | None = None,
+        value_type: TypeInformation | None = None,
+    ) -> None:
+        self.keys = keys
+        self.name = name
+        self.kind = kind
+        self.namespace_type = namespace_type
+        self.map_key_type = map_key_type
+        self.value_type = value_type
+        self._files = files
+        self._handles = handles
+        for part, what in ((namespace_type, "namespace"), (map_key_type, "map key")):
+            if part is not None:
+                check_key_like(part, f"the {what} of state {name!r}")
+        self._namespace: Any = None
+        self._namespace_codec = None if namespace_type is None else KeyCodec(namespace_type)
+
+    def bind(self, key_type: TypeInformation) -> None:
+        """Sets the type of the keys."""
+        self.layout = TableLayout(
+            self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type
+        )
+        self.runs = Runs(self.layout, self._handles, self._files)
+
+    @property
+    def types(self) -> Json:
+        """Kind and types, but for that of the key."""
+        return {
+            "kind": self.kind,
+            "namespace": to_json(self.namespace_type),
+            "map_key": to_json(self.map_key_type),
+            "value": to_json(self.value_type),
+        }
+
+    def snapshot(self) -> TableSnapshot:
+        """The runs, without what changed since the last :meth:`flush`."""
+        return self.layout.snapshot(self.runs.handles)
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace of the accesses that follow."""
+        if self._namespace_codec is None:
+            raise ConfigurationError(f"state {self.name!r} has no namespace")
+        encode = self._namespace_codec.encode
+        self._namespace = namespace if encode is None else encode(namespace)
+
+    def require_key(self) -> int:
+        """The slot of the current key.
+
+        Raises:
+            ConfigurationError: there is no current key.
+        """
+        slot = self.keys.slot
+        if slot < 0:
+            raise ConfigurationError(f"keyed state {self.name!r} was used outside of a record or timer: no current key")
+        return slot
+
+    @property
+    def cell(self) -> Hashable:
+        """The cell of the current key and namespace."""
+        slot = self.require_key()
+        return slot if self._namespace_codec is None else (slot, self._namespace)
+
+    def flush(self) -> None:
+        """Writes what changed as one delta; the overlay stays."""
+        self.runs.append(self._changes())
+        self._written()
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Rows in the overlay."""
+
+    @abstractmethod
+    def load(self, keys: KeySlots) -> None:
+        """Reads the rows of keys that are new in the overlay."""
+
+    @abstractmethod
+    def clear(self) -> None:
+        """Drops the overlay; what changed must have been written."""
+
+    @abstractmethod
+    def _changes(self) -> pa.Table | None:
+        """The changed rows, sorted."""
+
+    @abstractmethod
+    def _written(self) -> None:
+        """Forgets what changed."""
+
+    def _find(self, keys: KeySlots) -> Iterator[tuple[Match, list[int], list[bool], list[Any]]]:
+        """The stored rows of some keys, run by run from the oldest: match, slots, whether deleted, namespaces."""
+        matches = list(self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"])))
+        if self.layout.identity == ["key"]:
+            matches = list(_newest(matches, len(keys.column)))
+        for match in reversed(matches):
+            slots = (match.wanted + keys.first).tolist()
+            deleted = match.run.take("deleted", match.rows).to_pylist()
+            yield match, slots, deleted, self._cells(slots, match)
+
+    def _cells(self, slots: list[int], match: Match) -> list[Any]:
+        if self.namespace_type is None or self._namespace_codec is None:
+            return slots
+        namespaces = self.namespace_type.from_arrow(match.run.take("namespace", match.rows))
+        return list(zip(slots, self._namespace_codec.encode_all(namespaces), strict=True))
+
+    def _delta(self, cells: list[Any], columns: dict[str, list[Any]], deleted: list[bool]) -> pa.Table | None:
+        """Builds the table of changed rows.
+
+        Args:
+            cells: one per row.
+            columns: map keys, times and values; one per row.
+            deleted: which rows are tombstones.
+        """
+        keys = self.keys.all()
+        if not cells or keys is None:
+            return None
+        slots: list[int] = cells
+        if self._namespace_codec is not None:
+            slots = [slot for slot, _ in cells]
+            columns["namespace"] = list(self._namespace_codec.decode_all([namespace for _, namespace in cells]))
+        taken = np.array(slots)
+        arrays: dict[str, pa.Array[Any]] = {
+            "sort_key": pa.array(keys.sort_keys[taken]),
+            "key": keys.column.take(pa.array(taken)),
+            "deleted": pa.array(deleted, type=pa.bool_()),
+        }
+        types = {"namespace": self.namespace_type, "map_key": self.map_key_type, "value": self.value_type}
+        for name, values in columns.items():
+            kind = types.get(name)
+            arrays[name] = pa.array(values, type=pa.int64()) if kind is None else self._to_arrow(kind, values, slots)
+        table = pa.table([arrays[name] for name in self.layout.local_schema.names], schema=self.layout.local_schema)
+        order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
+        return table.take(pa.array(order))
+
+    def _to_arrow(self, kind: TypeInformation, values: list[Any], slots: list[int]) -> pa.Array[Any]:
+        try:
+            return kind.to_arrow(values)
+        except TypeMismatchError as error:
+            keys = {slot: key for key, slot in self.keys.slots.items()}
+            for slot, value in zip(slots, values, strict=True):
+                try:
+                    kind.to_arrow([value])
+                except TypeMismatchError as first:
+                    key = self.keys.codec.decode_all([keys[slot]])[0]
+                    raise TypeMismatchError(f"state {self.name!r} of key {key!r}: {first}") from first
+            raise TypeMismatchError(f"state {self.name!r}: {error}") from error
+
+
+def _newest(matches: list[Match], count: int) -> Iterator[Match]:
+    """Drops the rows that a newer run replaces; ``matches`` begin with the newest."""
+    missing = np.ones(count, dtype=np.bool_)
+    for match in matches:
+        kept = missing[match.wanted]
+        missing[match.wanted] = False
+        yield Match(match.run, match.wanted[kept], match.rows[kept])
+
+
+class CellTable(OverlayTable):
+    """One value per cell: VALUE, LIST, REDUCING and AGGREGATING state. None is no value."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.values: dict[Any, Any] = {}
+        """By cell. Written to only through :meth:`put` and :meth:`remove`."""
+        self._changed: set[Any] = set()
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
+
+    def put(self, value: Any) -> None:
+        """Sets the value of the current cell."""
+        cell = self.cell
+        self.values[cell] = value
+        self._changed.add(cell)
+
+    def remove(self) -> None:
+        """Drops the value of the current cell."""
+        cell = self.cell
+        if self.values.pop(cell, None) is not None:
+            self._changed.add(cell)
+
+    def load(self, keys: KeySlots) -> None:
+        assert self.value_type is not None
+        for match, _, deleted, cells in self._find(keys):
+            values = self.value_type.from_arrow(match.run.take("value", match.rows))
+            for cell, gone, value in zip(cells, deleted, values, strict=True):
+                if gone:
+                    self.values.pop(cell, None)
+                else:
+                    self.values[cell] = value
+
+    def clear(self) -> None:
+        self.values.clear()
+        self._changed.clear()
+
+    def _changes(self) -> pa.Table | None:
+        cells = list(self._changed)
+        values = [self.values.get(cell) for cell in cells]
+        return self._delta(cells, {"value": values}, [value is None for value in values])
+
+    def _written(self) -> None:
+        self._changed.clear()
+
+
+class MapTable(OverlayTable):
+    """Entries per cell, stored one by one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert self.map_key_type is not None
+        self.codec = KeyCodec(self.map_key_type)
+        """Of the map keys."""
+        self.maps: dict[Any, dict[Any, Any]] = {}
+        """By cell, then by dict key of the map key. Written to only through the methods."""
+        self._changed: dict[Any, set[Any]] = {}
+        self._size = 0
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def put(self, entries: dict[Any, Any]) -> None:
+        """Sets entries of the current cell, given by their dict keys."""
+        cell = self.cell
+        self._size += len(entries)
+        self.maps.setdefault(cell, {}).update(entries)
+        self._changed.setdefault(cell, set()).update(entries)
+
+    def remove(self, map_key: Any) -> None:
+        """Drops an entry of the current cell, given by its dict key."""
+        cell = self.cell
+        entries = self.maps.get(cell, {})
+        if map_key in entries:
+            del entries[map_key]
+            self._changed.setdefault(cell, set()).add(map_key)
+
+    def remove_all(self) -> None:
+        """Drops all entries of the current cell."""
+        cell = self.cell
+        self._changed.setdefault(cell, set()).update(self.maps.pop(cell, {}))
+
+    def load(self, keys: KeySlots) -> None:
+        assert self.map_key_type is not None
+        assert self.value_type is not None
+        for match, _, deleted, cells in self._find(keys):
+            map_keys = self.codec.encode_all(self.map_key_type.from_arrow(match.run.take("map_key", match.rows)))
+            values = self.value_type.from_arrow(match.run.take("value", match.rows))
+            for cell, map_key, gone, value in zip(cells, map_keys, deleted, values, strict=True):
+                if gone:
+                    self.maps.get(cell, {}).pop(map_key, None)
+                else:
+                    self.maps.setdefault(cell, {})[map_key] = value
+            self._size += len(cells)
+
+    def clear(self) -> None:
+        self.maps.clear()
+        self._changed.clear()
+        self._size = 0
+
+    def _changes(self) -> pa.Table | None:
+        cells, map_keys, values, deleted = [], [], [], []
+        for cell, changed in self._changed.items():
+            entries = self.maps.get(cell, {})
+            for map_key in changed:
+                cells.append(cell)
+                map_keys.append(map_key)
+                values.append(entries.get(map_key))
+                deleted.append(map_key not in entries)
+        return self._delta(cells, {"map_key": list(self.codec.decode_all(map_keys)), "value": values}, deleted)
+
+    def _written(self) -> None:
+        self._changed.clear()
