@@ -16,11 +16,12 @@ from pathlib import Path
 
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["OWNER_PID_VARIABLE", "ProcessId", "find_owner", "open_pidfd"]
+__all__ = ["OWNER_PID_VARIABLE", "ProcessId", "childless_daemons", "find_owner", "open_pidfd"]
 
 OWNER_PID_VARIABLE = "FLINKPY_SPARK_OWNER_PID"
 """Names the process a local Spark server belongs to, instead of what `find_owner` finds."""
 
+_HAS_PROC = sys.platform == "linux"
 _DAGSTER_PROGRAMS = frozenset({"dagster", "dagster-daemon", "dagster-webserver", "dg"})
 _DAGSTER_MODULES = ("dagster", "dagster_webserver", "dagster_dg_cli")
 
@@ -68,6 +69,17 @@ def open_pidfd(process: ProcessId) -> int | None:
     return None
 
 
+def childless_daemons(parent: int) -> frozenset[int]:
+    """The pids of the Python daemons of Spark below a server that have no worker now; none are found outside Linux."""
+    looks = {int(name): _look(int(name)) for name in os.listdir("/proc") if name.isdigit()} if _HAS_PROC else {}
+    parents = {look.parent for look in looks.values() if look is not None}
+    return frozenset(
+        pid
+        for pid, look in looks.items()
+        if look is not None and look.parent == parent and "pyspark.daemon" in look.arguments and pid not in parents
+    )
+
+
 def find_owner() -> ProcessId:
     """The process whose end also ends a local Spark server that is started or used now.
 
@@ -110,9 +122,9 @@ class _Look:
 
 
 def _look(pid: int) -> _Look | None:
-    proc = Path("/proc", str(pid))
-    if not Path("/proc/self/stat").exists():
+    if not _HAS_PROC:
         return _look_by_ps(pid)
+    proc = Path("/proc", str(pid))
     try:
         # The name of the program, in brackets, may hold blanks and brackets itself.
         fields = (proc / "stat").read_text().rpartition(")")[2].split()

@@ -187,7 +187,7 @@ def _start_server(settings: SparkSettings, state_file: StateFile) -> ServerState
         conf=_server_conf(settings),
     )
     _log.info("Starting a local Spark server that ends with process %d; its log is %s", order.owner.pid, state_file.log)
-    with state_file.log.with_suffix(".supervisor.log").open("wb") as errors:
+    with state_file.log.open("wb") as errors:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "dagster_flinkpy.runtime.spark_server"],
             stdin=subprocess.PIPE,

