@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.errors import PathEscapesPrefixError, PreconditionFailedError, StorageError
-from dagster_flinkpy.storage.local import LocalObjectStore
+from dagster_flinkpy.storage.local import LocalObjectStore, _locked
 
 
 def everything(root: Path) -> list[str]:
@@ -73,6 +74,24 @@ def test_one_of_two_racing_processes_creates_each_object(tmp_path: Path) -> None
     store = LocalObjectStore(tmp_path)
     winners = {f"won/{i}-{store.get(f'k{i}')[0].decode()}" for i in range(30)}
     assert {found.key for found in store.list("won/")} == winners
+
+
+def test_a_lock_file_that_was_pruned_while_waiting_for_it_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / ".flinkpy" / "lock"
+    flock, taken = fcntl.flock, []
+
+    def flock_too_late(descriptor: int, operation: int) -> None:
+        if operation == fcntl.LOCK_EX and not taken:
+            taken.append(os.fstat(descriptor).st_ino)
+            lock.unlink()
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock_too_late)
+    with _locked(tmp_path), lock.open("rb") as another, pytest.raises(BlockingIOError):
+        flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert taken
 
 
 # --- a crash at any step ----------------------------------------------------------------------------------------------
