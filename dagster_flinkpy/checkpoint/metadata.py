@@ -323,7 +323,7 @@ class CheckpointMetadata:
                     "it with the release that wrote it, or a newer one."
                 )
         match = _DOCUMENT.fullmatch(document)
-        if match is None:
+        if match is None or int(match[1]) != METADATA_VERSION:
             raise CorruptMetadataError(f"{name} is not checkpoint metadata, or is truncated ({len(data)} bytes)")
         if hashlib.sha256(match[3]).hexdigest().encode() != match[2]:
             raise CorruptMetadataError(f"{name} is damaged: its content does not have the checksum it names")
