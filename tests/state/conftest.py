@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
+from dagster_flinkpy.state import ColumnarKeyedStateBackend, KeyedSnapshot, RunCache
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.storage.local import LocalObjectStore
+
+MAX_PARALLELISM = 16
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalObjectStore:
+    return LocalObjectStore(tmp_path / "store")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> RunCache:
+    return RunCache(tmp_path / "cache")
+
+
+MakeBackend = Callable[..., ColumnarKeyedStateBackend]
+
+
+@pytest.fixture
+def make_backend(store: LocalObjectStore, cache: RunCache) -> MakeBackend:
+    def make(
+        restored: KeyedSnapshot | None = None,
+        *,
+        key_type: TypeInformation | None = None,
+        key_groups: KeyGroupRange = KeyGroupRange(0, MAX_PARALLELISM - 1),  # noqa: B008
+        **options: Any,
+    ) -> ColumnarKeyedStateBackend:
+        options = {"store": store, "cache": cache, **options}
+        backend = ColumnarKeyedStateBackend(
+            operator="op", key_groups=key_groups, max_parallelism=MAX_PARALLELISM, restored=restored, **options
+        )
+        if key_type is not None:
+            backend.bind_key_type(key_type)
+        return backend
+
+    return make
+
+
+def touch(backend: ColumnarKeyedStateBackend, key_type: TypeInformation, keys: Sequence[Any]) -> None:
+    column = key_type.to_arrow(keys)
+    backend.touch(keys, column, hash_keys(key_type, column))
+
+
+def groups_of(key_type: TypeInformation, keys: Sequence[Any]) -> np.ndarray[Any, Any]:
+    return key_groups_of_hashes(hash_keys(key_type, key_type.to_arrow(keys)), MAX_PARALLELISM)
