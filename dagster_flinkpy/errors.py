@@ -128,7 +128,34 @@ class FencedError(FlinkPyError):
 
 
 class UserFunctionError(FlinkPyError):
-    """A user function raised. Carries the operator, subtask, key and original traceback."""
+    """A user function raised.
+
+    Args:
+        message: What happened, in one line.
+        operator: Uid of the operator.
+        subtask: Index of the subtask.
+        key: ``repr`` of the key that was processed, if any.
+        user_traceback: The original traceback.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        operator: str = "",
+        subtask: int | None = None,
+        key: str | None = None,
+        user_traceback: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.subtask = subtask
+        self.key = key
+        self.user_traceback = user_traceback
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        return f"{message}\n{self.user_traceback}" if self.user_traceback else message
 
 
 class SourceReadError(FlinkPyError):

@@ -1,0 +1,98 @@
+"""Records on their way through a task, as a column, as Python values, or both, whichever was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.errors import TypeMismatchError
+
+__all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch"]
+
+NO_TIMESTAMP = -(2**63)
+"""A record without event time (Flink: ``Long.MIN_VALUE``)."""
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """Keys of a batch and their Java hash codes."""
+
+    type_info: TypeInformation
+    column: pa.Array
+    hashes: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class StreamBatch:
+    """Some records of one stream, each with a timestamp.
+
+    Made from a column or from Python values; the other form is made when asked for and kept, so that chained Python
+    functions pay no conversion between them.
+
+    Args:
+        type_info: Type of the records.
+        timestamps: Event times in milliseconds, ``int64``; :data:`NO_TIMESTAMP` where there is none.
+        column: The records as a column of ``type_info.arrow_type``.
+        values: The records as Python values.
+        keys: Keys, on a keyed edge.
+        producer: Uid of the operator they come from; named in type errors.
+    """
+
+    __slots__ = ("_column", "_values", "keys", "producer", "timestamps", "type_info")
+
+    def __init__(
+        self,
+        type_info: TypeInformation,
+        timestamps: np.ndarray[Any, np.dtype[np.int64]],
+        *,
+        column: pa.Array | None = None,
+        values: Sequence[Any] | None = None,
+        keys: KeyColumn | None = None,
+        producer: str = "",
+    ) -> None:
+        self.type_info = type_info
+        self.timestamps = timestamps
+        self.keys = keys
+        self.producer = producer
+        self._column = column
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @property
+    def column(self) -> pa.Array:
+        """The records as a column.
+
+        Raises:
+            TypeMismatchError: A value does not have the declared type; names operator, field and value.
+        """
+        if self._column is None:
+            assert self._values is not None
+            try:
+                self._column = self.type_info.to_arrow(self._values)
+            except TypeMismatchError as e:
+                raise TypeMismatchError(f"operator {self.producer!r}: {e}") from e
+        return self._column
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """The records as Python values."""
+        if self._values is None:
+            self._values = self.type_info.from_arrow(self._column)
+        return self._values
+
+    def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:
+        """The records where ``mask`` is true."""
+        keep = np.flatnonzero(mask)
+        return StreamBatch(
+            self.type_info,
+            self.timestamps[keep],
+            column=None if self._column is None else self._column.take(pa.array(keep)),
+            values=None if self._values is None else [self._values[i] for i in keep.tolist()],
+            producer=self.producer,
+        )

@@ -1,0 +1,580 @@
+"""The job loop: one execution attempt, epoch by epoch, from the last completed checkpoint on.
+
+The coordinator says what to do; this module does it: it runs the Spark job, writes the metadata, commits the sinks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.instructions import (
+    ArmTimeout,
+    AssignCheckpointId,
+    CancelSparkJob,
+    DiscardState,
+    DropSubsumed,
+    EmitBarriers,
+    FailJob,
+    Instruction,
+    NotifyAborted,
+    NotifyComplete,
+    Rejected,
+    ReplaceHead,
+    SnapshotCoordinators,
+    WriteMetadata,
+)
+from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
+from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
+from dagster_flinkpy.checkpoint.savepoint import import_savepoint, write_savepoint
+from dagster_flinkpy.checkpoint.stimuli import (
+    Acknowledge,
+    CheckpointIdAssigned,
+    CommitFinished,
+    CoordinatorSnapshotted,
+    Decline,
+    HeadReplaced,
+    JobStatusChanged,
+    MetadataWriteFailed,
+    MetadataWritten,
+    Stimulus,
+    TimerFired,
+    TriggerRequested,
+)
+from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitterInitContext,
+    SinkCommitter,
+    SourceSplit,
+    SplitEnumerator,
+    TwoPhaseCommittingSink,
+)
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FlinkPyError, RestoreError, StorageError
+from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
+from dagster_flinkpy.runtime.exchange import WireRow
+from dagster_flinkpy.runtime.region_job import run_region
+from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
+from dagster_flinkpy.runtime.results import EpochResults
+from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["JobAttempt", "JobConfig"]
+
+_PARALLELISM = "parallelism"
+"""Property of a checkpoint: the parallelism a restore has set, which stays until the next one sets another."""
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """Where a job runs and where its state is."""
+
+    job_id: str
+    storage: StorageLocation
+    """The checkpoint directory; all of the job is under ``{storage}/{job_id}/``."""
+    spark: SparkSettings = field(default_factory=SparkSettings)
+    checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
+    cache_dir: str | None = None
+    """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""
+
+
+class JobAttempt:
+    """One execution attempt of a job; a context manager.
+
+    Entering takes leadership with a greater fencing token, restores the last completed checkpoint, commits what that
+    checkpoint still has to commit and aborts what dead attempts left open.
+
+    Args:
+        graph: The program; one pipelined region.
+        config: Where it runs.
+        owner: Who runs it, for people; e.g. a Dagster run id.
+        partition: Dagster partition of the run, where there is one.
+        parallelism: Of all operators without one of their own; None: that of the restored checkpoint's rescale, if
+            there was one, else that of the program.
+        restore_from: A savepoint (its folder, a path or URL) or a checkpoint of this job (``chk-7``); None: the last
+            completed checkpoint.
+        allow_non_restored_state: Leaves state behind whose operator is gone.
+        require_uids: Whether stateful operators must have one; not where the state is thrown away afterwards.
+        on_progress: Is told in a line what goes on.
+
+    Raises:
+        MissingUidError: A stateful operator has no uid.
+        ConditionalWritesUnsupportedError: The store would not fence.
+        RestoreError: The state does not fit the program.
+        CorruptMetadataError: The checkpoint cannot be read.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        config: JobConfig,
+        *,
+        owner: str,
+        partition: str | None = None,
+        parallelism: int | None = None,
+        restore_from: str | None = None,
+        allow_non_restored_state: bool = False,
+        require_uids: bool = True,
+        on_progress: Callable[[str], None] | None = None,
+    ) -> None:
+        if require_uids:
+            graph.require_uids()
+        if len(graph.regions()) > 1:
+            raise ConfigurationError(f"job {config.job_id!r} has several regions; run each as a job of its own")
+        self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
+        self.config = config
+        self.restored: CheckpointMetadata | None = None
+        """The checkpoint or savepoint it started from."""
+        self.committed_on_recovery = 0
+        """Committables of the last checkpoint that were not committed when the attempt began."""
+        self.aborted_lingering = 0
+        """Open transactions of dead attempts that were aborted."""
+        self.finished = False
+        """Whether all input has ended and is in the last checkpoint."""
+        self._owner = owner
+        self._partition = partition
+        self._parallelism = parallelism
+        self._restore_from = restore_from
+        self._allow_non_restored_state = allow_non_restored_state
+        self._progress = on_progress or (lambda line: None)
+        self._location = config.storage.child(config.job_id)
+        self._cache_dir = config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache")
+        self._spark: Any = None
+        self._error: FlinkPyError | None = None
+        self._failure: FlinkPyError | None = None
+        self._timed_out = False
+        self._end_of_input = False
+        self.collected: list[pa.Array] = []
+        """Columns of the records that the last epoch brought back, for ``execute_and_collect``."""
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> JobAttempt:
+        job_store = self._location.open()
+        self.config.storage.open().probe()
+        self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
+        self._attempt: Attempt = self._store.begin_attempt(self._owner, _now())
+        latest = self._attempt.latest
+        self._committers = self._create_committers()
+        self._recover(latest)
+        self.restored = self._load(latest)
+        plan = self._restore()
+        self._enumerators = {
+            v.uid: v.spec.source.create_enumerator(plan.operators[v.uid].coordinator_state if plan else None)
+            for v in self.graph.vertices
+            if isinstance(v.spec, SourceSpec)
+        }
+        self._inputs = _subtask_inputs(plan)
+        self.finished = self.restored is not None and self.restored.end_of_input
+        self._coordinator = CheckpointCoordinator(
+            self.config.job_id,
+            self._attempt.token,
+            self._plan(),
+            # A failed epoch leaves nothing to go on from: the next attempt starts at the last checkpoint.
+            replace(self.config.checkpointing, tolerable_failed=0, interval=None),
+            restored=latest,
+            retained=self._attempt.head.retained,
+        )
+        self._coordinator.handle(JobStatusChanged(_now(), running=True))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._spark is not None and self.config.spark.mode != "classic":
+            self._spark.stop()
+        self._spark = None
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._attempt.token
+
+    def _create_committers(self) -> dict[str, SinkCommitter]:
+        token = self._attempt.token
+        return {
+            v.uid: v.spec.sink.create_committer(CommitterInitContext(self.config.job_id, v.uid, token))
+            for v in self.graph.vertices
+            if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
+        }
+
+    def _recover(self, latest: CheckpointMetadata | None) -> None:
+        """Commits what the last checkpoint prepared, then aborts all else that is open."""
+        if latest is not None:
+            prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
+            self.committed_on_recovery = prepared - self._commit(latest)
+            if self.committed_on_recovery:
+                self._progress(
+                    f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
+                )
+        self.aborted_lingering = self._abort_lingering()
+
+    def _abort_lingering(self) -> int:
+        latest = self._attempt.latest
+        return sum(
+            committer.abort_lingering(_requests(latest, uid) if latest else [])
+            for uid, committer in self._committers.items()
+        )
+
+    def _load(self, latest: CheckpointMetadata | None) -> CheckpointMetadata | None:
+        source = self._restore_from
+        if source is None:
+            return latest
+        job_store = self._store.store
+        name = source.removesuffix(METADATA_NAME).rstrip("/")
+        name = name.removeprefix(f"{job_store.url}/")
+        if name.startswith("chk-") and name[4:].isdigit():
+            return self._store.load(int(name[4:]))
+        location = replace(self.config.storage, url=name)
+        self._progress(f"restoring {location.url}")
+        return import_savepoint(location.open(), job_store)
+
+    def _restore(self) -> RestorePlan | None:
+        """Gives the restored state to the operators; adopts the stored max parallelisms."""
+        if self.restored is None:
+            return None
+        kept = self.restored.properties.get(_PARALLELISM)
+        if self._parallelism is None and isinstance(kept, int):
+            self._parallelism = kept
+            self.graph = self.graph.with_parallelism(kept)
+        specs = [
+            RestoreSpec(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.stateful)
+            for v in self.graph.vertices
+        ]
+        plan = assign(self.restored, specs, allow_non_restored_state=self._allow_non_restored_state)
+        for uid in plan.skipped:
+            self._progress(f"state of operator {uid!r} is left behind")
+        self.graph = self.graph.with_max_parallelisms({u: o.max_parallelism for u, o in plan.operators.items()})
+        return plan
+
+    def _plan(self) -> CheckpointPlan:
+        tasks = {v.uid: tuple(Task(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
+        return CheckpointPlan(
+            tasks_to_trigger=tuple(t for uid in self._enumerators for t in tasks[uid]),
+            tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
+            tasks_to_commit=tuple(t for uid in self._committers for t in tasks[uid]),
+            coordinators=tuple(self._enumerators),
+        )
+
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    def run_epoch(self) -> CompletedEpoch:
+        """Reads up to the next barrier; returns when the checkpoint is complete and the sinks have committed.
+
+        Raises:
+            UserFunctionError: A user function raised; the checkpoint was declined, nothing of the epoch is visible.
+            CheckpointError: The checkpoint was not completed.
+            FencedError: A newer attempt took over.
+            SourceReadError: Input cannot be read.
+        """
+        return self._checkpoint(self._run_spark_job)
+
+    def commit_restored(self) -> CompletedEpoch:
+        """Completes a checkpoint of the restored state as it is, without reading input.
+
+        So a restore, or a rescale, is what later attempts start from.
+
+        Raises:
+            RestoreError: Nothing was restored.
+        """
+        if self.restored is None:
+            raise RestoreError(
+                f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given"
+            )
+        return self._checkpoint(self._acknowledge_restored)
+
+    def _checkpoint(self, run: Callable[[int], EpochResults]) -> CompletedEpoch:
+        if self._error is not None:
+            raise CheckpointError("this attempt has failed; start another one") from self._error
+        self._run = run
+        started = time.monotonic()
+        try:
+            self._drive(TriggerRequested(_now(), forced=True, request_id=self._owner))
+        except FlinkPyError as e:
+            self._error = e
+            raise
+        metadata = self._attempt.latest
+        assert metadata is not None
+        self.finished = metadata.end_of_input
+        return CompletedEpoch(
+            checkpoint_id=metadata.checkpoint_id,
+            metadata=metadata,
+            metadata_path=f"{self._location.url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
+            digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
+            duration_ms=int((time.monotonic() - started) * 1000),
+            operators=operator_reports(metadata, set(self._committers)),
+        )
+
+    def _drive(self, stimulus: Stimulus) -> None:
+        """Carries out what the coordinator wants until it wants nothing more."""
+        todo: deque[Instruction] = deque(self._coordinator.handle(stimulus))
+        while todo:
+            for answer in self._perform(todo.popleft()):
+                todo.extend(self._coordinator.handle(answer))
+
+    def _perform(self, instruction: Instruction) -> Iterator[Stimulus]:
+        match instruction:
+            case AssignCheckpointId():
+                yield CheckpointIdAssigned(_now(), self._attempt.assign_checkpoint_id())
+            case EmitBarriers(checkpoint_id=checkpoint_id):
+                yield from self._run_epoch(checkpoint_id)
+            case WriteMetadata(checkpoint_id=checkpoint_id):
+                self._metadata = self._create_metadata(instruction)
+                yield self._finalize(
+                    checkpoint_id,
+                    lambda: self._store.write_metadata(self._attempt, self._metadata),
+                    MetadataWritten(_now(), checkpoint_id),
+                )
+            case ReplaceHead(checkpoint_id=checkpoint_id):
+                yield self._finalize(
+                    checkpoint_id,
+                    lambda: self._store.complete(self._attempt, self._metadata),
+                    HeadReplaced(_now(), checkpoint_id),
+                )
+            case NotifyComplete(checkpoint_id=checkpoint_id):
+                self._store.check_leader(self._attempt)
+                self._commit(self._metadata)
+                self._advance()
+                yield CommitFinished(_now(), checkpoint_id)
+            case DropSubsumed(checkpoint_ids=checkpoint_ids):
+                self._store.subsume(self._attempt, checkpoint_ids)
+            case DiscardState(files=files):
+                self._store.discard(self._attempt, files)
+            case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
+                self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
+                self._abort_lingering()
+            case FailJob(message=message):
+                raise self._failure or CheckpointError(message)
+            case Rejected(message=message):
+                raise CheckpointError(f"no checkpoint was taken: {message}")
+            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
+                pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
+            case _:
+                raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _finalize(self, checkpoint_id: int, write: Callable[[], None], done: Stimulus) -> Stimulus:
+        try:
+            write()
+        except FlinkPyError as e:
+            self._failure = e
+            return MetadataWriteFailed(_now(), checkpoint_id, isinstance(e, StorageError), str(e))
+        return done
+
+    # --- one epoch ---------------------------------------------------------------------------------------------------
+
+    def _run_epoch(self, checkpoint_id: int) -> Iterator[Stimulus]:
+        """Runs the epoch and tells the coordinator what came of it."""
+        self._failure = None
+        self._timed_out = False
+        try:
+            results = self._run(checkpoint_id)
+            if results.failure is None:
+                results.check_consistent()
+        except FlinkPyError as e:
+            if self._timed_out:
+                yield TimerFired(_now(), checkpoint_id)
+                return
+            self._failure = e
+            yield self._decline(checkpoint_id, None, e)
+            return
+        failure = results.failure
+        if failure is not None:
+            self._failure = failure.error
+            yield self._decline(checkpoint_id, failure.task, failure.error)
+            return
+        self.collected = results.collected
+        for task, state in results.states.items():
+            message = AcknowledgeCheckpoint(
+                self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
+            )
+            yield Acknowledge(_now(), message)
+        for uid, enumerator in self._enumerators.items():
+            yield CoordinatorSnapshotted(_now(), checkpoint_id, uid, enumerator.snapshot_state())
+
+    def _decline(self, checkpoint_id: int, task: Task | None, error: FlinkPyError) -> Decline:
+        where = task or Task(self.graph.vertices[0].uid, 0)
+        cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
+        reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+        if task is not None:
+            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        message = DeclineCheckpoint(
+            self.config.job_id, checkpoint_id, self.token, where.uid, where.subtask, reason, cause
+        )
+        return Decline(_now(), message)
+
+    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
+        inputs = dict(self._inputs)
+        ended: set[str] = set()
+        for uid, enumerator in self._enumerators.items():
+            planned = enumerator.plan_epoch(self.graph.vertex(uid).parallelism)
+            for subtask, splits in enumerate(planned):
+                before = inputs.get((uid, subtask), SubtaskInput())
+                inputs[uid, subtask] = replace(before, splits=tuple(splits))
+            if enumerator.exhausted:
+                ended.add(uid)
+        self._end_of_input = len(ended) == len(self._enumerators)
+        epoch = Epoch(
+            graph=self.graph,
+            job_id=self.config.job_id,
+            checkpoint_id=checkpoint_id,
+            attempt=self.token,
+            job_storage=self._location,
+            inputs=inputs,
+            ended_sources=frozenset(ended),
+            partition=self._partition,
+            cache_dir=self._cache_dir,
+        )
+        self._progress(f"checkpoint {checkpoint_id}: {_summary(epoch, self._enumerators)}")
+        results = EpochResults.of(self._on_spark(epoch))
+        if results.failure is None:
+            for uid, enumerator in self._enumerators.items():
+                read = [s for task, state in results.states.items() if task.uid == uid for s in state.splits]
+                enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
+        return results
+
+    def _on_spark(self, epoch: Epoch) -> list[WireRow]:
+        """Runs the Spark job; interrupts it when the checkpoint expires."""
+        if self._spark is None:
+            self._spark = get_session(self.config.spark)
+        spark, tag = self._spark, f"flinkpy-{self.config.job_id}-{self.token}-{epoch.checkpoint_id}"
+
+        def expire() -> None:
+            self._timed_out = True
+            spark.interruptTag(tag)
+
+        timer = threading.Timer(self.config.checkpointing.timeout.total_seconds(), expire)
+        timer.daemon = True
+        spark.addTag(tag)
+        timer.start()
+        try:
+            return list(run_region(spark, epoch))
+        finally:
+            timer.cancel()
+            spark.removeTag(tag)
+
+    def _acknowledge_restored(self, checkpoint_id: int) -> EpochResults:
+        assert self.restored is not None
+        self._end_of_input = self.restored.end_of_input
+        results = EpochResults()
+        for v in self.graph.vertices:
+            for i in range(v.parallelism):
+                given = self._inputs.get((v.uid, i), SubtaskInput())
+                results.states[Task(v.uid, i)] = SubtaskState(i, keyed=given.keyed, watermark=given.watermark)
+        return results
+
+    # --- completing --------------------------------------------------------------------------------------------------
+
+    def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
+        operators = tuple(
+            OperatorState(
+                uid=v.uid,
+                name=v.name,
+                parallelism=v.parallelism,
+                max_parallelism=v.max_parallelism,
+                coordinator_state=write.coordinator_states.get(v.uid),
+                subtasks=write.states[v.uid],
+            )
+            for v in self.graph.vertices
+        )
+        latest = self._attempt.latest
+        parent = self.restored if latest is None else latest
+        return CheckpointMetadata(
+            job_id=self.config.job_id,
+            checkpoint_id=write.checkpoint_id,
+            kind=write.kind,
+            parent_id=None if parent is None else parent.checkpoint_id,
+            timestamp_ms=write.trigger_ms,
+            partition=self._partition,
+            fencing_token=self.token,
+            graph_fingerprint=self.graph.fingerprint,
+            end_of_input=self._end_of_input,
+            operators=operators,
+            properties={} if self._parallelism is None else {_PARALLELISM: self._parallelism},
+        )
+
+    def _commit(self, metadata: CheckpointMetadata) -> int:
+        """Commits a completed checkpoint; says how many of its committables had been committed before."""
+        return sum(
+            committer.commit(requests)
+            for uid, committer in self._committers.items()
+            if (requests := _requests(metadata, uid))
+        )
+
+    def _advance(self) -> None:
+        """The next epoch starts from what this one has left."""
+        self._inputs = {
+            (o.uid, s.index): SubtaskInput(s.keyed, s.watermark) for o in self._metadata.operators for s in o.subtasks
+        }
+
+    # --- savepoints --------------------------------------------------------------------------------------------------
+
+    def savepoint(self, target: str | None = None) -> str:
+        """Writes a self-contained savepoint of the last completed checkpoint.
+
+        Args:
+            target: The folder that gets it; None: the job's own prefix.
+
+        Returns:
+            Its URL.
+
+        Raises:
+            CheckpointError: There is no completed checkpoint yet.
+        """
+        latest = self._attempt.latest
+        if latest is None:
+            raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of")
+        location = self._location if target is None else replace(self.config.storage, url=target)
+        # All that it had to commit is committed, so whoever restores it must not commit it again.
+        committed = replace(
+            latest,
+            operators=tuple(
+                replace(o, subtasks=tuple(replace(s, committables=()) for s in o.subtasks)) for o in latest.operators
+            ),
+        )
+        folder = write_savepoint(committed, self._store.store, location.open())
+        return f"{location.url}/{folder}"
+
+
+def _now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
+    operator = metadata.operator(uid)
+    return [
+        CommitRequest(metadata.checkpoint_id, s.index, c)
+        for s in (operator.subtasks if operator else ())
+        for c in s.committables
+    ]
+
+
+def _subtask_inputs(plan: RestorePlan | None) -> dict[tuple[str, int], SubtaskInput]:
+    if plan is None:
+        return {}
+    return {(uid, s.index): SubtaskInput(s.keyed, s.watermark) for uid, o in plan.operators.items() for s in o.subtasks}
+
+
+def _summary(epoch: Epoch, enumerators: dict[str, SplitEnumerator]) -> str:
+    parts = []
+    for uid in enumerators:
+        names = [s.split_id for (u, _), i in sorted(epoch.inputs.items()) if u == uid for s in i.splits]
+        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        parts.append(f"{uid}: {shown or 'nothing to read'}")
+    return "; ".join(parts)

@@ -1,0 +1,357 @@
+"""Operators with keyed state and timers: process functions, running reductions, windows.
+
+Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``StreamGroupedReduceOperator`` and
+``WindowOperator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types, type_from_json
+from dagster_flinkpy.datastream.functions import Function, ProcessWindowFunction, ReduceFunction, RuntimeContext
+from dagster_flinkpy.datastream.operators import (
+    KeyedCoProcessSpec,
+    KeyedProcessSpec,
+    ReduceSpec,
+    WindowSpec,
+    as_callable,
+)
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.datastream.window import TimeWindow
+from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
+from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.operators import (
+    Collector,
+    OperatorContext,
+    RecordContext,
+    Snapshot,
+    StreamOperator,
+    TaskRuntimeContext,
+    UnkeyedTimerService,
+)
+from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache, TimerQueue
+
+__all__ = ["KeyedCoProcessOperator", "KeyedProcessOperator", "ReduceOperator", "WindowOperator"]
+
+_TIMERS = "_timers/event_time"
+_WINDOW_TYPE = Types.TUPLE([Types.LONG(), Types.LONG()])
+
+
+class _ReduceCallable(ReduceFunction):
+    """A plain callable as a ReduceFunction."""
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self._function = function
+
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        return self._function(value1, value2)
+
+
+def _as_reduce_function(function: ReduceFunction | Callable[[Any, Any], Any]) -> ReduceFunction:
+    return function if isinstance(function, ReduceFunction) else _ReduceCallable(function)
+
+
+class _KeyedTimerService(UnkeyedTimerService):
+    """Time, and event-time timers of the current key."""
+
+    def __init__(self, context: OperatorContext, timers: TimerQueue) -> None:
+        super().__init__(context)
+        self._timers = timers
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Fires when the watermark passes the timestamp."""
+        self._timers.register(timestamp)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Deletes such a timer."""
+        self._timers.delete(timestamp)
+
+
+class _KeyedContext(RecordContext):
+    """Where and when a record or a timer of a key is."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, timer_service: Any) -> None:
+        super().__init__(timer_service)
+        self.key: Any = None
+
+    def get_current_key(self) -> Any:
+        """The key."""
+        return self.key
+
+
+class KeyedOperator(StreamOperator):
+    """Base: a keyed state backend, timers, and the loop over the records of a batch.
+
+    Args:
+        context: Where the operator runs.
+        namespace_type: Type of the timers' namespace, e.g. the window; None: they have none.
+    """
+
+    def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
+        super().__init__(context)
+        vertex, epoch = context.vertex, context.epoch
+        self.backend = ColumnarKeyedStateBackend(
+            operator=vertex.uid,
+            key_groups=compute_key_group_range_for_operator_index(
+                vertex.max_parallelism, vertex.parallelism, context.subtask
+            ),
+            max_parallelism=vertex.max_parallelism,
+            store=epoch.job_storage.open(),
+            cache=RunCache(epoch.cache_dir),
+            restored=context.input.keyed,
+        )
+        self.timers = self.backend.get_timers(_TIMERS, namespace_type)
+        if context.input.keyed is not None and context.input.keyed.tables:
+            # Restored timers may be due before the first record brings a key.
+            self.backend.bind_key_type(type_from_json(context.input.keyed.tables[0].key_type))
+        self.collector = Collector(context)
+
+    def open_function(self, function: Any) -> None:
+        """Opens a user function with keyed state."""
+        if isinstance(function, Function):
+            try:
+                function.open(self.runtime_context())
+            except Exception as e:
+                raise self.user_error(e, "open()") from e
+
+    def close_function(self, function: Any) -> None:
+        """Closes a user function."""
+        if isinstance(function, Function):
+            try:
+                function.close()
+            except Exception as e:
+                raise self.user_error(e, "close()") from e
+
+    def runtime_context(self) -> RuntimeContext:
+        """What functions see of their task."""
+        return TaskRuntimeContext(self.context, self.backend.get_state)
+
+    def touch(self, batch: StreamBatch) -> list[Any]:
+        """The keys of a batch, whose state is loaded."""
+        assert batch.keys is not None
+        self.backend.bind_key_type(batch.keys.type_info)
+        keys = batch.keys.type_info.from_arrow(batch.keys.column)
+        self.backend.touch(keys, batch.keys.column, batch.keys.hashes)
+        return keys
+
+    def snapshot(self) -> Snapshot:
+        keyed = self.backend.snapshot()
+        return Snapshot(keyed=keyed, metrics=asdict(self.backend.statistics))
+
+
+class _KeyedFunctionOperator(KeyedOperator):
+    """Runs process_element and on_timer of a user function."""
+
+    def __init__(self, context: OperatorContext, spec: KeyedProcessSpec | KeyedCoProcessSpec) -> None:
+        super().__init__(context)
+        self.function: Any = spec.function
+        self._record = _KeyedContext(_KeyedTimerService(context, self.timers))
+
+    def open(self) -> None:
+        self.open_function(self.function)
+
+    def close(self) -> None:
+        self.close_function(self.function)
+
+    def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
+        keys = self.touch(batch)
+        set_key, collect, record = self.backend.set_current_key, self.collector.collect, self._record
+        key = None
+        try:
+            for key, value, timestamp in zip(keys, batch.values, batch.timestamps.tolist(), strict=True):
+                set_key(key)
+                record.key = key
+                record.time = timestamp
+                collect(function(value, record), timestamp)
+        except Exception as e:
+            raise self.user_error(e, f"{function.__name__}()", key=key, keyed=True) from e
+        self.collector.flush()
+
+    def on_watermark(self, watermark: int) -> None:
+        on_timer, collect, record = self.function.on_timer, self.collector.collect, self._record
+        set_key = self.backend.set_current_key
+        for timestamp, key, _ in self.timers.advance_to(watermark):
+            set_key(key)
+            record.key = key
+            record.time = timestamp
+            try:
+                collect(on_timer(timestamp, record), timestamp)
+            except Exception as e:
+                raise self.user_error(e, "on_timer()", key=key, keyed=True) from e
+        self.collector.flush()
+
+
+class KeyedProcessOperator(_KeyedFunctionOperator):
+    """A process function with keyed state and timers."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element)
+
+
+class KeyedCoProcessOperator(_KeyedFunctionOperator):
+    """A process function of two inputs with shared keyed state and timers."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element1 if input_index == 0 else self.function.process_element2)
+
+
+class ReduceOperator(KeyedOperator):
+    """A running reduction per key."""
+
+    def __init__(self, context: OperatorContext, spec: ReduceSpec) -> None:
+        super().__init__(context)
+        self._function = spec.function
+        self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
+        self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
+
+    def open(self) -> None:
+        self.open_function(self._function)
+
+    def close(self) -> None:
+        self.close_function(self._function)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys = self.touch(batch)
+        set_key, state, reduce, collect = (
+            self.backend.set_current_key,
+            self._state,
+            self._reduce,
+            self.collector.collect,
+        )
+        key = None
+        try:
+            for key, value, timestamp in zip(keys, batch.values, batch.timestamps.tolist(), strict=True):
+                set_key(key)
+                before = state.value()
+                reduced = value if before is None else reduce(before, value)
+                state.update(reduced)
+                collect((reduced,), timestamp)
+        except Exception as e:
+            raise self.user_error(e, "reduce()", key=key, keyed=True) from e
+        self.collector.flush()
+
+
+class _WindowContext(ProcessWindowFunction.Context):
+    """The window that fires."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+        self.current = TimeWindow(0, 0)
+
+    def window(self) -> TimeWindow:
+        return self.current
+
+    def current_watermark(self) -> int:
+        return self._context.watermark
+
+
+class WindowOperator(KeyedOperator):
+    """Event-time windows with the default trigger; one accumulator per key and window, or all its elements."""
+
+    def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
+        super().__init__(context, _WINDOW_TYPE)
+        self._spec = spec
+        self._state: Any = self.backend.get_state(self._descriptor(spec), _WINDOW_TYPE)
+        self._window_context = _WindowContext(context)
+        self._late = 0
+
+    @staticmethod
+    def _descriptor(spec: WindowSpec) -> StateDescriptor:
+        name = "window-contents"  # as in Flink's WindowOperatorBuilder
+        if spec.aggregate is not None:
+            return AggregatingStateDescriptor(name, spec.aggregate, spec.accumulator_type)
+        if spec.reduce is not None:
+            return ReducingStateDescriptor(name, _as_reduce_function(spec.reduce), spec.accumulator_type)
+        return ListStateDescriptor(name, spec.element_type)
+
+    def _functions(self) -> Iterable[Any]:
+        return (self._spec.aggregate, self._spec.reduce, self._spec.window_function)
+
+    def open(self) -> None:
+        for function in self._functions():
+            self.open_function(function)
+
+    def close(self) -> None:
+        for function in self._functions():
+            self.close_function(function)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys = self.touch(batch)
+        spec, watermark, set_key = self._spec, self.context.watermark, self.backend.set_current_key
+        assign, add = spec.assigner.assign_windows, self._state.add
+        key = None
+        try:
+            for key, value, timestamp in zip(keys, batch.values, batch.timestamps.tolist(), strict=True):
+                if timestamp == NO_TIMESTAMP:
+                    raise ValueError(
+                        f"record {value!r} has no event time; set a watermark strategy with a timestamp assigner"
+                    )
+                set_key(key)
+                late = True
+                for window in assign(value, timestamp):
+                    cleanup = window.end - 1 + spec.allowed_lateness
+                    if cleanup <= watermark:
+                        continue
+                    late = False
+                    self._select(window)
+                    add(value)
+                    if window.end - 1 <= watermark:
+                        self._fire(key, window)
+                    else:
+                        self.timers.register(window.end - 1)
+                    if spec.allowed_lateness:
+                        self.timers.register(cleanup)
+                if late:
+                    self._late += 1
+                    if spec.late_tag is not None:
+                        self.collector.collect_side(spec.late_tag, value, timestamp)
+        except Exception as e:
+            raise self.user_error(e, "window", key=key, keyed=True) from e
+        self.collector.flush()
+
+    def _select(self, window: TimeWindow) -> None:
+        namespace = (window.start, window.end)
+        self._state.set_current_namespace(namespace)
+        self.timers.set_current_namespace(namespace)
+
+    def _fire(self, key: Any, window: TimeWindow) -> None:
+        contents = self._state.get()
+        if contents is None:
+            return
+        spec = self._spec
+        elements: Iterable[Any] = contents if spec.aggregate is None and spec.reduce is None else (contents,)
+        if spec.window_function is not None:
+            self._window_context.current = window
+            elements = spec.window_function.process(key, self._window_context, elements)
+        self.collector.collect(elements, window.end - 1)
+
+    def on_watermark(self, watermark: int) -> None:
+        lateness = self._spec.allowed_lateness
+        for timestamp, key, (start, end) in self.timers.advance_to(watermark):
+            window = TimeWindow(start, end)
+            self.backend.set_current_key(key)
+            self._select(window)
+            try:
+                if timestamp == end - 1:
+                    self._fire(key, window)
+                if timestamp == end - 1 + lateness:
+                    self._state.clear()
+            except Exception as e:
+                raise self.user_error(e, "window function", key=key, keyed=True) from e
+        self.collector.flush()
+
+    def snapshot(self) -> Snapshot:
+        snapshot = super().snapshot()
+        snapshot.metrics["late_records_dropped"] = 0 if self._spec.late_tag else self._late
+        return snapshot

@@ -1,0 +1,577 @@
+"""The operators as a task runs them, a batch at a time; Python per record is the user's function only.
+
+Mirrors Flink's ``StreamOperator`` and its implementations (``ProcessOperator``, ``KeyedProcessOperator``, ...).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.watermark_strategy import (
+    MAX_WATERMARK,
+    TimestampAssigner,
+    WatermarkStrategy,
+)
+from dagster_flinkpy.datastream.connectors.base import SinkWriter, SourceSplit, WriterInitContext
+from dagster_flinkpy.datastream.functions import (
+    FilterFunction,
+    FlatMapFunction,
+    Function,
+    MapFunction,
+    RuntimeContext,
+)
+from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.operators import (
+    CollectSpec,
+    CoProcessSpec,
+    FilterSpec,
+    FlatMapSpec,
+    MapSpec,
+    ProcessSpec,
+    SinkSpec,
+    SourceSpec,
+    TimestampsSpec,
+    as_callable,
+)
+from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
+from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
+from dagster_flinkpy.runtime.failure import user_error
+from dagster_flinkpy.state.handles import KeyedSnapshot
+
+__all__ = [
+    "CoProcessOperator",
+    "CollectOperator",
+    "Collector",
+    "FilterOperator",
+    "FlatMapOperator",
+    "MapOperator",
+    "OperatorContext",
+    "ProcessOperator",
+    "RecordContext",
+    "SinkOperator",
+    "Snapshot",
+    "SourceOperator",
+    "StreamOperator",
+    "TaskRuntimeContext",
+    "TimestampsOperator",
+]
+
+Emit = Callable[[str | None, StreamBatch], None]
+
+
+@dataclass
+class OperatorContext:
+    """Where an operator runs."""
+
+    vertex: JobVertex
+    subtask: int
+    epoch: Epoch
+    execution: str
+    """Unique for this try of the task."""
+    emit: Emit
+    """Sends a batch to the main output (None) or a side output (its tag)."""
+    collect: Callable[[StreamBatch], None]
+    """Sends a batch to the driver."""
+    watermark: int
+    """Event time of the operator; the task advances it."""
+
+    @property
+    def input(self) -> SubtaskInput:
+        """What the subtask starts from."""
+        return self.epoch.input(self.vertex.uid, self.subtask)
+
+
+@dataclass
+class Snapshot:
+    """What an operator hands over at the barrier."""
+
+    keyed: KeyedSnapshot | None = None
+    splits: tuple[SourceSplit, ...] = ()
+    committables: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, int | float] = field(default_factory=dict)
+
+
+class Collector:
+    """Gathers what user functions yield and sends it on in batches.
+
+    Args:
+        context: Where the operator runs.
+    """
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+        vertex = context.vertex
+        self._types: dict[str | None, TypeInformation] = {None: vertex.output_type, **dict(vertex.side_outputs)}
+        self._values: dict[str | None, list[Any]] = {tag: [] for tag in self._types}
+        self._timestamps: dict[str | None, list[int]] = {tag: [] for tag in self._types}
+        self._main, self._main_timestamps = self._values[None], self._timestamps[None]
+
+    def collect(self, results: Iterable[Any] | None, timestamp: int) -> None:
+        """Takes records, or ``(output_tag, record)`` pairs for side outputs; all get this timestamp."""
+        if results is None:
+            return
+        for result in results:
+            if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
+                self.collect_side(result[0].tag_id, result[1], timestamp)
+            else:
+                self._main.append(result)
+                self._main_timestamps.append(timestamp)
+
+    def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
+        """Takes a record for a side output; one that nobody reads is dropped."""
+        if tag in self._types:
+            self._values[tag].append(value)
+            self._timestamps[tag].append(timestamp)
+
+    def flush(self) -> None:
+        """Sends what was gathered."""
+        for tag, values in self._values.items():
+            if values:
+                timestamps = np.array(self._timestamps[tag], dtype=np.int64)
+                batch = StreamBatch(
+                    self._types[tag], timestamps, values=list(values), producer=self._context.vertex.uid
+                )
+                values.clear()
+                self._timestamps[tag].clear()
+                self._context.emit(tag, batch)
+
+
+class StreamOperator(ABC):
+    """One subtask of an operator."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self.context = context
+
+    def open(self) -> None:  # noqa: B027 - most operators have nothing to open
+        """Called before the first batch."""
+
+    @abstractmethod
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        """Takes a batch of one input."""
+
+    def on_watermark(self, watermark: int) -> None:  # noqa: B027
+        """Called when event time has advanced; `context.watermark` is the new one already."""
+
+    @property
+    def own_watermark(self) -> int | None:
+        """Event time of the output, where the operator makes it itself; None: that of the input."""
+        return None
+
+    def snapshot(self) -> Snapshot:
+        """Called at the barrier, when all of the epoch's records have been processed."""
+        return Snapshot()
+
+    def abort(self) -> None:  # noqa: B027
+        """Called instead of the snapshot when the epoch failed."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called last."""
+
+    def user_error(self, error: Exception, function: str, *, key: Any = None, keyed: bool = False) -> FlinkPyError:
+        """What to raise for an exception of a user function; errors of ours pass."""
+        if isinstance(error, FlinkPyError):
+            return error
+        vertex = self.context.vertex
+        what = f"{function} of operator {vertex.uid!r} ({vertex.name})"
+        return user_error(error, what=what, operator=vertex.uid, subtask=self.context.subtask, key=key, keyed=keyed)
+
+
+# --- stateless functions ----------------------------------------------------------------------------------------------
+
+
+class TaskRuntimeContext(RuntimeContext):
+    """What user functions see of their task.
+
+    Args:
+        context: Where the operator runs.
+        get_state: Makes keyed state; None where the stream has no keys.
+    """
+
+    def __init__(self, context: OperatorContext, get_state: Callable[[StateDescriptor], Any] | None = None) -> None:
+        self._context = context
+        self._get_state = get_state
+
+    def get_task_name(self) -> str:
+        return self._context.vertex.name
+
+    def get_index_of_this_subtask(self) -> int:
+        return self._context.subtask
+
+    def get_number_of_parallel_subtasks(self) -> int:
+        return self._context.vertex.parallelism
+
+    def get_max_number_of_parallel_subtasks(self) -> int:
+        return self._context.vertex.max_parallelism
+
+    def get_attempt_number(self) -> int:
+        return self._context.epoch.attempt
+
+    def _state(self, descriptor: StateDescriptor) -> Any:
+        if self._get_state is None:
+            raise ConfigurationError(
+                f"operator {self._context.vertex.uid!r} asks for keyed state {descriptor.name!r}, "
+                "but its stream has no keys; call key_by() first"
+            )
+        return self._get_state(descriptor)
+
+    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        state: ValueState[Any] = self._state(state_descriptor)
+        return state
+
+    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        state: ListState[Any] = self._state(state_descriptor)
+        return state
+
+    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        state: MapState[Any, Any] = self._state(state_descriptor)
+        return state
+
+    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        state: ReducingState[Any] = self._state(state_descriptor)
+        return state
+
+    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+        state: AggregatingState[Any, Any] = self._state(state_descriptor)
+        return state
+
+
+class _FunctionOperator(StreamOperator):
+    """An operator around one user function."""
+
+    function: Any
+
+    def open(self) -> None:
+        if isinstance(self.function, Function):
+            try:
+                self.function.open(self.runtime_context())
+            except Exception as e:
+                raise self.user_error(e, "open()") from e
+
+    def runtime_context(self) -> RuntimeContext:
+        """What the function sees of its task."""
+        return TaskRuntimeContext(self.context)
+
+    def close(self) -> None:
+        if isinstance(self.function, Function):
+            try:
+                self.function.close()
+            except Exception as e:
+                raise self.user_error(e, "close()") from e
+
+
+class MapOperator(_FunctionOperator):
+    """One record to one."""
+
+    def __init__(self, context: OperatorContext, spec: MapSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._map = as_callable(spec.function, MapFunction, "map")
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function = self._map
+        try:
+            values = [function(v) for v in batch.values]
+        except Exception as e:
+            raise self.user_error(e, "map()") from e
+        vertex = self.context.vertex
+        self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))
+
+
+class FilterOperator(_FunctionOperator):
+    """Keeps or drops records."""
+
+    def __init__(self, context: OperatorContext, spec: FilterSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._filter = as_callable(spec.function, FilterFunction, "filter")
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function = self._filter
+        try:
+            mask = np.fromiter((bool(function(v)) for v in batch.values), dtype=np.bool_, count=len(batch))
+        except Exception as e:
+            raise self.user_error(e, "filter()") from e
+        if mask.any():
+            self.context.emit(None, batch if mask.all() else batch.filter(mask))
+
+
+class FlatMapOperator(_FunctionOperator):
+    """One record to any number."""
+
+    def __init__(self, context: OperatorContext, spec: FlatMapSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._flat_map = as_callable(spec.function, FlatMapFunction, "flat_map")
+        self._collector = Collector(context)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function, collect = self._flat_map, self._collector.collect
+        try:
+            for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
+                collect(function(value), timestamp)
+        except Exception as e:
+            raise self.user_error(e, "flat_map()") from e
+        self._collector.flush()
+
+
+class UnkeyedTimerService:
+    """Time, where there are no timers."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+
+    def current_processing_time(self) -> int:
+        """Milliseconds since the epoch."""
+        return time.time_ns() // 1_000_000
+
+    def current_watermark(self) -> int:
+        """Event time in milliseconds."""
+        return self._context.watermark
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Refused: timers need a key."""
+        raise ConfigurationError(
+            f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys; call key_by() first"
+        )
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Refused likewise."""
+        self.register_event_time_timer(timestamp)
+
+
+class RecordContext:
+    """Where and when a record is; one object, moved from record to record."""
+
+    __slots__ = ("_timer_service", "time")
+
+    def __init__(self, timer_service: Any) -> None:
+        self._timer_service = timer_service
+        self.time = NO_TIMESTAMP
+
+    def timestamp(self) -> int | None:
+        """Event time of the record in milliseconds, or None."""
+        return None if self.time == NO_TIMESTAMP else self.time
+
+    def timer_service(self) -> Any:
+        """Time and timers."""
+        return self._timer_service
+
+
+class ProcessOperator(_FunctionOperator):
+    """A process function without keyed state."""
+
+    def __init__(self, context: OperatorContext, spec: ProcessSpec | CoProcessSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._collector = Collector(context)
+        self._record = RecordContext(UnkeyedTimerService(context))
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element)
+
+    def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
+        collect, record = self._collector.collect, self._record
+        try:
+            for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
+                record.time = timestamp
+                collect(function(value, record), timestamp)
+        except Exception as e:
+            raise self.user_error(e, f"{function.__name__}()") from e
+        self._collector.flush()
+
+
+class CoProcessOperator(ProcessOperator):
+    """A process function of two inputs without keyed state."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element1 if input_index == 0 else self.function.process_element2)
+
+
+# --- time -------------------------------------------------------------------------------------------------------------
+
+
+class _EventTime:
+    """Timestamps and watermarks of one stream (Flink: ``TimestampsAndWatermarksOperator``)."""
+
+    def __init__(self, strategy: WatermarkStrategy, operator: StreamOperator, watermark: int) -> None:
+        self._assigner = strategy.timestamp_assigner
+        bound = strategy.max_out_of_orderness
+        self._bound = None if bound is None else bound.millis
+        self._operator = operator
+        self.watermark = watermark
+
+    def assign(self, batch: StreamBatch) -> None:
+        """Sets the timestamps of a batch and advances the watermark."""
+        if self._assigner is not None:
+            batch.timestamps = self._timestamps(batch)
+        if self._bound is not None and len(batch):
+            newest = int(batch.timestamps.max())
+            if newest != NO_TIMESTAMP:
+                self.watermark = max(self.watermark, newest - self._bound - 1)
+
+    def _timestamps(self, batch: StreamBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if isinstance(self._assigner, TimestampAssigner):
+            extract = self._assigner.extract_timestamp
+            pairs = zip(batch.values, batch.timestamps.tolist(), strict=True)
+            try:
+                return np.fromiter((extract(v, t) for v, t in pairs), dtype=np.int64, count=len(batch))
+            except Exception as e:
+                raise self._operator.user_error(e, "extract_timestamp()") from e
+        uid = self._operator.context.vertex.uid
+        try:
+            column = pc.struct_field(batch.column, self._assigner)
+        except (pa.ArrowException, TypeError) as e:
+            raise TypeMismatchError(
+                f"operator {uid!r}: no timestamp field {self._assigner!r} in {batch.type_info}"
+            ) from e
+        if not pa.types.is_integer(column.type):
+            raise TypeMismatchError(
+                f"operator {uid!r}: timestamp field {self._assigner!r} is {column.type}; it must be int milliseconds"
+            )
+        filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()
+        return filled
+
+
+class TimestampsOperator(StreamOperator):
+    """Gives records event time in the midst of a stream; watermarks from upstream but the last are replaced."""
+
+    def __init__(self, context: OperatorContext, spec: TimestampsSpec) -> None:
+        super().__init__(context)
+        self._time = _EventTime(spec.watermark_strategy, self, context.watermark)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._time.assign(batch)
+        self.context.emit(None, batch)
+
+    def on_watermark(self, watermark: int) -> None:
+        if watermark == MAX_WATERMARK:
+            self._time.watermark = watermark
+
+    @property
+    def own_watermark(self) -> int | None:
+        return self._time.watermark
+
+
+class SourceOperator(StreamOperator):
+    """Reads splits; the task asks it for the next batch."""
+
+    def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
+        super().__init__(context)
+        self._source = spec.source
+        self._time = _EventTime(spec.watermark_strategy, self, context.watermark)
+        self._splits = list(context.input.splits)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        raise AssertionError("a source has no input")
+
+    def run(self) -> Iterator[int]:
+        """Reads all splits of the epoch; after each batch it gives the watermark."""
+        vertex = self.context.vertex
+        for i, split in enumerate(self._splits):
+            batches = iter(self._source.read(split))
+            while True:
+                try:
+                    column, offset = next(batches)
+                except StopIteration:
+                    break
+                except FlinkPyError:
+                    raise
+                except OSError as e:
+                    raise SourceReadError(f"source {vertex.uid!r} cannot read split {split.split_id!r}: {e}") from e
+                except Exception as e:
+                    raise self.user_error(e, f"read() of split {split.split_id!r}") from e
+                split = split.advanced(offset, finished=False)
+                timestamps = np.full(len(column), NO_TIMESTAMP, dtype=np.int64)
+                batch = StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid)
+                self._time.assign(batch)
+                self.context.emit(None, batch)
+                yield self._time.watermark
+            self._splits[i] = split.advanced(split.offset, finished=True)
+        if vertex.uid in self.context.epoch.ended_sources:
+            yield MAX_WATERMARK
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to read in this epoch."""
+        return not self._splits and self.context.vertex.uid not in self.context.epoch.ended_sources
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(splits=tuple(self._splits))
+
+
+# --- sinks ------------------------------------------------------------------------------------------------------------
+
+
+class SinkOperator(StreamOperator):
+    """Writes an epoch; at the barrier it hands over what to commit (Flink: ``SinkWriterOperator``)."""
+
+    def __init__(self, context: OperatorContext, spec: SinkSpec) -> None:
+        super().__init__(context)
+        self._sink = spec.sink
+        self._writer: SinkWriter | None = None
+
+    def open(self) -> None:
+        context = self.context
+        init = WriterInitContext(
+            job_id=context.epoch.job_id,
+            uid=context.vertex.uid,
+            subtask=context.subtask,
+            attempt=context.epoch.attempt,
+            checkpoint_id=context.epoch.checkpoint_id,
+            execution=context.execution,
+            partition=context.epoch.partition,
+        )
+        self._writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
+
+    def _call(self, what: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as e:
+            raise self.user_error(e, what) from e
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        column, writer = batch.column, self._writer
+        assert writer is not None
+        self._call("write()", lambda: writer.write(column))
+
+    def snapshot(self) -> Snapshot:
+        assert self._writer is not None
+        return Snapshot(committables=self._call("prepare_commit()", self._writer.prepare_commit))
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            self._call("abort()", self._writer.abort)
+
+
+class CollectOperator(StreamOperator):
+    """Brings records back to the caller of ``execute_and_collect``."""
+
+    def __init__(self, context: OperatorContext, spec: CollectSpec) -> None:
+        super().__init__(context)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self.context.collect(batch)

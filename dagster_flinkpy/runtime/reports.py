@@ -1,0 +1,109 @@
+"""What came of an epoch, for people and for Dagster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState, SubtaskState
+from dagster_flinkpy.errors import JobGraphError
+
+__all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "operator_reports"]
+
+
+@dataclass(frozen=True)
+class SubtaskReport:
+    """One subtask of an operator."""
+
+    index: int
+    key_groups: tuple[int, int] | None
+    """First and last key group, where it has keyed state."""
+    keys: int
+    """Rows of its largest state: about the number of keys."""
+    state_bytes: int
+    delta_bytes: int
+    """Bytes the epoch added."""
+    records_in: int
+    records_out: int
+
+
+@dataclass(frozen=True)
+class OperatorReport:
+    """One operator."""
+
+    uid: str
+    records_in: int
+    records_out: int
+    state_bytes: int
+    delta_bytes: int
+    keys: int
+    watermark: int | None
+    """Event time in milliseconds."""
+    rows_committed: int | None
+    """Sinks: rows that were published; None for other operators."""
+    subtasks: tuple[SubtaskReport, ...]
+
+
+@dataclass(frozen=True)
+class CompletedEpoch:
+    """One completed checkpoint."""
+
+    checkpoint_id: int
+    metadata: CheckpointMetadata
+    metadata_path: str
+    """URL of its ``_metadata``."""
+    digest: str
+    """SHA-256 of that file."""
+    duration_ms: int
+    """From the trigger to the end of the commit."""
+    operators: tuple[OperatorReport, ...]
+
+    def operator(self, uid: str) -> OperatorReport:
+        """The report of an operator.
+
+        Raises:
+            JobGraphError: There is none of this uid.
+        """
+        for report in self.operators:
+            if report.uid == uid:
+                return report
+        raise JobGraphError(f"no operator has uid {uid!r}; there are {[r.uid for r in self.operators]}")
+
+
+def operator_reports(metadata: CheckpointMetadata, sinks: set[str]) -> tuple[OperatorReport, ...]:
+    """The reports of all operators of a checkpoint.
+
+    Args:
+        metadata: The checkpoint.
+        sinks: Uids of the sinks.
+    """
+    return tuple(_operator(o, o.uid in sinks) for o in metadata.operators)
+
+
+def _operator(state: OperatorState, sink: bool) -> OperatorReport:
+    subtasks = tuple(_subtask(s) for s in state.subtasks)
+    watermarks = [s.watermark for s in state.subtasks if s.watermark is not None]
+    committables = [c for s in state.subtasks for c in s.committables]
+    return OperatorReport(
+        uid=state.uid,
+        records_in=sum(s.records_in for s in subtasks),
+        records_out=sum(s.records_out for s in subtasks),
+        state_bytes=sum(s.state_bytes for s in subtasks),
+        delta_bytes=sum(s.delta_bytes for s in subtasks),
+        keys=sum(s.keys for s in subtasks),
+        watermark=min(watermarks, default=None),
+        rows_committed=sum(int(c.get("rows", 0)) for c in committables) if sink else None,
+        subtasks=subtasks,
+    )
+
+
+def _subtask(state: SubtaskState) -> SubtaskReport:
+    keyed, metrics = state.keyed, state.metrics
+    return SubtaskReport(
+        index=state.index,
+        key_groups=None if keyed is None else (keyed.key_groups.start, keyed.key_groups.end),
+        keys=0 if keyed is None else max((t.rows for t in keyed.tables), default=0),
+        state_bytes=state.state_bytes,
+        delta_bytes=int(metrics.get("delta_bytes", 0)),
+        records_in=int(metrics.get("records_in", 0)),
+        records_out=int(metrics.get("records_out", 0)),
+    )

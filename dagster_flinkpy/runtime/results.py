@@ -1,0 +1,87 @@
+"""What the tasks of an epoch sent back: acknowledgements, failures, collected records."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.messages import Task
+from dagster_flinkpy.checkpoint.metadata import SubtaskState
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError
+from dagster_flinkpy.runtime.exchange import Kind, WireRow
+from dagster_flinkpy.runtime.failure import error_from_json
+
+__all__ = ["EpochResults", "TaskFailure"]
+
+
+@dataclass(frozen=True)
+class TaskFailure:
+    """An error of a task, and where."""
+
+    task: Task
+    error: FlinkPyError
+
+
+@dataclass
+class EpochResults:
+    """All that came back from an epoch."""
+
+    states: dict[Task, SubtaskState] = field(default_factory=dict)
+    failures: list[TaskFailure] = field(default_factory=list)
+    collected: list[pa.Array] = field(default_factory=list)
+    """Columns of records, for ``execute_and_collect``."""
+    _sent: dict[str, str] = field(default_factory=dict)
+    _consumed: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+
+    @staticmethod
+    def of(rows: Iterable[WireRow]) -> EpochResults:
+        """Sorts the rows that came back."""
+        results = EpochResults()
+        for row in sorted(rows, key=lambda row: (row.channel, row.seq)):
+            if row.kind is Kind.ACK:
+                results._acknowledge(json.loads(row.payload.to_pybytes()))
+            elif row.kind is Kind.FAILURE:
+                raw = row.payload.to_pybytes()
+                where = json.loads(raw)
+                results.failures.append(TaskFailure(Task(where["operator"], where["subtask"]), error_from_json(raw)))
+            elif row.kind is Kind.COLLECT:
+                with pa.ipc.open_stream(row.payload) as reader:
+                    results.collected.append(reader.read_next_batch().column(0))
+        return results
+
+    def _acknowledge(self, ack: dict[str, Any]) -> None:
+        state = SubtaskState.from_json(ack["state"])
+        name = f"{ack['uid']}/{state.index}"
+        self.states[Task(ack["uid"], state.index)] = state
+        self._sent[name] = ack["digest"]
+        self._consumed.append((name, ack["consumed"]))
+
+    @property
+    def failure(self) -> TaskFailure | None:
+        """The failure to report: what a task could not do comes before what it did not get."""
+        return min(
+            self.failures,
+            key=lambda f: (isinstance(f.error, CheckpointError), f.task.uid, f.task.subtask),
+            default=None,
+        )
+
+    def check_consistent(self) -> None:
+        """Refuses an epoch in which two tasks consumed different outputs of one.
+
+        Spark recomputes a task whose shuffle files are lost. Where a user function is not deterministic, tasks
+        downstream may then have consumed different attempts of it, and no snapshot of them fits together.
+
+        Raises:
+            CheckpointError: Names the task that was consumed and the one that consumed it.
+        """
+        for consumer, consumed in self._consumed:
+            for producer, digest in consumed.items():
+                if self._sent.get(producer, digest) != digest:
+                    raise CheckpointError(
+                        f"task {consumer} consumed another output of task {producer} than was acknowledged: "
+                        "Spark ran it twice, and a user function in it is not deterministic"
+                    )
