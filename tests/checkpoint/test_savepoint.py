@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, write_savepoint
+from dagster_flinkpy.errors import CorruptStateError, RestoreError
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.checkpoint.samples import content, metadata, operator
+
+STATE = metadata(3, operator("count"))
+FILES = {
+    r.path: content(f"count-{s.index}")
+    for s in operator("count").subtasks
+    if s.keyed
+    for t in s.keyed.tables
+    for r in t.runs
+}
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> LocalObjectStore:
+    store = LocalObjectStore(str(tmp_path / "job"))
+    for path, data in FILES.items():
+        store.put(path, data)
+    return store
+
+
+def everything(store: LocalObjectStore) -> dict[str, bytes]:
+    return {info.key: store.get(info.key)[0] for info in store.list()}
+
+
+def test_a_savepoint_stands_by_itself_and_may_be_moved(job: LocalObjectStore, tmp_path: Path) -> None:
+    folder = write_savepoint(STATE, job, LocalObjectStore(str(tmp_path / "savepoints")))
+    assert folder.startswith("savepoint-flights-")
+    shutil.rmtree(tmp_path / "job")
+    shutil.move(tmp_path / "savepoints" / folder, tmp_path / "moved")
+
+    moved = LocalObjectStore(str(tmp_path / "moved"))
+    loaded = load_savepoint(moved)
+    assert loaded.kind is CheckpointKind.SAVEPOINT
+    assert loaded.operators == STATE.operators
+    other_job = LocalObjectStore(str(tmp_path / "other"))
+    assert import_savepoint(moved, other_job) == loaded
+    assert everything(other_job) == FILES
+    assert import_savepoint(moved, other_job) == loaded
+
+
+def test_two_savepoints_have_two_folders(job: LocalObjectStore) -> None:
+    assert write_savepoint(STATE, job, job) != write_savepoint(STATE, job, job)
+
+
+@pytest.mark.parametrize("damage", ["missing", "changed"])
+def test_a_damaged_file_leaves_no_savepoint(job: LocalObjectStore, tmp_path: Path, damage: str) -> None:
+    path = next(iter(FILES))
+    job.delete(path)
+    if damage == "changed":
+        job.put(path, b"else")
+    target = LocalObjectStore(str(tmp_path / "savepoints"))
+    with pytest.raises(CorruptStateError, match=path):
+        write_savepoint(STATE, job, target)
+    assert everything(target) == {}
+
+
+def test_a_damaged_savepoint_is_not_imported(job: LocalObjectStore, tmp_path: Path) -> None:
+    folder = write_savepoint(STATE, job, job)
+    path = next(iter(FILES))
+    job.child(folder).put(path, b"else")
+    with pytest.raises(CorruptStateError, match=path):
+        import_savepoint(job.child(folder), LocalObjectStore(str(tmp_path / "other")))
+
+
+def test_what_is_no_savepoint_is_refused(job: LocalObjectStore, tmp_path: Path) -> None:
+    with pytest.raises(RestoreError, match=r"job is not a savepoint: it has no _metadata"):
+        load_savepoint(job)
+    checkpoint = job.child("chk-3")
+    checkpoint.put("_metadata", STATE.to_bytes())
+    with pytest.raises(RestoreError, match="chk-3 is a checkpoint, whose files belong to its job"):
+        import_savepoint(checkpoint, LocalObjectStore(str(tmp_path / "other")))
