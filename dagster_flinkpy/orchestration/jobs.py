@@ -141,15 +141,13 @@ def _restore_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: st
         ):
             epoch = attempt.commit_restored()
             token = attempt.token
-        context.log.info(
-            f"Job {flink_job.job_id} goes on from {config.savepoint_path}, now as its checkpoint {epoch.checkpoint_id}"
-        )
+        what = f"Job {flink_job.job_id} goes on from {config.savepoint_path}, now its checkpoint {epoch.checkpoint_id}"
+        context.log.info(what)
         for report in epoch.operators:
             facts = {
                 **operator_metadata(epoch, report, token),
                 **FlinkCheckpointMetadataSet(savepoint=place(config.savepoint_path)),
             }
-            what = f"Restored at parallelism {len(report.subtasks)}"
             context.log_event(AssetObservation(specs[report.uid].key, description=what, metadata=facts))
         summary = FlinkCheckpointMetadataSet(
             checkpoint_id=epoch.checkpoint_id,

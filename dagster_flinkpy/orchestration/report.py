@@ -22,7 +22,7 @@ from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.job import CompletedEpoch, OperatorReport, SubtaskReport
+    from dagster_flinkpy.runtime.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 __all__ = ["checkpoint_line", "operator_metadata", "place", "watermark"]
 
@@ -42,11 +42,12 @@ def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
 
 def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
     """Of an operator in a checkpoint."""
+    state = epoch.metadata.operator(report.uid)
     facts = FlinkCheckpointMetadataSet(
         checkpoint_id=epoch.checkpoint_id,
         checkpoint_metadata=place(epoch.metadata_path),
         attempt=attempt,
-        parallelism=len(report.subtasks),
+        parallelism=state.parallelism if state else None,
         records_in=report.records_in,
         records_out=report.records_out,
         rows_committed=report.rows_committed,

@@ -1,0 +1,299 @@
+"""``flinkpy``: a look at checkpoints, savepoints and the state in them, without Spark or Dagster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+from itertools import chain
+from typing import Any
+
+import click
+import pyarrow as pa
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, OperatorState
+from dagster_flinkpy.checkpoint.savepoint import load_savepoint
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
+from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+
+__all__ = ["main"]
+
+_PIPE_WIDTH = 200
+
+
+class _Commands(click.Group):
+    """Errors of the library end the command with one line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (FlinkPyError, OSError) as error:
+            message = str(error) or type(error).__name__
+            raise click.ClickException(" ".join(message.split())) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dagster-flinkpy")
+def main() -> None:
+    """Checkpoints, savepoints and state of dagster-flinkpy jobs.
+
+    DIR and PATH are local, or s3://bucket/prefix.
+    """
+
+
+@main.group()
+def checkpoints() -> None:
+    """Completed checkpoints of jobs."""
+
+
+@main.group()
+def savepoint() -> None:
+    """Single savepoints and checkpoints."""
+
+
+@main.group()
+def state() -> None:
+    """The state in savepoints and checkpoints."""
+
+
+_endpoint_url = click.option(
+    "--endpoint-url", metavar="URL", help="S3 server other than Amazon's, such as http://127.0.0.1:9000."
+)
+
+
+def _as_json(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
+
+
+@checkpoints.command("list")
+@click.argument("directory", metavar="DIR")
+@_as_json("them")
+@_endpoint_url
+def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) -> None:
+    """List the checkpoints of the job in DIR, or of all jobs in the checkpoint storage DIR."""
+    store = StorageLocation(directory, endpoint_url).open()
+    jobs = _jobs(store)
+    if not jobs:
+        raise click.ClickException(f"no job has checkpoints in {store.url}; give the folder of a job, or the one above")
+    rows = [(job, entry) for job, checkpoints in jobs.items() for entry in checkpoints.list_checkpoints()]
+    if as_json:
+        facts = [
+            {
+                "job": job,
+                "checkpoint_id": entry.checkpoint_id,
+                "status": entry.status.value,
+                "completed": entry.last_modified.isoformat(),
+                "path": f"{jobs[job].store.url}/{entry.path}",
+            }
+            for job, entry in rows
+        ]
+        click.echo(json.dumps(facts, indent=2))
+        return
+    table = _table("job", "#checkpoint", "status", "completed", "#state bytes", "end of input", "path")
+    for job, entry in rows:
+        try:
+            metadata = jobs[job].load(entry.path)
+            facts_of = [f"{metadata.state_bytes:,}", "yes" if metadata.end_of_input else "no"]
+        except CorruptMetadataError:
+            facts_of = ["[red]damaged[/]", ""]
+        when = _time(entry.last_modified)
+        table.add_row(job, str(entry.checkpoint_id), entry.status.value, when, *facts_of, entry.path)
+    _console().print(table)
+
+
+def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:
+    """The job at the root of a store, else the jobs in its folders."""
+    root = CompletedCheckpointStore(store)
+    if root.list_checkpoints():
+        return {store.url.rpartition("/")[2]: root}
+    below = {folder.rstrip("/"): CompletedCheckpointStore(store.child(folder)) for folder in store.list_folders()}
+    return {name: checkpoints for name, checkpoints in below.items() if checkpoints.list_checkpoints()}
+
+
+@savepoint.command("describe")
+@click.argument("path", metavar="PATH")
+@_as_json("all of the metadata")
+@_endpoint_url
+def describe_savepoint(path: str, endpoint_url: str | None, as_json: bool) -> None:
+    """Show what the savepoint or chk-N folder PATH holds."""
+    metadata = load_savepoint(_folder(path, endpoint_url).open())
+    if as_json:
+        click.echo(json.dumps(metadata.to_json(), indent=2))
+        return
+    console = _console()
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(metadata):
+        facts.add_row(f"[bold]{name}[/]", value)
+    console.print(facts)
+    names = "uid|name|#parallelism|#max parallelism|states|#rows|#bytes|#splits|#to commit|watermark"
+    table = _table(*names.split("|"))
+    for operator in metadata.operators:
+        table.add_row(*_operator_row(operator))
+    console.print(table)
+
+
+def _folder(path: str, endpoint_url: str | None) -> StorageLocation:
+    return StorageLocation(path.rstrip("/").removesuffix(f"/{METADATA_NAME}"), endpoint_url)
+
+
+def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
+    return [
+        ("job", metadata.job_id),
+        (metadata.kind.value, str(metadata.checkpoint_id)),
+        ("parent", "-" if metadata.parent_id is None else str(metadata.parent_id)),
+        ("taken", _time(datetime.fromtimestamp(metadata.timestamp_ms / 1000, timezone.utc))),
+        ("attempt", str(metadata.fencing_token)),
+        *([] if metadata.partition is None else [("partition", metadata.partition)]),
+        ("end of input", "yes" if metadata.end_of_input else "no"),
+        ("state", f"{metadata.state_bytes:,} bytes in {len(metadata.files())} files"),
+    ]
+
+
+def _operator_row(operator: OperatorState) -> list[str]:
+    tables = [table for subtask in operator.subtasks if subtask.keyed for table in subtask.keyed.tables]
+    handles = [handle for subtask in operator.subtasks for handle in subtask.operator_state]
+    watermarks = [subtask.watermark for subtask in operator.subtasks]
+    known = [watermark for watermark in watermarks if watermark is not None]
+    return [
+        operator.uid,
+        operator.name,
+        str(operator.parallelism),
+        str(operator.max_parallelism),
+        ", ".join(dict.fromkeys([table.name for table in tables] + [handle.name for handle in handles])) or "-",
+        f"{sum(table.rows for table in tables):,}",
+        f"{operator.state_bytes:,}",
+        str(sum(len(subtask.splits) for subtask in operator.subtasks)),
+        str(sum(len(subtask.committables) for subtask in operator.subtasks)),
+        _watermark(min(known)) if len(known) == len(watermarks) and known else "-",
+    ]
+
+
+@state.command("read")
+@click.argument("path", metavar="PATH")
+@click.option("--uid", required=True, help="Uid of the operator.")
+@click.option("--state", "name", required=True, help="Name of the state.")
+@click.option("--format", "form", type=click.Choice(["table", "json", "parquet"]), default="table", show_default=True)
+@click.option("--output", type=click.Path(dir_okay=False), help="File to write. Default: the terminal.")
+@click.option("--limit", type=click.IntRange(min=0), help="At most so many rows. Default: 20 of a table, else all.")
+@_endpoint_url
+def read_state(
+    path: str, uid: str, name: str, form: str, output: str | None, limit: int | None, endpoint_url: str | None
+) -> None:
+    """Print a state in the savepoint or chk-N folder PATH.
+
+    json is one object per line. Values that were pickled are shown as bytes, and are never unpickled.
+    """
+    if form == "parquet" and output is None:
+        raise click.UsageError("--format parquet needs --output FILE")
+    folder = _folder(path, endpoint_url)
+    metadata = load_savepoint(folder.open())
+    if metadata.kind is CheckpointKind.CHECKPOINT:  # its files are shared by the job's checkpoints
+        folder = replace(folder, url=folder.url.rpartition("/")[0])
+    if limit is None and form == "table":
+        limit = 20
+    tables = _limited(_state_tables(metadata, uid, name, folder.open()), limit)
+    first = next(tables)  # so that nothing is opened for a state that is not there
+    tables = chain([first], tables)
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(output, first.schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+        return
+    with click.open_file(output or "-", "w") as file:
+        if form == "json":
+            for table in tables:
+                for row in table.to_pylist():
+                    file.write(json.dumps(row, default=_plain) + "\n")
+        else:
+            _print_rows(first.schema, tables, Console(file=file, width=None if file.isatty() else _PIPE_WIDTH))
+
+
+def _state_tables(metadata: CheckpointMetadata, uid: str, name: str, store: ObjectStore) -> Iterator[pa.Table]:
+    """The rows of a state, subtask by subtask.
+
+    Raises:
+        click.ClickException: There is no such operator, or it has no such state.
+    """
+    operator = metadata.operator(uid)
+    if operator is None:
+        known = ", ".join(sorted(operator.uid for operator in metadata.operators))
+        raise click.ClickException(f"no operator has uid {uid!r}; there are: {known}")
+    names: dict[str, None] = {}
+    for subtask in operator.subtasks:
+        for table in subtask.keyed.tables if subtask.keyed else ():
+            names[table.name] = None
+            if table.name == name:
+                rows = read_table(table, store)
+                yield rows.add_column(0, "subtask", pa.array([subtask.index] * rows.num_rows, pa.int32()))
+        for handle in subtask.operator_state:
+            names[handle.name] = None
+            if handle.name == name:
+                values = [json.dumps(partition) for partition in handle.partitions]
+                yield pa.table({"subtask": pa.array([subtask.index] * len(values), pa.int32()), "value": values})
+    if name not in names:
+        raise click.ClickException(f"operator {uid!r} has no state {name!r}; it has: {', '.join(names) or 'none'}")
+
+
+def _limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+    """The first rows, and at least one table, so that the columns are known."""
+    for table in tables:
+        yield table if limit is None else table.slice(0, limit)
+        if limit is not None:
+            limit -= table.num_rows
+            if limit <= 0:
+                return
+
+
+def _print_rows(schema: pa.Schema, tables: Iterator[pa.Table], console: Console) -> None:
+    numbers = {f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
+    table = _table(*(f"#{name}" if name in numbers else name for name in schema.names))
+    for rows in tables:
+        for row in rows.to_pylist():
+            table.add_row(*("" if value is None else _cell(value) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return escape(json.dumps(value, default=_plain) if isinstance(value, (dict, list, bytes)) else str(value))
+
+
+def _plain(value: Any) -> str:
+    """What JSON has no type for."""
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+# --- printing ---------------------------------------------------------------------------------------------------------
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
+
+
+def _table(*columns: str) -> Table:
+    """A table; a column whose name starts with ``#`` holds numbers."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
+    return table
+
+
+def _time(when: datetime) -> str:
+    return when.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _watermark(milliseconds: int) -> str:
+    if milliseconds == 2**63 - 1:  # Flink: Watermark.MAX_WATERMARK
+        return "end of input"
+    try:
+        return _time(datetime.fromtimestamp(milliseconds / 1000, timezone.utc))
+    except (OverflowError, ValueError, OSError):
+        return f"{milliseconds} ms"
