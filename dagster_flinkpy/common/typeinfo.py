@@ -59,6 +59,10 @@ class TypeInformation(ABC):
     def from_arrow(self, column: pa.Array) -> list[Any]:
         """The Python values of a column; null becomes ``None``."""
 
+    def name_fields(self, value: Any) -> Any:
+        """The value; a :class:`Row` without field names gets those of its type, as if it had been written and read."""
+        return value
+
     @abstractmethod
     def to_json(self) -> Json:
         """A description that :func:`type_from_json` reads; it is part of checkpoint metadata."""
@@ -229,6 +233,11 @@ class RowTypeInfo(_StructTypeInfo):
             return [value[name] for name in self.field_names]
         raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
 
+    def name_fields(self, value: Any) -> Any:
+        if type(value) is Row and value._fields is None:
+            value.set_field_names(self.field_names)
+        return value
+
     def from_arrow(self, column: pa.Array) -> list[Any]:
         names = list(self.field_names)
         rows: list[Any] = []
@@ -285,6 +294,11 @@ class ListTypeInfo(TypeInformation):
     @property
     def arrow_type(self) -> pa.DataType:
         return pa.list_(self.elem_type.arrow_type)
+
+    def name_fields(self, value: Any) -> Any:
+        for element in value:
+            self.elem_type.name_fields(element)
+        return value
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         flat = [e for v in values if v is not None for e in v]

@@ -42,7 +42,7 @@ class StreamBatch:
         producer: Uid of the operator they come from; named in type errors.
     """
 
-    __slots__ = ("_column", "_values", "keys", "producer", "timestamps", "type_info")
+    __slots__ = ("_column", "_named", "_values", "keys", "producer", "timestamps", "type_info")
 
     def __init__(
         self,
@@ -60,6 +60,7 @@ class StreamBatch:
         self.producer = producer
         self._column = column
         self._values = values
+        self._named = False
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -81,9 +82,13 @@ class StreamBatch:
 
     @property
     def values(self) -> Sequence[Any]:
-        """The records as Python values."""
+        """The records as Python values, Rows with the field names of their type."""
         if self._values is None:
             self._values = self.type_info.from_arrow(self._column)
+        elif not self._named:
+            for value in self._values:
+                self.type_info.name_fields(value)
+        self._named = True
         return self._values
 
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:

@@ -6,6 +6,7 @@ The coordinator says what to do; this module does it: it runs the Spark job, wri
 from __future__ import annotations
 
 import hashlib
+import re
 import tempfile
 import threading
 import time
@@ -238,11 +239,11 @@ class JobAttempt:
         if source is None:
             return latest
         job_store = self._store.store
-        name = source.removesuffix(METADATA_NAME).rstrip("/")
-        name = name.removeprefix(f"{job_store.url}/")
-        if name.startswith("chk-") and name[4:].isdigit():
-            return self._store.load(int(name[4:]))
-        location = replace(self.config.storage, url=name)
+        folder = source.removesuffix(METADATA_NAME).rstrip("/")
+        own = re.fullmatch(r"chk-(\d+)", folder.removeprefix(f"{job_store.url}/"))
+        if own:
+            return self._store.load(int(own[1]))
+        location = replace(self.config.storage, url=folder)
         self._progress(f"restoring {location.url}")
         return import_savepoint(location.open(), job_store)
 

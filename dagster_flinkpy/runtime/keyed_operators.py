@@ -112,9 +112,11 @@ class KeyedOperator(StreamOperator):
             restored=context.input.keyed,
         )
         self.timers = self.backend.get_timers(_TIMERS, namespace_type)
-        if context.input.keyed is not None and context.input.keyed.tables:
+        restored = context.input.keyed
+        self._has_keys = restored is not None and bool(restored.tables)
+        if restored is not None and restored.tables:
             # Restored timers may be due before the first record brings a key.
-            self.backend.bind_key_type(type_from_json(context.input.keyed.tables[0].key_type))
+            self.backend.bind_key_type(type_from_json(restored.tables[0].key_type))
         self.collector = Collector(context)
 
     def open_function(self, function: Any) -> None:
@@ -141,9 +143,14 @@ class KeyedOperator(StreamOperator):
         """The keys of a batch, whose state is loaded."""
         assert batch.keys is not None
         self.backend.bind_key_type(batch.keys.type_info)
+        self._has_keys = True
         keys = batch.keys.type_info.from_arrow(batch.keys.column)
         self.backend.touch(keys, batch.keys.column, batch.keys.hashes)
         return keys
+
+    def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
+        """Time, key and namespace of the timers that the watermark has passed, in order of time."""
+        return self.timers.advance_to(watermark) if self._has_keys else ()
 
     def snapshot(self) -> Snapshot:
         keyed = self.backend.snapshot()
@@ -181,7 +188,7 @@ class _KeyedFunctionOperator(KeyedOperator):
     def on_watermark(self, watermark: int) -> None:
         on_timer, collect, record = self.function.on_timer, self.collector.collect, self._record
         set_key = self.backend.set_current_key
-        for timestamp, key, _ in self.timers.advance_to(watermark):
+        for timestamp, key, _ in self.due_timers(watermark):
             set_key(key)
             record.key = key
             record.time = timestamp
@@ -338,7 +345,7 @@ class WindowOperator(KeyedOperator):
 
     def on_watermark(self, watermark: int) -> None:
         lateness = self._spec.allowed_lateness
-        for timestamp, key, (start, end) in self.timers.advance_to(watermark):
+        for timestamp, key, (start, end) in self.due_timers(watermark):
             window = TimeWindow(start, end)
             self.backend.set_current_key(key)
             self._select(window)

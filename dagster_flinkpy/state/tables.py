@@ -215,6 +215,8 @@ class CellTable(OverlayTable):
         self.values: dict[Any, Any] = {}
         """By cell. Written to only through :meth:`put` and :meth:`remove`."""
         self._changed: set[Any] = set()
+        assert self.value_type is not None
+        self._name_fields = self.value_type.name_fields
 
     @property
     def size(self) -> int:
@@ -223,7 +225,7 @@ class CellTable(OverlayTable):
     def put(self, value: Any) -> None:
         """Sets the value of the current cell."""
         cell = self.cell
-        self.values[cell] = value
+        self.values[cell] = self._name_fields(value)
         self._changed.add(cell)
 
     def remove(self) -> None:
@@ -276,6 +278,9 @@ class MapTable(OverlayTable):
         """Sets entries of the current cell, given by their dict keys."""
         cell = self.cell
         self._size += len(entries)
+        assert self.value_type is not None
+        for value in entries.values():
+            self.value_type.name_fields(value)
         self.maps.setdefault(cell, {}).update(entries)
         self._changed.setdefault(cell, set()).update(entries)
 
