@@ -352,25 +352,25 @@ class CheckpointCoordinator:
             self._failures.succeeded(pending.checkpoint_id)
             self._record(pending, stimulus.now_ms, CheckpointStatus.COMPLETED)
             return self._next_request(stimulus.now_ms)
-        if self._committing is not None:
-            pending.stage = Stage.AWAITING_COMMIT
-            return []
-        pending.stage = Stage.REPLACING_HEAD
-        return [ReplaceHead(pending.checkpoint_id)]
+        pending.stage = Stage.AWAITING_HEAD
+        return self._move_head()
 
     @_handle.register
     def _(self, stimulus: MetadataWriteFailed) -> list[Instruction]:
         if stimulus.checkpoint_id in self._recent:
             return []
         pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA, Stage.REPLACING_HEAD)
+        reason = CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE
+        if pending.stage is Stage.REPLACING_HEAD and stimulus.unknown_outcome:
+            # It may be complete, so nothing that its tasks prepared may be aborted. The next attempt finds out.
+            self._remove(pending)
+            self._record(pending, stimulus.now_ms, CheckpointStatus.FAILED, reason)
+            message = f"whether checkpoint {pending.checkpoint_id} is complete is unknown: {stimulus.cause}"
+            return [FailJob(pending.checkpoint_id, reason, message)]
         instructions = self._abort(
-            pending,
-            stimulus.now_ms,
-            CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
-            stimulus.cause,
-            discard=not stimulus.unknown_outcome,
+            pending, stimulus.now_ms, reason, stimulus.cause, discard=not stimulus.unknown_outcome
         )
-        return instructions + self._after_abort(pending, stimulus.now_ms, instructions)
+        return instructions + self._after_abort(pending, stimulus.now_ms, instructions) + self._move_head()
 
     @_handle.register
     def _(self, stimulus: HeadReplaced) -> list[Instruction]:
@@ -404,11 +404,18 @@ class CheckpointCoordinator:
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
             instructions.append(DropSubsumed(tuple(dropped)))
-        waiting = min((p for p in self._pending.values() if p.stage is Stage.AWAITING_COMMIT), key=_id, default=None)
-        if waiting is not None:
-            waiting.stage = Stage.REPLACING_HEAD
-            instructions.append(ReplaceHead(waiting.checkpoint_id))
-        return instructions
+        return instructions + self._move_head()
+
+    def _move_head(self) -> list[Instruction]:
+        """Complete the oldest checkpoint that is written, unless another one is being completed or committed."""
+        if self._committing is not None or any(p.stage is Stage.REPLACING_HEAD for p in self._pending.values()):
+            return []
+        waiting = [p for p in self._pending.values() if p.stage is Stage.AWAITING_HEAD]
+        if not waiting:
+            return []
+        oldest = min(waiting, key=lambda pending: pending.checkpoint_id)
+        oldest.stage = Stage.REPLACING_HEAD
+        return [ReplaceHead(oldest.checkpoint_id)]
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
@@ -488,10 +495,6 @@ class CheckpointCoordinator:
     def _error(self, message: str) -> CheckpointError:
         story = "\n    ".join(self._story)
         return CheckpointError(f"{message}\n  Last events of job {self._job_id!r}:\n    {story}")
-
-
-def _id(pending: PendingCheckpoint) -> int:
-    return pending.checkpoint_id
 
 
 def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:

@@ -45,7 +45,7 @@ class Stage(Enum):
 
     COLLECTING = "acknowledgements are missing"
     WRITING_METADATA = "its metadata is being written"
-    AWAITING_COMMIT = "the commit of the checkpoint before is not finished"
+    AWAITING_HEAD = "an older checkpoint is being completed or committed"
     REPLACING_HEAD = "HEAD is being replaced"
 
 

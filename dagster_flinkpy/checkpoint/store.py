@@ -60,6 +60,10 @@ class Attempt:
         """The fencing token."""
         return self.leader.token
 
+    def start_after(self, checkpoint_id: int) -> None:
+        """Leave the ids up to this one alone: that of a savepoint which the attempt starts from."""
+        self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
+
     def assign_checkpoint_id(self) -> int:
         """Use the next id up."""
         self.next_checkpoint_id += 1
@@ -181,6 +185,10 @@ class CompletedCheckpointStore:
         latest = self._latest(head)
         used = [int(match[1]) for folder in self.store.list_folders("chk-") if (match := _FOLDER.fullmatch(folder))]
         return Attempt(leader, latest, max([head.checkpoint_id or 0, *used]) + 1, head, etag)
+
+    def end_attempt(self, attempt: Attempt) -> None:
+        """Say that the attempt is over, so that nobody takes it for alive. Being fenced already is fine."""
+        lease.release(self.store, attempt.leader)
 
     def check_leader(self, attempt: Attempt) -> None:
         """Make sure that no other attempt took over. For use right before sinks commit.

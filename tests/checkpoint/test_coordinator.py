@@ -516,16 +516,39 @@ def test_state_is_discarded_if_the_metadata_certainly_was_not_written() -> None:
     assert len(only(failed, DiscardState).files) == 3
 
 
-@pytest.mark.parametrize("written", [False, True], ids=["metadata", "head"])
-def test_state_is_kept_if_the_outcome_of_a_write_is_unknown(written: bool) -> None:
+def test_state_is_kept_if_the_outcome_of_writing_the_metadata_is_unknown() -> None:
     coordinator = running()
     trigger(coordinator, 1, 1)
     acknowledge_all(coordinator, 2, 1, "n")
-    if written:
-        coordinator.handle(MetadataWritten(3, 1))
     failed = coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True))
     assert failed == [NotifyAborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
     assert coordinator.handle(Shutdown(5)) == []
+
+
+def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted() -> None:
+    coordinator = running(tolerable_failed=5)
+    trigger(coordinator, 1, 1)
+    acknowledge_all(coordinator, 2, 1, "n")
+    coordinator.handle(MetadataWritten(3, 1))
+    assert coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True, cause="timed out")) == [
+        FailJob(1, REASON.FINALIZE_CHECKPOINT_FAILURE, "whether checkpoint 1 is complete is unknown: timed out")
+    ]
+    assert coordinator.handle(Shutdown(5)) == []
+
+
+def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
+    coordinator = running(max_concurrent=3)
+    for checkpoint_id in (1, 2, 3):
+        trigger(coordinator, checkpoint_id, checkpoint_id)
+    for checkpoint_id in (1, 3, 2):
+        acknowledge_all(coordinator, 4, checkpoint_id)
+    assert coordinator.handle(MetadataWritten(5, 1)) == [ReplaceHead(1)]
+    assert coordinator.handle(MetadataWritten(5, 3)) == []
+    assert coordinator.handle(MetadataWritten(5, 2)) == []
+    failed = coordinator.handle(MetadataWriteFailed(6, 1, unknown_outcome=False))
+    assert failed == [NotifyAborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE), ReplaceHead(2)]
+    assert coordinator.handle(HeadReplaced(7, 2)) == [NotifyComplete(2, COUNTS)]
+    assert coordinator.handle(CommitFinished(8, 2)) == [ReplaceHead(3)]
 
 
 def test_the_first_failure_fails_the_job_by_default() -> None:

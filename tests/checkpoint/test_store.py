@@ -144,6 +144,23 @@ def test_tokens_grow_even_if_the_leader_object_was_deleted(store: CompletedCheck
     complete(store, attempt)
 
 
+def test_ids_go_on_after_that_of_a_savepoint(store: CompletedCheckpointStore) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    attempt.start_after(12)
+    assert complete(store, attempt).checkpoint_id == 13
+    attempt.start_after(4)
+    assert complete(store, attempt).checkpoint_id == 14
+
+
+def test_an_attempt_that_ended_is_no_longer_alive(store: CompletedCheckpointStore, objects: Flaky) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    store.end_attempt(attempt)
+    record = lease.read(objects)
+    assert record is not None
+    assert (record.owner, record.expires_at) == ("run-1", 0)
+    store.end_attempt(attempt)
+
+
 # --- two runs at once -------------------------------------------------------------------------------------------------
 
 
