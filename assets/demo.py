@@ -26,7 +26,7 @@ DAGSTER_HOME = HOME / "dagster_home"
 os.environ["DAGSTER_HOME"] = str(DAGSTER_HOME)
 
 from dagster import DagsterInstance, ExecuteInProcessResult, build_sensor_context  # noqa: E402
-from dagster._core.storage.tags import RUN_KEY_TAG, SENSOR_NAME_TAG  # noqa: E402
+from dagster._core.storage.tags import RUN_KEY_TAG  # noqa: E402
 
 from assets.definitions import DATA, FIRST_DAY, JOB, LAST_DAY, RAW_FILES, defs  # noqa: E402
 
@@ -67,7 +67,7 @@ class Demo:
             context = build_sensor_context(instance=self._instance, resources={"checkpoint_storage": CHECKPOINTS})
             tick = self._sensor.evaluate_tick(context)
             for request in tick.run_requests or []:
-                tags = {**request.tags, RUN_KEY_TAG: str(request.run_key), SENSOR_NAME_TAG: self._sensor.name}
+                tags = {**request.tags, RUN_KEY_TAG: str(request.run_key)}
                 self.run_job(str(request.job_name), request.run_config, tags)
                 return
             self._console.log(f"Sensor: {tick.skip_message}")

@@ -104,7 +104,7 @@ def _run(
     attempt = job.attempt(
         getattr(context.resources, storage_key),
         getattr(context.resources, spark_key),
-        owner=f"Dagster run {context.run_id}, try {context.retry_number + 1}",
+        owner=f"Dagster run {context.run.run_id}, try {context.retry_number + 1}",
         parallelism=config.parallelism,
         restore_from=config.restore_from,
         allow_non_restored_state=config.allow_non_restored_state,

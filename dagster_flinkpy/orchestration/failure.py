@@ -36,7 +36,8 @@ def as_failure(error: FlinkPyError) -> Failure:
         trace = "".join(traceback.format_exception(error))
     metadata["traceback"] = MetadataValue.md(f"```\n{trace.rstrip()}\n```")
     retry = not isinstance(error, _RETRY_IS_POINTLESS)
-    return Failure(str(error.args[0] if error.args else error), metadata, allow_retries=retry)
+    message = str(error.args[0] if error.args else error)
+    return Failure(message.partition("\n")[0], metadata, allow_retries=retry)
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def _savepoint_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: 
             flink_job.attempt(
                 getattr(context.resources, storage_key),
                 getattr(context.resources, spark_key),
-                owner=f"Dagster run {context.run_id} (savepoint)",
+                owner=f"Dagster run {context.run.run_id} (savepoint)",
                 on_progress=context.log.info,
             ) as attempt,
         ):
@@ -132,7 +132,7 @@ def _restore_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: st
             flink_job.attempt(
                 getattr(context.resources, storage_key),
                 getattr(context.resources, spark_key),
-                owner=f"Dagster run {context.run_id} (restore)",
+                owner=f"Dagster run {context.run.run_id} (restore)",
                 restore_from=config.savepoint_path,
                 parallelism=config.parallelism,
                 allow_non_restored_state=config.allow_non_restored_state,
@@ -173,7 +173,7 @@ def _restore_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: st
 def _refuse_beside_others(context: OpExecutionContext, flink_job: FlinkJob, specs: dict[str, AssetSpec]) -> None:
     """An attempt fences the one before, so this one would end a run that is at work."""
     others = active_runs(
-        context.instance, flink_job.job_id, [spec.key for spec in specs.values()], besides=context.run_id
+        context.instance, flink_job.job_id, [spec.key for spec in specs.values()], besides=context.run.run_id
     )
     if others:
         raise Failure(

@@ -149,9 +149,8 @@ def build_checkpoint_sensor(
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
         requests, reasons = [], []
         for target, job in zip(targets, jobs, strict=True):
-            now_ms = time.time_ns() // 1_000_000
             status = target.status(context.instance, storage)
-            if reason := reason_to_wait(status, policies[target.job_id], now_ms):
+            if reason := reason_to_wait(status, policies[target.job_id], _now_ms()):
                 reasons.append(reason)
             else:
                 requests.append(target.request(context.instance, status, job.name))
@@ -217,6 +216,10 @@ class _Target:
     def _tries(self, checkpoint_id: int) -> RunsFilter:
         """The runs that were to complete a checkpoint, as far as a sensor asked for them."""
         return RunsFilter(tags={JOB_TAG: self.job_id, CHECKPOINT_TAG: str(checkpoint_id)})
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _ms(duration: timedelta) -> int:

@@ -1,0 +1,199 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetKey,
+    AssetSpec,
+    DagsterInstance,
+    ExecuteInProcessResult,
+    Failure,
+    MetadataValue,
+    TableMetadataValue,
+    materialize,
+)
+
+from dagster_flinkpy.errors import ConfigurationError, FencedError, MissingUidError, UserFunctionError
+from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator, flink_assets
+from dagster_flinkpy.runtime import job as runtime_job
+from tests.orchestration.programs import FakeAttempt, two_regions, word_count
+
+
+def test_one_asset_per_operator(tmp_path: Path) -> None:
+    env = word_count(tmp_path, ["a"]).enable_checkpointing(60_000)
+    [assets] = flink_assets(env, name="words", group_name="demo")
+    specs = {spec.key: spec for spec in assets.specs}
+    words, count, table = (AssetKey(["words", uid]) for uid in ("words", "count", "table"))
+    assert list(specs) == [words, count, table]
+    assert {key: [dep.asset_key for dep in spec.deps] for key, spec in specs.items()} == {
+        words: [],
+        count: [words],
+        table: [count],
+    }
+    assert [spec.kinds for spec in specs.values()] == [{"flink", "spark"}] * 2 + [{"flink", "spark", "parquet"}]
+    assert specs[count].description == "How often each word was seen so far."
+    assert specs[count].group_name == "demo"
+    assert len({spec.code_version for spec in specs.values()}) == 3
+    assert specs[count].metadata == {
+        "flink/job_id": "words",
+        "flink/uid": "count",
+        "flink/kind": "keyed_process",
+        "flink/parallelism": 2,
+        "flink/max_parallelism": 16,
+        "flink/checkpoint_interval_ms": 60_000,
+    }
+    assert not assets.can_subset
+
+
+def test_the_program_may_be_a_function(tmp_path: Path) -> None:
+    [assets] = flink_assets(lambda: word_count(tmp_path, ["a"]), name="words")
+    assert len(assets.specs) == 3
+
+
+def test_one_step_per_region(tmp_path: Path) -> None:
+    assets = flink_assets(two_regions(tmp_path), name="both")
+    assert [a.node_def.name for a in assets] == ["both_a", "both_b"]
+    assert [{s.metadata["flink/job_id"] for s in a.specs} for a in assets] == [{"both.a"}, {"both.b"}]
+    assert assets[0].keys == {AssetKey(["both", "a"]), AssetKey(["both", "a_table"])}
+
+
+def test_translator_changes_keys_and_dependencies(tmp_path: Path) -> None:
+    class Upper(FlinkTranslator):
+        def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+            spec = super().get_asset_spec(data).replace_attributes(key=AssetKey(data.vertex.uid.upper()))
+            return spec if data.upstream else spec.replace_attributes(deps=["files"])
+
+    [assets] = flink_assets(word_count(tmp_path, ["a"]), name="words", translator=Upper())
+    deps = {spec.key.to_user_string(): [d.asset_key.to_user_string() for d in spec.deps] for spec in assets.specs}
+    assert deps == {"WORDS": ["files"], "COUNT": ["WORDS"], "TABLE": ["COUNT"]}
+
+
+def test_refuses_a_stateful_operator_without_uid(tmp_path: Path) -> None:
+    env = word_count(tmp_path, ["a"])
+    env.from_collection(["b"])
+    with pytest.raises(MissingUidError, match="Collection Source"):
+        flink_assets(env, name="words")
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", "a b"])
+def test_refuses_a_name_that_is_no_folder(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigurationError, match="job name"):
+        flink_assets(word_count(tmp_path, ["a"]), name=name)
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstance, resources: dict[str, Any]) -> Any:
+    """Materializes the word count by a fake attempt."""
+
+    def execute(config: dict[str, Any] | None = None, **fake: Any) -> ExecuteInProcessResult:
+        monkeypatch.setattr(runtime_job, "JobAttempt", FakeAttempt.factory(**fake))
+        return materialize(
+            flink_assets(word_count(tmp_path, ["a"]), name="words"),
+            instance=instance,
+            resources=resources,
+            run_config={"ops": {"words": {"config": config or {}}}},
+            raise_on_error=False,
+        )
+
+    return execute
+
+
+def test_a_checkpoint_materializes_all_operators(run: Any, instance: DagsterInstance, tmp_path: Path) -> None:
+    result = run()
+    events = result.get_asset_materialization_events()
+    assert [e.asset_key.path[-1] for e in events] == ["words", "count", "table"]
+    metadata = events[2].materialization.metadata
+    assert metadata["flink/checkpoint_id"] == MetadataValue.int(42)
+    assert metadata["flink/rows_committed"] == MetadataValue.int(6)
+    assert metadata["flink/watermark"] == MetadataValue.timestamp(1_360_000_000.0)
+    assert metadata["flink/checkpoint_metadata"] == MetadataValue.url("s3://bucket/words/chk-42/_metadata")
+    assert metadata["flink/parallelism"] == MetadataValue.int(2)
+    assert {"flink/key_count", "flink/state_bytes", "flink/delta_bytes", "flink/duration_ms", "flink/attempt"} < set(
+        metadata
+    )
+    table = metadata["flink/subtasks"]
+    assert isinstance(table, TableMetadataValue)
+    assert [record.data["key_groups"] for record in table.records] == ["0..7", "-"]
+    record = instance.get_latest_data_version_record(AssetKey(["words", "count"]))
+    assert record is not None
+    assert record.asset_materialization is not None
+    assert record.asset_materialization.tags is not None
+    assert record.asset_materialization.tags["dagster/data_version"] == "42-abcdefabcdef"
+    [attempt] = FakeAttempt.made
+    assert attempt.exited
+    assert attempt.config.storage.url == (tmp_path / "checkpoints").as_uri()
+    assert attempt.config.checkpointing.num_retained == 2
+    assert result.run_id in attempt.options["owner"]
+    assert "flink/rows_committed" not in events[1].materialization.metadata
+
+
+@pytest.mark.parametrize(("epochs", "last"), [(2, 43), (0, 46), (99, 46)])
+def test_several_epochs_are_one_materialization(run: Any, epochs: int, last: int) -> None:
+    events = run({"epochs": epochs}, epochs=5).get_asset_materialization_events()
+    assert [e.materialization.metadata["flink/checkpoint_id"].value for e in events] == [last] * 3
+
+
+def test_the_last_watermark_is_no_time(run: Any) -> None:
+    events = run(epochs=1).get_asset_materialization_events()
+    assert events[0].materialization.metadata["flink/watermark"] == MetadataValue.text("end of input")
+
+
+def test_run_config_reaches_the_attempt(run: Any) -> None:
+    run({"parallelism": 3, "restore_from": "chk-7", "allow_non_restored_state": True})
+    options = FakeAttempt.made[0].options
+    assert (options["parallelism"], options["restore_from"], options["allow_non_restored_state"]) == (3, "chk-7", True)
+
+
+def test_after_the_end_of_input_nothing_is_materialized(run: Any) -> None:
+    result = run(epochs=0)
+    assert result.success
+    assert not result.get_asset_materialization_events()
+
+
+def test_a_failing_function_is_shown_part_by_part(run: Any) -> None:
+    error = UserFunctionError(
+        "process_element of operator 'count', subtask 1, key 'x', raised ValueError: no",
+        operator="count",
+        subtask=1,
+        key="'x'",
+        user_traceback="Traceback ...\nValueError: no",
+    )
+    result = run(error=error)
+    assert not result.success
+    assert not result.get_asset_materialization_events()
+    [failed] = [e for e in result.all_events if e.is_step_failure]
+    failure = failed.step_failure_data.user_failure_data
+    assert failure.description == "process_element of operator 'count', subtask 1, key 'x', raised ValueError: no"
+    assert failure.metadata["operator"] == MetadataValue.text("count")
+    assert failure.metadata["subtask"] == MetadataValue.int(1)
+    assert failure.metadata["key"] == MetadataValue.text("'x'")
+    assert "ValueError: no" in failure.metadata["traceback"].value
+    assert failed.step_failure_data.error.cause.cls_name == "UserFunctionError"
+
+
+def test_other_errors_are_failures_too(run: Any) -> None:
+    result = run(error=FencedError("run b took over\nat noon"))
+    [failed] = [e for e in result.all_events if e.is_step_failure]
+    failure = failed.step_failure_data.user_failure_data
+    assert failure.description == "run b took over"
+    assert failure.metadata["error"] == MetadataValue.text("FencedError")
+    assert "at noon" in failure.metadata["traceback"].value
+
+
+def test_errors_that_are_not_of_the_library_stay_as_they_are(run: Any) -> None:
+    result = run(error=ZeroDivisionError("oops"))
+    [failed] = [e for e in result.all_events if e.is_step_failure]
+    assert failed.step_failure_data.user_failure_data is None
+
+
+def test_a_retry_cannot_help_a_fenced_run() -> None:
+    from dagster_flinkpy.orchestration.failure import as_failure
+
+    assert isinstance(as_failure(FencedError("x")), Failure)
+    assert not as_failure(FencedError("x")).allow_retries
+    assert as_failure(UserFunctionError("x")).allow_retries

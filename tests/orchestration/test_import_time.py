@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("module", ["dagster_flinkpy", "dagster_flinkpy.orchestration", "assets.definitions"])
+def test_heavy_modules_stay_out(module: str, tmp_path: Path) -> None:
+    """A code location is loaded often, and never runs Spark itself."""
+    program = (
+        f"import sys, {module};"
+        "print(*({'pyspark', 'boto3', 'botocore', 'pandas', 'grpc_status', 'duckdb'} & sys.modules.keys()))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parents[2],
+        env={"PATH": "", "FLINKPY_HOME": str(tmp_path / "home")},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == ""
+    assert not (tmp_path / "home").exists()
