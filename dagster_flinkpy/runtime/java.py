@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -59,3 +60,10 @@ def _describe(java: Path) -> tuple[int, Path | None]:
     version = properties.get("java.specification.version", "0").removeprefix("1.")
     home = properties.get("java.home")
     return (int(version) if version.isdigit() else 0), (Path(home) if home else None)
+
+
+if __name__ == "__main__":
+    try:
+        print(find_java_home())
+    except JavaNotFoundError as error:
+        sys.exit(str(error))

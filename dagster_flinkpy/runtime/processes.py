@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["OWNER_PID_VARIABLE", "ProcessId", "childless_daemons", "find_owner", "open_pidfd"]
+__all__ = ["OWNER_PID_VARIABLE", "ProcessId", "childless_daemons", "find_owner", "is_dagster_command", "open_pidfd"]
 
 OWNER_PID_VARIABLE = "FLINKPY_SPARK_OWNER_PID"
 """Names the process a local Spark server belongs to, instead of what `find_owner` finds."""
@@ -98,13 +98,13 @@ def find_owner() -> ProcessId:
     pid = spawner.pid if spawner is not None and spawner.pid is not None else os.getpid()
     owner = ProcessId.of(pid) or ProcessId.current()
     while pid > 0 and (look := _look(pid)) is not None:
-        if _is_dagster(look.arguments):
+        if is_dagster_command(look.arguments):
             owner = ProcessId(pid, look.started)
         pid = look.parent
     return owner
 
 
-def _is_dagster(arguments: Sequence[str]) -> bool:
+def is_dagster_command(arguments: Sequence[str]) -> bool:
     """Whether a command line is Dagster's own, as ``dagster dev`` or ``python -m dagster api grpc``.
 
     The name of a directory on it does not count.

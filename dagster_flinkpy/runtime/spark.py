@@ -16,6 +16,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ _ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, o
 # A call to a server on this machine that fails has no network to blame: three tries are enough.
 _LOCAL_RETRIES = 3
 
+_connected = threading.Event()
 _supervisors: list[subprocess.Popen[bytes]] = []
 _open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 
@@ -120,14 +122,12 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
         return _classic_session(settings)
     if settings.mode == "remote":
         assert settings.remote is not None
-        session = _connect(settings.remote, {}, "start one there, or correct the URL")
-        for key, value in {**_SESSION_CONF, **settings.conf}.items():
-            session.conf.set(key, value)
-        return session
+        conf = {**_SESSION_CONF, **settings.conf}
+        return _connect(settings.remote, conf=conf, advice="start one there, or correct the URL")
     state_file = _state_file(settings)
     with state_file.locked():
         state = _running_server(state_file) or _start_server(settings, state_file)
-    session = _connect(f"sc://localhost:{state.port}", {"token": state.token}, f"see {state_file.log}")
+    session = _connect(f"sc://localhost:{state.port}", token=state.token, advice=f"see {state_file.log}")
     session.client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])
     return session
 
@@ -216,23 +216,25 @@ def _start_server(settings: SparkSettings, state_file: StateFile) -> ServerState
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def _connect(url: str, parameters: Mapping[str, str], advice: str) -> SparkSession:
+def _connect(url: str, *, advice: str, token: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
     """A new session on a Spark Connect server, once it is known to answer."""
     import grpc
-    from pyspark.errors import PySparkValueError
+    from pyspark.errors import PySparkException, PySparkValueError
     from pyspark.sql import SparkSession as AnySession
     from pyspark.sql.connect.client import DefaultChannelBuilder
     from pyspark.sql.connect.session import SparkSession as ConnectSession
 
-    if _CONNECT_VARIABLE not in os.environ and AnySession.getActiveSession() is not None:
-        raise SparkUnavailableError(f"This process has a classic Spark session already. {_ONE_KIND_HINT}")
+    if not _connected.is_set():
+        _forget_inherited_mode()
+        if AnySession.getActiveSession() is not None:
+            raise SparkUnavailableError(f"This process has a classic Spark session already. {_ONE_KIND_HINT}")
     try:
         # gRPC would send even calls to this machine to a proxy named in the environment.
-        builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if parameters else None)
+        builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if token else None)
     except PySparkValueError as error:
         raise ConfigurationError(f"The Spark Connect URL cannot be read: {error}") from None
-    for name, value in parameters.items():
-        builder.set(name, value)
+    if token:
+        builder.set(builder.PARAM_TOKEN, token)
     with builder.toChannel() as channel:
         try:
             # PySpark by itself would try again for ten minutes.
@@ -244,8 +246,16 @@ def _connect(url: str, parameters: Mapping[str, str], advice: str) -> SparkSessi
             ) from None
     # The functions of `pyspark.sql` look here for the kind of session they serve.
     os.environ[_CONNECT_VARIABLE] = "1"
+    _connected.set()
     session = cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
     _open_sessions.add(session)
+    try:
+        for key, value in (conf or {}).items():
+            session.conf.set(key, value)
+    except PySparkException as error:
+        session.stop()
+        reason = str(error).strip().partition("\n")[0]
+        raise SparkUnavailableError(f"The Spark Connect server at sc://{builder.endpoint} refused: {reason}") from None
     return session
 
 
@@ -256,11 +266,18 @@ def _stop_open_sessions() -> None:
         session.stop()
 
 
+def _forget_inherited_mode() -> None:
+    """Variables that tell PySpark which kind of session this process has, when it was a parent that set them."""
+    for variable in (_CONNECT_VARIABLE, "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_API_MODE"):
+        os.environ.pop(variable, None)
+
+
 def _classic_session(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
-    if _CONNECT_VARIABLE in os.environ:
+    if _connected.is_set():
         raise SparkUnavailableError(f"This process has a Spark Connect session already. {_ONE_KIND_HINT}")
+    _forget_inherited_mode()
     os.environ["JAVA_HOME"] = str(find_java_home())
     conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}
     if settings.master.startswith("local"):

@@ -37,6 +37,7 @@ _HOUSEKEEPING_SECONDS = 60
 _PR_SET_PDEATHSIG = 1
 
 # The class says on standard output where it listens; all else goes to standard error, which is the log.
+# A failed call is its client's to report.
 _LOG4J = f"""\
 rootLogger.level = warn
 rootLogger.appenderRef.err.ref = err
@@ -54,6 +55,8 @@ logger.server.name = {_SERVER_CLASS}
 logger.server.level = info
 logger.server.additivity = false
 logger.server.appenderRef.out.ref = out
+logger.calls.name = org.apache.spark.sql.connect.utils.ErrorUtils
+logger.calls.level = off
 """
 
 

@@ -1,0 +1,53 @@
+# Two commands on a fresh machine: `make demo` and `make test`. CONTRIBUTING.md tells more.
+
+PYTHON ?= python3
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.PHONY: install demo test lint format bench browser clean
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "Python 3.10 or newer is needed: make PYTHON=/path/to/python3 $(MAKECMDGOALS)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip' 2>/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -qqy python3-venv >/dev/null; } \
+	  || { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	@# Spark needs Java 17 or newer: the machine's own, or else the one in a wheel.
+	@$(BIN)/python -m dagster_flinkpy.runtime.java >/dev/null 2>&1 \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' || true
+	@$(BIN)/python -m dagster_flinkpy.runtime.java >/dev/null
+	@touch $@
+
+demo: install
+	$(BIN)/python -m assets.demo
+
+test: install browser
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: install
+	$(BIN)/python -m benchmarks
+
+# The browser tests skip themselves, and say why, where it cannot be installed.
+browser:
+	@command -v chromium >/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -qqy --no-install-recommends chromium >/dev/null; } \
+	  || echo "No chromium: the browser tests are skipped (apt-get install chromium)."
+
+clean:
+	rm -rf .venv .demo .cache .servers .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
