@@ -54,7 +54,7 @@ POOLS = {
         [_row(NAN, "Aa"), _row(0.0, "BB"), _row(-0.0, "BB"), _row(None, "x"), _row(1.0, None)],
     ),
 }
-MAP_KEYS = [0.0, -0.0, NAN, 2.5]
+MAP_KEYS = [0.0, -0.0, NAN, -2.5]
 NAMESPACES = [(0, 10), (10, 20)]
 
 

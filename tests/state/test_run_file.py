@@ -1,0 +1,208 @@
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.errors import CorruptStateError
+from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
+from dagster_flinkpy.state import RunHandle, run_file
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import TableLayout, key_groups_of, make_sort_keys, sort_order
+from dagster_flinkpy.state.run_file import clip_rows, encode_run, read_run, upload_run
+from dagster_flinkpy.storage.local import LocalObjectStore
+
+ALL = KeyGroupRange(0, 127)
+LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())
+
+
+def sorted_table(rows: int, layout: TableLayout = LAYOUT, max_parallelism: int = 128) -> pa.Table:
+    column = layout.key_type.to_arrow(list(range(rows)))
+    hashes = hash_keys(layout.key_type, column)
+    sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
+    order = pa.array(sort_order(sort_keys, [column]))
+    arrays = [pa.array(sort_keys), column, pa.array(range(rows)), pa.array([False] * rows)]
+    return pa.table(arrays, schema=layout.local_schema).take(order)
+
+
+class CountingStore(LocalObjectStore):
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self.bytes_read = 0
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        data, etag = super().get(key)
+        self.bytes_read += len(data)
+        return data, etag
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        data = super().get_range(key, start, length)
+        self.bytes_read += len(data)
+        return data
+
+
+@pytest.fixture
+def counting(tmp_path: Path) -> CountingStore:
+    return CountingStore(tmp_path / "store")
+
+
+@pytest.fixture
+def written(counting: CountingStore, monkeypatch: pytest.MonkeyPatch) -> tuple[RunHandle, bytes, pa.Table]:
+    monkeypatch.setattr(run_file, "ROW_GROUP_ROWS", 1000)
+    table = sorted_table(50_000)
+    data, handle = encode_run(LAYOUT, table, ALL)
+    upload_run(counting, handle, data)
+    return handle, data, table
+
+
+def test_whole_files_come_back(written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore) -> None:
+    handle, _, table = written
+    read, whole = read_run(handle, counting)
+    assert whole
+    assert read.equals(table)
+    assert read.schema.equals(table.schema)
+
+
+def test_equal_content_has_equal_bytes_and_name(written: tuple[RunHandle, bytes, pa.Table]) -> None:
+    handle, data, table = written
+    chunked = pa.concat_tables([table.slice(0, 777), table.slice(777)])
+    assert encode_run(LAYOUT, chunked.combine_chunks(), ALL) == (data, handle)
+    assert handle.path == f"shared/{hashlib.sha256(data).hexdigest()}.parquet"
+
+
+@pytest.mark.parametrize("max_parallelism", [1, 4, 128])
+def test_row_groups_end_with_key_groups(max_parallelism: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "ROW_GROUP_ROWS", 1000)
+    data, _ = encode_run(LAYOUT, sorted_table(20_000, max_parallelism=max_parallelism), ALL)
+    file = pq.ParquetFile(pa.BufferReader(data))
+    groups = [set(file.read_row_group(i)["key_group"].to_pylist()) for i in range(file.num_row_groups)]
+    assert all(file.metadata.row_group(i).num_rows <= 1000 for i in range(file.num_row_groups))
+    if max_parallelism == 128:
+        assert all(not a & b for i, a in enumerate(groups) for b in groups[i + 1 :])
+        assert any(len(g) > 1 for g in groups)
+    else:
+        assert all(len(g) == 1 for g in groups)
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert file.metadata.row_group(0).column(0).statistics.has_min_max
+
+
+def test_a_file_explains_itself(written: tuple[RunHandle, bytes, pa.Table]) -> None:
+    metadata = pq.ParquetFile(pa.BufferReader(written[1])).metadata.metadata
+    assert metadata[b"flinkpy.format_version"] == b"1"
+    assert b'"name": "v"' in metadata[b"flinkpy.state"]
+    assert b"LONG" in metadata[b"flinkpy.state"]
+
+
+def test_a_part_is_read_by_range(written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore) -> None:
+    handle, _, table = written
+    clip = handle.clip(KeyGroupRange(32, 63))
+    assert clip is not None
+    read, whole = read_run(clip, counting)
+    start, stop = clip_rows(table["sort_key"].to_numpy(), clip.key_groups)
+    assert not whole
+    assert read.equals(table.slice(start, stop - start))
+    assert np.unique(key_groups_of(read["sort_key"].to_numpy())).tolist() == list(range(32, 64))
+    # A quarter of the rows, the footer, and at most one row group too many at both ends.
+    body = handle.bytes - handle.footer_bytes
+    assert counting.bytes_read < handle.footer_bytes + body * (0.25 + 2 / 50)
+
+
+def test_duckdb_reads_the_files(written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    path = f"{counting.url.removeprefix('file://')}/{written[0].path}"
+    query = f"select count(*), sum(value), min(key_group), max(key_group) from '{path}' where not deleted"
+    assert duckdb.sql(query).fetchall() == [(50_000, sum(range(50_000)), 0, 127)]
+
+
+def test_an_upload_of_known_content_is_repaired_or_left_alone(counting: CountingStore) -> None:
+    data, handle = encode_run(LAYOUT, sorted_table(10), ALL)
+    upload_run(counting, handle, data)
+    upload_run(counting, handle, data)
+    counting.put(handle.path, data[:-1])
+    upload_run(counting, handle, data)
+    assert counting.get(handle.path)[0] == data
+
+
+def damage_missing(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
+    store.delete(handle.path)
+
+
+def damage_truncated(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
+    store.put(handle.path, data[: len(data) // 3])
+
+
+def damage_empty(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
+    store.put(handle.path, b"")
+
+
+def damage_flipped_row(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
+    # In the middle of the file: a row group that the clip needs.
+    store.put(handle.path, data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
+
+
+def damage_flipped_footer(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
+    store.put(handle.path, data[:-100] + bytes([data[-100] ^ 1]) + data[-99:])
+
+
+def damage_swapped(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
+    other, _ = encode_run(LAYOUT, sorted_table(49_999), ALL)
+    store.put(handle.path, other)
+
+
+DAMAGES = [
+    damage_missing,
+    damage_truncated,
+    damage_empty,
+    damage_flipped_row,
+    damage_flipped_footer,
+    damage_swapped,
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("key_groups", [ALL, KeyGroupRange(40, 90)])
+def test_damaged_files_are_named_and_refused(
+    written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore, damage: object, key_groups: KeyGroupRange
+) -> None:
+    handle, data, _ = written
+    clip = handle.clip(key_groups)
+    assert clip is not None
+    damage(counting, handle, data)  # type: ignore[operator]
+    with pytest.raises(CorruptStateError, match=handle.path):
+        read_run(clip, counting)
+
+
+def test_an_unknown_format_version_is_refused(counting: CountingStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "FORMAT_VERSION", 99)
+    data, handle = encode_run(LAYOUT, sorted_table(10), ALL)
+    upload_run(counting, handle, data)
+    monkeypatch.undo()
+    with pytest.raises(CorruptStateError, match="format version 99"):
+        read_run(handle, counting)
+
+
+VALUES: list[tuple[TypeInformation, list[object]]] = [
+    (Types.MAP(Types.STRING(), Types.LIST(Types.DOUBLE())), [{"a": [1.0, None]}, {}, None]),
+    (Types.ROW_NAMED(["x", "y"], [Types.BYTE(), Types.SQL_TIME()]), [None, (1, None), (None, None)]),
+    (Types.LIST(Types.TUPLE([Types.SHORT(), Types.BIG_DEC()])), [[], [(1, None)], None]),
+    (Types.PRIMITIVE_ARRAY(Types.BYTE()), [b"", b"x", None]),
+]
+
+
+@pytest.mark.parametrize(("value_type", "values"), VALUES)
+def test_every_shape_of_value_survives(
+    value_type: TypeInformation, values: list[object], counting: CountingStore
+) -> None:
+    layout = TableLayout("v", "VALUE", Types.LONG(), value_type=value_type)
+    arrays = [pa.array([1, 2, 3], pa.uint64()), pa.array([1, 2, 3]), value_type.to_arrow(values), pa.array([False] * 3)]
+    table = pa.table(arrays, schema=layout.local_schema)
+    data, handle = encode_run(layout, table, ALL)
+    upload_run(counting, handle, data)
+    read, _ = read_run(handle, counting)
+    assert read.equals(table)
+    assert read.schema.equals(layout.local_schema)

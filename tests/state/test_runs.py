@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.errors import CorruptStateError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state import RunCache
+from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
+from dagster_flinkpy.state.runs import MAX_RUNS, RunFiles, Runs, merge_from
+from dagster_flinkpy.storage.local import LocalObjectStore
+
+LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())
+
+
+@pytest.fixture
+def files(store: LocalObjectStore, cache: RunCache) -> RunFiles:
+    return RunFiles(store, cache, KeyGroupRange(0, 9))
+
+
+def delta(rows: dict[int, int | None]) -> pa.Table:
+    """One row per key, in key group 0 with the key as its hash."""
+    keys = sorted(rows)
+    column = pa.array(keys)
+    sort_keys = make_sort_keys(pa.array([0] * len(keys)).cast("uint16").to_numpy(), column.cast("int32").to_numpy())
+    values = [rows[key] for key in keys]
+    arrays = [pa.array(sort_keys), column, pa.array(values, pa.int64()), pa.array([v is None for v in values])]
+    return pa.table(arrays, schema=LAYOUT.local_schema)
+
+
+def rows_of(runs: Runs) -> list[dict[int, int | None]]:
+    """Newest first."""
+    tables = [run.table() for run in runs.newest_first()]
+    return [dict(zip(t["key"].to_pylist(), t["value"].to_pylist(), strict=True)) for t in tables]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=1, max_size=60))
+def test_compaction_bounds_runs_and_space(deltas: list[int]) -> None:
+    sizes: list[int] = []
+    for size in deltas:
+        sizes.append(size)
+        start = merge_from(sizes, sizes[0] if len(sizes) > 1 else 0)
+        sizes[start:] = [sum(sizes[start:])]
+        assert len(sizes) <= MAX_RUNS
+        assert sum(sizes) <= 2 * sizes[0]
+
+
+def test_compaction_rewrites_each_row_rarely() -> None:
+    sizes, written = [1_000_000], 0
+    for _ in range(900):
+        sizes.append(1000)
+        start = merge_from(sizes, sizes[0])
+        sizes[start:] = [sum(sizes[start:])]
+        written += sizes[-1]
+    assert written < 900 * 1000 * 8
+    assert sizes[0] == 1_000_000
+
+
+def test_bases_of_other_subtasks_are_no_amplification() -> None:
+    assert merge_from([500, 500, 500], base_rows=1500) == 2
+
+
+def test_a_tombstone_outlives_a_merge_that_leaves_older_runs(files: RunFiles) -> None:
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({key: key for key in range(100)}))
+    runs.append(delta({5: None, 6: 60}))
+    for key in range(10, 10 + MAX_RUNS - 1):
+        runs.append(delta({key: -key}))
+    assert len(runs) < MAX_RUNS
+    merged, base = rows_of(runs)[-2:]
+    assert merged[5] is None
+    assert merged[6] == 60
+    assert base[5] == 5
+
+
+def test_a_merge_of_all_runs_drops_tombstones(files: RunFiles) -> None:
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({1: 1, 2: 2}))
+    runs.append(delta({1: None, 2: 3}))
+    runs.append(delta({3: 3}))
+    assert rows_of(runs) == [{2: 3, 3: 3}]
+    runs.append(delta({2: None, 3: None}))
+    runs.append(delta({2: 1, 3: None}))
+    assert rows_of(runs) == [{2: 1}]
+
+
+def test_deleting_everything_leaves_no_run(files: RunFiles) -> None:
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({1: 1}))
+    runs.append(delta({1: None}))
+    runs.append(delta({2: None}))
+    assert [row for rows in rows_of(runs) for row in rows.values() if row is not None] in ([1], [])
+    runs.append(delta({1: 1, 2: 2}))
+    runs.append(delta({1: None, 2: None}))
+    runs.append(delta({1: None}))
+    reopened = Runs(LAYOUT, runs.handles, files)
+    assert rows_of(reopened) == rows_of(runs)
+
+
+def test_tombstones_of_what_was_never_stored_are_not_written(files: RunFiles) -> None:
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({1: None}))
+    assert runs.handles == ()
+    runs.append(delta({key: key for key in range(10)}))
+    before = files.written_rows
+    runs.append(delta({11: None, 12: None}))
+    assert files.written_rows == before
+    runs.append(delta({11: None, 3: None}))
+    assert files.written_rows == before + 1
+
+
+def test_a_clipped_run_brings_only_its_rows_into_a_merge(files: RunFiles, tmp_path: Path) -> None:
+    column = pa.array([1, 2, 3])
+    groups = pa.array([0, 4, 8]).cast("uint16").to_numpy()
+    arrays = [pa.array(make_sort_keys(groups, column.cast("int32").to_numpy())), column, column, pa.array([False] * 3)]
+    handle, _ = files.write(LAYOUT, pa.table(arrays, schema=LAYOUT.local_schema))
+    clip = handle.clip(KeyGroupRange(3, 5))
+    assert clip is not None
+    runs = Runs(LAYOUT, (clip,), files)
+    assert rows_of(runs) == [{2: 2}]
+    runs.append(delta({7: 7, 8: 8}))
+    assert rows_of(runs) == [{7: 7, 8: 8, 2: 2}]
+
+
+def test_a_run_of_another_state_is_refused(files: RunFiles) -> None:
+    handle, _ = files.write(LAYOUT, delta({1: 1}))
+    other = TableLayout("w", "VALUE", Types.LONG(), value_type=Types.STRING())
+    with pytest.raises(CorruptStateError, match=f"{handle.path}.*'w'"):
+        list(Runs(other, (handle,), files).newest_first())
