@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, timedelta
 from typing import Any
@@ -33,6 +33,7 @@ from assets.definitions import DATA, FIRST_DAY, JOB, LAST_DAY, RAW_FILES, defs  
 __all__ = ["main"]
 
 _SETTINGS = "telemetry:\n  enabled: false\n"
+_MOST_TICKS = 300
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
@@ -62,16 +63,20 @@ class Demo:
         )
 
     def checkpoint(self) -> None:
-        """Waits until the sensor asks for a run, and runs it."""
-        while True:
+        """Asks the sensor until it wants a run, and runs it.
+
+        Raises:
+            TimeoutError: It does not, and says why.
+        """
+        for _ in range(_MOST_TICKS):
             context = build_sensor_context(instance=self._instance, resources={"checkpoint_storage": CHECKPOINTS})
             tick = self._sensor.evaluate_tick(context)
             for request in tick.run_requests or []:
                 tags = {**request.tags, RUN_KEY_TAG: str(request.run_key)}
                 self.run_job(str(request.job_name), request.run_config, tags)
                 return
-            self._console.log(f"Sensor: {tick.skip_message}")
-            time.sleep(0.2)
+            time.sleep(0.1)
+        raise TimeoutError(f"the checkpoint sensor asks for no run: {tick.skip_message}")
 
     def savepoint(self) -> str:
         """Runs the savepoint job; returns where the savepoint is."""
@@ -88,6 +93,7 @@ def run(demo: Demo, console: Console, days: int) -> None:
     """Reads so many days, half of them before the restore."""
     half = days // 2
     with _progress(console, days) as advance:
+        advance("Spark starts", 0)
         for _ in range(half):
             demo.checkpoint()
             advance("parallelism 2")
@@ -102,11 +108,21 @@ def run(demo: Demo, console: Console, days: int) -> None:
 
 
 @contextmanager
-def _progress(console: Console, days: int) -> Iterator[Any]:
+def _progress(console: Console, days: int) -> Iterator[Callable[..., None]]:
+    """A bar; where there is no terminal, lines."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("days"))
-    with Progress(*columns, TimeElapsedColumn(), console=console) as progress:
-        task = progress.add_task("Spark starts", total=days)
-        yield lambda what, steps=1: progress.update(task, advance=steps, description=what)
+    with Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=days)
+        done = 0
+
+        def advance(what: str, steps: int = 1) -> None:
+            nonlocal done
+            done += steps
+            progress.update(task, advance=steps, description=what)
+            if not console.is_terminal:
+                console.print(f"{done:2} of {days} days: {what}")
+
+        yield advance
 
 
 def report(console: Console, last_day: date) -> bool:
