@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -57,7 +58,7 @@ def test_counts_are_compact_for_sparse_runs() -> None:
 def test_restrict_then_concat_keeps_every_row_once(runs: list[list[int]], parallelism: int) -> None:
     snapshot = KeyedSnapshot(KeyGroupRange(0, 99), (table(*(handle(run) for run in runs)),))
     bounds = [round(i * 100 / parallelism) for i in range(parallelism + 1)]
-    pieces = [snapshot.restrict(KeyGroupRange(a, b - 1)) for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [snapshot.restrict(KeyGroupRange(a, b - 1)) for a, b in itertools.pairwise(bounds)]
     together = KeyedSnapshot.concat([p for p in pieces if p], snapshot.key_groups)
     assert together.rows == snapshot.rows == sum(map(len, runs))
     assert together.files() == snapshot.files()
