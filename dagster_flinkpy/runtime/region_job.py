@@ -7,6 +7,7 @@ so that a replay sees them in the same order. What the last stage leaves are ack
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -82,3 +83,5 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
     context = TaskContext.get()
     assert context is not None
     yield from StageTask(load_epoch(program), stage, context.partitionId()).run(batches)
+    # Spark keeps a Python worker for the next task only if it has read all of its input.
+    deque(batches, maxlen=0)
