@@ -1,9 +1,11 @@
 """What ``workspace.yaml`` loads: the flights pipeline as assets, with its sensor, jobs and resources.
 
-Loading it reads no data and imports neither PySpark nor boto3.
+Loading it reads no data and imports neither PySpark nor boto3. The input is February 2013, or as many days from its
+first on as ``FLINKPY_DAYS`` says.
 """
 
-from datetime import date
+import os
+from datetime import date, timedelta
 
 from dagster import AssetKey, AssetSpec, Definitions, MaterializeResult, MetadataValue, asset
 
@@ -24,7 +26,8 @@ __all__ = ["DATA", "FIRST_DAY", "JOB", "LAST_DAY", "defs"]
 JOB = "flights"
 GROUP = "flights"
 DATA = HOME / "data"
-FIRST_DAY, LAST_DAY = date(2013, 2, 1), date(2013, 2, 28)
+FIRST_DAY = date(2013, 2, 1)
+LAST_DAY = FIRST_DAY + timedelta(days=int(os.environ.get("FLINKPY_DAYS", "28")) - 1)
 
 RAW_FILES = AssetKey("flights_raw_files")
 
@@ -52,7 +55,7 @@ class FlightsTranslator(FlinkTranslator):
 
 
 def flights_env() -> StreamExecutionEnvironment:
-    """February 2013, a checkpoint per day of input."""
+    """The program over those days; an epoch reads one."""
     env = build_flights_env(str(DATA), TABLES.location(), first_day=FIRST_DAY, last_day=LAST_DAY, parallelism=2)
     return env.enable_checkpointing(1000)
 

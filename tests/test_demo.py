@@ -11,11 +11,10 @@ import pytest
 @pytest.mark.spark
 def test_four_days(tmp_path: Path) -> None:
     """The demo on its first days."""
-    program = "import sys; from assets.demo import main; sys.exit(main(days=4))"
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [sys.executable, "-m", "assets.demo"],
         cwd=Path(__file__).parents[1],
-        env={**os.environ, "FLINKPY_HOME": str(tmp_path)},
+        env={**os.environ, "FLINKPY_HOME": str(tmp_path), "FLINKPY_DAYS": "4"},
         capture_output=True,
         text=True,
         check=False,
