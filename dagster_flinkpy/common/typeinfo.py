@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import itertools
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -34,6 +35,8 @@ __all__ = [
 ]
 
 Json = dict[str, Any]
+
+_ARROW_REFUSES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class TypeInformation(ABC):
@@ -77,13 +80,13 @@ class TypeInformation(ABC):
         return f"{type(self).__name__}({self.arrow_type})"
 
 
-def _first_misfit(values: Sequence[Any], arrow_type: pa.DataType) -> tuple[int, Any] | None:
-    for i, value in enumerate(values):
-        try:
-            pa.array([value], type=arrow_type)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            return i, value
-    return None
+_INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    pa.types.is_date,
+    pa.types.is_time,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
+)
+"""Types for which Arrow would cut values off without a word: fractions, times of day, time zones."""
 
 
 class BasicTypeInfo(TypeInformation):
@@ -95,6 +98,7 @@ class BasicTypeInfo(TypeInformation):
         self._by_numpy = (
             pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type)
         )
+        self._fits = next((fits for fits in _INFERRED if fits(arrow_type)), None)
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -102,11 +106,25 @@ class BasicTypeInfo(TypeInformation):
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         try:
+            return self._build(values)
+        except _ARROW_REFUSES as e:
+            raise TypeMismatchError(f"declared {self._name}, produced {self._first_misfit(values)}") from e
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if self._fits is None:
             return pa.array(values, type=self._arrow_type, from_pandas=False)
-        except (pa.ArrowException, TypeError, ValueError, OverflowError) as e:
-            misfit = _first_misfit(values, self._arrow_type)
-            shown = "" if misfit is None else f": {misfit[1]!r} is {type(misfit[1]).__name__}"
-            raise TypeMismatchError(f"declared {self._name}, produced a value that is not{shown}") from e
+        column = pa.array(values, from_pandas=False)
+        if not self._fits(column.type) and column.null_count < len(column):
+            raise TypeError(f"{column.type} values")
+        return column.cast(self._arrow_type)
+
+    def _first_misfit(self, values: Sequence[Any]) -> str:
+        for value in values:
+            try:
+                self._build([value])
+            except _ARROW_REFUSES:
+                return f"a value that is not: {value!r} is {type(value).__name__}"
+        return "values of several types"
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         if not self._by_numpy:
@@ -134,7 +152,13 @@ class PickledBytesTypeInfo(TypeInformation):
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        return pa.array([pickle.dumps(v, protocol=5) for v in values], type=pa.binary())
+        pickled = []
+        for value in values:
+            try:
+                pickled.append(pickle.dumps(value, protocol=5))
+            except (pickle.PicklingError, TypeError, AttributeError) as e:
+                raise TypeMismatchError(f"{value!r} cannot be pickled: {e}") from e
+        return pa.array(pickled, type=pa.binary())
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         return [pickle.loads(v) for v in column.to_pylist()]
@@ -296,11 +320,19 @@ class ListTypeInfo(TypeInformation):
         return pa.list_(self.elem_type.arrow_type)
 
     def name_fields(self, value: Any) -> Any:
-        for element in value:
-            self.elem_type.name_fields(element)
+        if isinstance(value, list):
+            for element in value:
+                self.elem_type.name_fields(element)
         return value
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for v in values:
+            if (
+                v is not None
+                and type(v) is not list
+                and (not isinstance(v, Collection) or isinstance(v, (str, Mapping)))
+            ):
+                raise TypeMismatchError(f"declared a list, produced {v!r}, which is {type(v).__name__}")
         flat = [e for v in values if v is not None for e in v]
         offsets = _offsets_of([None if v is None else len(v) for v in values])
         return pa.ListArray.from_arrays(offsets, self.elem_type.to_arrow(flat), type=self.arrow_type)
@@ -329,6 +361,9 @@ class MapTypeInfo(TypeInformation):
         return pa.map_(self.key_type.arrow_type, self.value_type.arrow_type)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for v in values:
+            if v is not None and (not isinstance(v, Mapping) or None in v):
+                raise TypeMismatchError(f"declared a map, produced {v!r}; wants a dict without the key None")
         keys = [k for v in values if v is not None for k in v]
         items = [e for v in values if v is not None for e in v.values()]
         offsets = _offsets_of([None if v is None else len(v) for v in values])
@@ -339,14 +374,16 @@ class MapTypeInfo(TypeInformation):
     def from_arrow(self, column: pa.Array) -> list[Any]:
         maps = cast(pa.MapArray, column)
         offsets = maps.offsets.to_pylist()
-        keys, items = self.key_type.from_arrow(maps.keys), self.value_type.from_arrow(maps.items)
         # Arrow's `keys` and `items` keep the whole child, whatever the slice: the offsets are absolute.
+        base = offsets[0] if offsets else 0
+        length = (offsets[-1] if offsets else 0) - base
+        keys = self.key_type.from_arrow(maps.keys.slice(base, length))
+        items = self.value_type.from_arrow(maps.items.slice(base, length))
+        bounds = [(start - base, stop - base) for start, stop in itertools.pairwise(offsets)]
         valid = maps.is_valid().to_pylist()
         return [
-            dict(zip(keys[offsets[i] : offsets[i + 1]], items[offsets[i] : offsets[i + 1]], strict=True))
-            if ok
-            else None
-            for i, ok in enumerate(valid)
+            dict(zip(keys[start:stop], items[start:stop], strict=True)) if ok else None
+            for (start, stop), ok in zip(bounds, valid, strict=True)
         ]
 
     def to_json(self) -> Json:
@@ -495,8 +532,15 @@ def type_from_json(description: Json) -> TypeInformation:
     """The type information that :meth:`TypeInformation.to_json` described.
 
     Raises:
-        ConfigurationError: The description names no known type.
+        ConfigurationError: The description names no known type, or lacks a part of it.
     """
+    try:
+        return _from_json(description)
+    except (KeyError, TypeError, AttributeError) as e:
+        raise ConfigurationError(f"not the description of a type ({e!r}): {description!r}") from e
+
+
+def _from_json(description: Json) -> TypeInformation:
     name = description.get("type")
     if name in _BASIC:
         return _basic(name)

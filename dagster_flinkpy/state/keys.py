@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
-from dagster_flinkpy.key_groups import java_hash_codes
+from dagster_flinkpy.key_groups import StructAs, java_hash_codes
 from dagster_flinkpy.state.layout import SortKeys
 
 __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
@@ -73,6 +74,17 @@ def _encode_double(value: Any) -> Any:
     return _DOUBLE.pack(math.nan if value != value else value)
 
 
+def _in_order(value: Any, names: tuple[str, ...]) -> Iterable[Any]:
+    """The fields of a row in the order of its type: by name, where it has these names."""
+    if isinstance(value, Mapping):
+        return [value[name] for name in names]
+    if isinstance(value, Row):
+        with suppress(ValueError):
+            return value.get_fields_by_names(names)
+    fields: Iterable[Any] = value
+    return fields
+
+
 def _encoder(kind: TypeInformation) -> Convert | None:
     if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
         encoders = [_encoder(field) for field in kind.field_types]
@@ -83,10 +95,9 @@ def _encoder(kind: TypeInformation) -> Convert | None:
         def encode(value: Any) -> Any:
             if value is None:
                 return None
-            if isinstance(value, dict):
-                value = [value[name] for name in names]
+            fields = value if isinstance(kind, TupleTypeInfo) else _in_order(value, names)
             return tuple(
-                field if encoder is None else encoder(field) for encoder, field in zip(encoders, value, strict=True)
+                field if encoder is None else encoder(field) for encoder, field in zip(encoders, fields, strict=True)
             )
 
         return encode
@@ -118,8 +129,11 @@ def _decoder(kind: TypeInformation) -> Convert | None:
 
 
 def hash_keys(key_type: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
-    """The Java hash codes of a column of keys; a Row hashes by its fields, not their names (Java's ``Row.of``)."""
-    return java_hash_codes(column, struct_as="row" if isinstance(key_type, RowTypeInfo) else "tuple")
+    """The Java hash codes of a column of keys; a Row of a type with field names hashes as Java's ``Row.withNames``."""
+    struct_as: StructAs = "tuple"
+    if isinstance(key_type, RowTypeInfo):
+        struct_as = "named_row" if key_type.named else "row"
+    return java_hash_codes(column, struct_as=struct_as)
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,8 @@ def test_rows_and_tuples_as_keys(make_backend: MakeBackend) -> None:
     key_type = Types.ROW_NAMED(["a", "b"], [LONG, STRING])
     snapshot = write(make_backend(key_type=key_type), {Row(1, "x"): 1, Row(2, None): 2})
     backend = make_backend(snapshot, key_type=key_type)
-    assert read(backend, [Row(1, "x"), Row(a=2, b=None), (1, "x"), Row(3, "x")]) == [1, 2, 1, None]
+    keys = [Row(1, "x"), Row(a=2, b=None), (1, "x"), Row(b="x", a=1), {"b": "x", "a": 1}, Row(3, "x")]
+    assert read(backend, keys) == [1, 2, 1, 1, 1, None]
 
 
 def test_changes_without_update_are_not_kept(make_backend: MakeBackend) -> None:

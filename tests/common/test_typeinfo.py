@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import datetime
+import decimal
+import math
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types, infer_key_type, type_from_json
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedKeyTypeError
+
+LONG, STRING = Types.LONG(), Types.STRING()
+
+BASIC: list[tuple[TypeInformation, st.SearchStrategy[Any]]] = [
+    (STRING, st.text()),
+    (Types.BOOLEAN(), st.booleans()),
+    (Types.BYTE(), st.integers(-(1 << 7), (1 << 7) - 1)),
+    (Types.SHORT(), st.integers(-(1 << 15), (1 << 15) - 1)),
+    (Types.INT(), st.integers(-(1 << 31), (1 << 31) - 1)),
+    (LONG, st.integers(-(1 << 63), (1 << 63) - 1)),
+    (Types.FLOAT(), st.floats(width=32)),
+    (Types.DOUBLE(), st.floats()),
+    (Types.CHAR(), st.characters(codec="utf-8")),
+    (Types.BIG_DEC(), st.decimals(-(10**15), 10**15, places=18)),
+    (Types.SQL_DATE(), st.dates()),
+    (Types.SQL_TIME(), st.times().map(lambda t: t.replace(fold=0))),
+    (Types.SQL_TIMESTAMP(), st.datetimes().map(lambda t: t.replace(fold=0))),
+    (Types.PRIMITIVE_ARRAY(Types.BYTE()), st.binary()),
+]
+
+
+def nested(
+    children: st.SearchStrategy[tuple[TypeInformation, st.SearchStrategy[Any]]],
+) -> st.SearchStrategy[tuple[TypeInformation, st.SearchStrategy[Any]]]:
+    def nullable(child: tuple[TypeInformation, st.SearchStrategy[Any]]) -> st.SearchStrategy[Any]:
+        return st.none() | child[1]
+
+    def structs(fields: list[tuple[TypeInformation, st.SearchStrategy[Any]]]) -> Any:
+        types = [kind for kind, _ in fields]
+        values = st.tuples(*(nullable(field) for field in fields))
+        names = [f"n{i}" for i in range(len(fields))]
+        return st.sampled_from(
+            [
+                (Types.TUPLE(types), values),
+                (Types.ROW(types), values.map(lambda v: named([f"f{i}" for i in range(len(v))], v))),
+                (Types.ROW_NAMED(names, types), values.map(lambda v: named(names, v))),
+            ]
+        )
+
+    def lists(child: tuple[TypeInformation, st.SearchStrategy[Any]]) -> Any:
+        values = st.lists(nullable(child), max_size=4)
+        factories = [Types.LIST, Types.BASIC_ARRAY, Types.OBJECT_ARRAY]
+        return st.sampled_from([(factory(child[0]), values) for factory in factories])
+
+    def maps(child: tuple[TypeInformation, st.SearchStrategy[Any]]) -> Any:
+        return st.just((Types.MAP(STRING, child[0]), st.dictionaries(st.text(), nullable(child), max_size=4)))
+
+    return (
+        st.lists(children, min_size=1, max_size=3).flatmap(structs) | children.flatmap(lists) | children.flatmap(maps)
+    )
+
+
+def named(names: list[str], values: tuple[Any, ...]) -> Row:
+    row = Row(*values)
+    row.set_field_names(names)
+    return row
+
+
+TYPES = st.recursive(st.sampled_from(BASIC), nested, max_leaves=5)
+
+
+def shown(values: list[Any]) -> str:
+    return repr(values)  # Tells NaN, -0.0 and 0.0, True and 1, tuples and lists apart, and finds NaN equal to itself.
+
+
+@settings(deadline=None)
+@given(TYPES, st.data())
+def test_every_type_round_trips(typed: tuple[TypeInformation, st.SearchStrategy[Any]], data: st.DataObject) -> None:
+    kind, values = typed
+    column = data.draw(st.lists(st.none() | values, max_size=6))
+    array = kind.to_arrow(column)
+    assert array.type == kind.arrow_type
+    array.validate(full=True)
+    assert shown(kind.from_arrow(array)) == shown(column)
+    start = data.draw(st.integers(0, len(column)))
+    stop = data.draw(st.integers(start, len(column)))
+    sliced = array.slice(start, stop - start)
+    assert shown(kind.from_arrow(sliced)) == shown(column[start:stop])
+    again = pa.array(sliced.to_pylist(), type=kind.arrow_type)  # No field of a null struct, no slack before a list.
+    assert shown(kind.from_arrow(again)) == shown(column[start:stop])
+    if column:
+        doubled = pa.concat_arrays([array, sliced]).take(pa.array([len(column) - 1, 0]))
+        assert shown(kind.from_arrow(doubled)) == shown([column[-1], column[0]])
+
+
+@settings(deadline=None)
+@given(TYPES)
+def test_json_describes_a_type(typed: tuple[TypeInformation, Any]) -> None:
+    kind = typed[0]
+    again = type_from_json(kind.to_json())
+    assert again == kind
+    assert hash(again) == hash(kind)
+    assert again.arrow_type == kind.arrow_type
+
+
+def test_pickled_values_round_trip() -> None:
+    kind = Types.PICKLED_BYTE_ARRAY()
+    values = [{"a": {1, 2}}, None, object]
+    assert kind.from_arrow(kind.to_arrow(values)) == values
+    assert type_from_json(kind.to_json()) == kind
+
+
+def test_types_differ_by_name_fields_and_order() -> None:
+    kinds = [
+        LONG,
+        Types.INT(),
+        Types.LIST(LONG),
+        Types.BASIC_ARRAY(LONG),
+        Types.TUPLE([LONG, STRING]),
+        Types.TUPLE([STRING, LONG]),
+        Types.ROW([LONG, STRING]),
+        Types.ROW_NAMED(["a", "b"], [LONG, STRING]),
+        Types.ROW_NAMED(["b", "a"], [LONG, STRING]),
+        Types.MAP(LONG, STRING),
+        Types.PICKLED_BYTE_ARRAY(),
+    ]
+    assert len(set(kinds)) == len(kinds)
+    assert all((a == b) == (a is b) for a in kinds for b in kinds)
+
+
+def test_rows_may_be_given_in_other_forms() -> None:
+    kind = Types.ROW_NAMED(["a", "b"], [LONG, STRING])
+    given_values = [Row(1, "x"), Row(b="x", a=1), Row(a=1, b="x"), (1, "x"), [1, "x"], {"b": "x", "a": 1}]
+    assert kind.from_arrow(kind.to_arrow(given_values)) == [Row(a=1, b="x")] * len(given_values)
+    pair = Types.TUPLE([LONG, STRING])
+    assert pair.from_arrow(pair.to_arrow([Row(1, "x"), [1, "x"]])) == [(1, "x"), (1, "x")]
+
+
+def test_numpy_scalars_are_numbers() -> None:
+    assert LONG.from_arrow(LONG.to_arrow([np.int64(5), np.int32(6)])) == [5, 6]
+    (value,) = Types.DOUBLE().from_arrow(Types.DOUBLE().to_arrow([np.float64("nan")]))
+    assert math.isnan(value)
+
+
+def test_empty_structs_keep_their_length() -> None:
+    for kind, value in ((Types.TUPLE([]), ()), (Types.ROW([]), Row())):
+        assert len(kind.from_arrow(kind.to_arrow([value, None, value]))) == 3
+
+
+MISFITS: list[tuple[TypeInformation, Any, str]] = [
+    (LONG, "x", "declared LONG.*'x' is str"),
+    (LONG, 1 << 63, "declared LONG"),
+    (LONG, 1.5, "declared LONG.*1.5 is float"),
+    (LONG, decimal.Decimal("1.5"), "declared LONG"),
+    (LONG, True, "declared LONG.*True is bool"),
+    (Types.SQL_DATE(), datetime.datetime(2020, 1, 1, 5), "declared SQL_DATE.* is datetime"),
+    (Types.SQL_TIMESTAMP(), datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc), "declared SQL_TIMESTAMP"),
+    (Types.SQL_TIMESTAMP(), 5, "declared SQL_TIMESTAMP.*5 is int"),
+    (Types.MAP(STRING, LONG), {None: 1}, "without the key None"),
+    (Types.BYTE(), 128, "declared BYTE.*128"),
+    (STRING, 5, "declared STRING.*5 is int"),
+    (Types.BOOLEAN(), "yes", "declared BOOLEAN"),
+    (Types.SQL_DATE(), "2020-01-01", "declared SQL_DATE"),
+    (Types.BIG_DEC(), decimal.Decimal(10) ** 30, "declared BIG_DEC"),
+    (Types.TUPLE([LONG, STRING]), (1, 2), "field 'f1': declared STRING.*2 is int"),
+    (Types.TUPLE([LONG, STRING]), (1,), r"declared 2 fields \['f0', 'f1'\].*\(1,\)"),
+    (Types.TUPLE([LONG, STRING]), 7, "declared a tuple of 2 fields.*7"),
+    (Types.ROW_NAMED(["a", "b"], [LONG, STRING]), Row(1, 2), "field 'b': declared STRING"),
+    (Types.ROW_NAMED(["a", "b"], [LONG, STRING]), {"a": 1}, r"declared a row of \['a', 'b'\].*\{'a': 1\}"),
+    (Types.ROW_NAMED(["a"], [Types.ROW_NAMED(["b"], [LONG])]), (("x",),), "field 'a': field 'b': declared LONG"),
+    (Types.LIST(LONG), [1, "x"], "declared LONG.*'x'"),
+    (Types.LIST(LONG), 5, "declared a list.*5"),
+    (Types.MAP(STRING, LONG), {"a": "b"}, "declared LONG.*'b'"),
+    (Types.MAP(STRING, LONG), [1], r"declared a map.*\[1\]"),
+    (Types.LIST(LONG), "text", "declared a list.*'text'"),
+    (Types.PICKLED_BYTE_ARRAY(), lambda: None, "cannot be pickled"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "message"), MISFITS)
+def test_a_misfit_is_named(kind: TypeInformation, value: Any, message: str) -> None:
+    with pytest.raises(TypeMismatchError, match=message):
+        kind.to_arrow([None, value])
+
+
+@pytest.mark.parametrize(
+    "value", [{"type": "SET"}, {}, {"type": "LIST"}, {"type": "ROW", "names": ["a"], "fields": []}]
+)
+def test_unknown_descriptions_are_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        type_from_json(value)
+
+
+def test_field_names_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match="2 field types for 1"):
+        Types.ROW_NAMED(["a"], [LONG, LONG])
+    with pytest.raises(ConfigurationError, match="not unique"):
+        Types.ROW_NAMED(["a", "a"], [LONG, LONG])
+
+
+def test_key_types_follow_the_key() -> None:
+    keys: list[tuple[Any, TypeInformation]] = [
+        (True, Types.BOOLEAN()),
+        (5, LONG),
+        (1.5, Types.DOUBLE()),
+        ("x", STRING),
+        (np.int32(5), Types.INT()),
+        (np.float32(1), Types.FLOAT()),
+        ((1, ("x", 2.0)), Types.TUPLE([LONG, Types.TUPLE([STRING, Types.DOUBLE()])])),
+    ]
+    assert [infer_key_type(key) for key, _ in keys] == [kind for _, kind in keys]
+    assert infer_key_type(Row(a=1, b="x")) == RowTypeInfo([LONG, STRING], ["a", "b"])
+    assert infer_key_type(Row(1)) == Types.ROW([LONG])
+
+
+@pytest.mark.parametrize(
+    ("key", "field"),
+    [
+        (None, "key is None"),
+        ([1], "key is list"),
+        ((1, {"a": 1}), r"key\[1\] is dict"),
+        (Row(a=1, b=datetime.date(2020, 1, 1)), r"key\.b is date"),
+        (decimal.Decimal(1), "key is Decimal"),
+        (object(), "key is object"),
+    ],
+)
+def test_keys_without_a_stable_hash_name_the_field(key: Any, field: str) -> None:
+    with pytest.raises(UnsupportedKeyTypeError, match=field):
+        infer_key_type(key)
