@@ -31,7 +31,7 @@ from assets.definitions import DATA, FIRST_DAY, JOB, LAST_DAY, RAW_FILES, defs  
 
 __all__ = ["main"]
 
-_SETTINGS = "telemetry:\n  enabled: false\n"
+_SETTINGS = "telemetry:\n  enabled: false\nnux:\n  enabled: false\n"
 _MOST_TICKS = 300
 _QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
@@ -41,12 +41,10 @@ class Demo:
 
     Args:
         instance: Where Dagster records it.
-        console: Where it is told.
     """
 
-    def __init__(self, instance: DagsterInstance, console: Console) -> None:
+    def __init__(self, instance: DagsterInstance) -> None:
         self._instance = instance
-        self._console = console
         self._sensor = defs.resolve_sensor_def(f"{JOB}_checkpoint_sensor")
 
     def run_job(self, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> ExecuteInProcessResult:
@@ -141,15 +139,22 @@ def report(console: Console) -> bool:
     return correct
 
 
-def main() -> int:
-    """Runs the demo from scratch; returns the exit code."""
-    console = Console()
+@contextmanager
+def fresh_instance() -> Iterator[DagsterInstance]:
+    """An empty Dagster instance; of an earlier demo only the input stays."""
     for folder in ("checkpoints", "tables", "dagster_home"):
         shutil.rmtree(HOME / folder, ignore_errors=True)
     DAGSTER_HOME.mkdir(parents=True)
     (DAGSTER_HOME / "dagster.yaml").write_text(_SETTINGS)
     with DagsterInstance.get() as instance:
-        demo = Demo(instance, console)
+        yield instance
+
+
+def main() -> int:
+    """Runs the demo from scratch; returns the exit code."""
+    console = Console()
+    with fresh_instance() as instance:
+        demo = Demo(instance)
         console.print(f"Preparing the flights of 2013 in {DATA}")
         demo.materialize_input()
         run(demo, console, (LAST_DAY - FIRST_DAY).days + 1)
