@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -68,7 +69,14 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
-from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FlinkPyError, RestoreError, StorageError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ConfigurationError,
+    FencedError,
+    FlinkPyError,
+    RestoreError,
+    StorageError,
+)
 from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.region_job import run_region
@@ -79,6 +87,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["JobAttempt", "JobConfig"]
 
+_INTERRUPT_SECONDS = 1.0
 _PARALLELISM = "parallelism"
 """Property of a checkpoint: the parallelism a restore has set, which stays until the next one sets another."""
 
@@ -158,7 +167,7 @@ class JobAttempt:
         self._location = config.storage.child(config.job_id)
         self._cache_dir = config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache")
         self._spark: Any = None
-        self._error: FlinkPyError | None = None
+        self._error: BaseException | None = None
         self._failure: FlinkPyError | None = None
         self._timed_out = False
         self._end_of_input = False
@@ -175,7 +184,7 @@ class JobAttempt:
         latest = self._attempt.latest
         self._committers = self._create_committers()
         self._recover(latest)
-        self.restored = self._load(latest)
+        self.restored = self._parent = self._load(latest)
         plan = self._restore()
         self._enumerators = {
             v.uid: v.spec.source.create_enumerator(plan.operators[v.uid].coordinator_state if plan else None)
@@ -190,7 +199,7 @@ class JobAttempt:
             self._plan(),
             # A failed epoch leaves nothing to go on from: the next attempt starts at the last checkpoint.
             replace(self.config.checkpointing, tolerable_failed=0, interval=None),
-            restored=latest,
+            restored=self.restored,
             retained=self._attempt.head.retained,
         )
         self._coordinator.handle(JobStatusChanged(_now(), running=True))
@@ -202,6 +211,8 @@ class JobAttempt:
         if self._spark is not None and self.config.spark.mode != "classic":
             self._spark.stop()
         self._spark = None
+        with suppress(FlinkPyError):  # a lease that is not given back runs out
+            self._store.end_attempt(self._attempt)
 
     @property
     def token(self) -> int:
@@ -228,6 +239,7 @@ class JobAttempt:
         self.aborted_lingering = self._abort_lingering()
 
     def _abort_lingering(self) -> int:
+        self._store.check_leader(self._attempt)
         latest = self._attempt.latest
         return sum(
             committer.abort_lingering(_requests(latest, uid) if latest else [])
@@ -240,12 +252,14 @@ class JobAttempt:
             return latest
         job_store = self._store.store
         folder = source.removesuffix(METADATA_NAME).rstrip("/")
-        own = re.fullmatch(r"chk-(\d+)", folder.removeprefix(f"{job_store.url}/"))
+        location = replace(self.config.storage, url=folder)
+        own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(job_store.url)}/chk-(\d+)", location.url)
         if own:
             return self._store.load(int(own[1]))
-        location = replace(self.config.storage, url=folder)
         self._progress(f"restoring {location.url}")
-        return import_savepoint(location.open(), job_store)
+        savepoint = import_savepoint(location.open(), job_store)
+        self._attempt.start_after(savepoint.checkpoint_id)
+        return savepoint
 
     def _restore(self) -> RestorePlan | None:
         """Gives the restored state to the operators; adopts the stored max parallelisms."""
@@ -308,7 +322,7 @@ class JobAttempt:
         started = time.monotonic()
         try:
             self._drive(TriggerRequested(_now(), forced=True, request_id=self._owner))
-        except FlinkPyError as e:
+        except BaseException as e:
             self._error = e
             raise
         metadata = self._attempt.latest
@@ -352,6 +366,7 @@ class JobAttempt:
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self._store.check_leader(self._attempt)
                 self._commit(self._metadata)
+                self._parent = self._metadata
                 self._advance()
                 yield CommitFinished(_now(), checkpoint_id)
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
@@ -360,7 +375,9 @@ class JobAttempt:
                 self._store.discard(self._attempt, files)
             case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
                 self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
-                self._abort_lingering()
+                # Once fenced it aborts nothing: what is open may be of the attempt that took over.
+                with suppress(FencedError, StorageError):
+                    self._abort_lingering()
             case FailJob(message=message):
                 raise self._failure or CheckpointError(message)
             case Rejected(message=message):
@@ -456,18 +473,21 @@ class JobAttempt:
             self._spark = get_session(self.config.spark)
         spark, tag = self._spark, f"flinkpy-{self.config.job_id}-{self.token}-{epoch.checkpoint_id}"
 
-        def expire() -> None:
-            self._timed_out = True
-            spark.interruptTag(tag)
+        over = threading.Event()
 
-        timer = threading.Timer(self.config.checkpointing.timeout.total_seconds(), expire)
-        timer.daemon = True
+        def expire() -> None:
+            over.wait(self.config.checkpointing.timeout.total_seconds())
+            while not over.is_set():
+                self._timed_out = True
+                spark.interruptTag(tag)  # again and again: the job may not have reached Spark yet
+                over.wait(_INTERRUPT_SECONDS)
+
         spark.addTag(tag)
-        timer.start()
+        threading.Thread(target=expire, name=f"{tag}-timeout", daemon=True).start()
         try:
             return list(run_region(spark, epoch))
         finally:
-            timer.cancel()
+            over.set()
             spark.removeTag(tag)
 
     def _acknowledge_restored(self, checkpoint_id: int) -> EpochResults:
@@ -494,8 +514,7 @@ class JobAttempt:
             )
             for v in self.graph.vertices
         )
-        latest = self._attempt.latest
-        parent = self.restored if latest is None else latest
+        parent = self._parent
         return CheckpointMetadata(
             job_id=self.config.job_id,
             checkpoint_id=write.checkpoint_id,

@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ _DRIVER_CONF = {
     "spark.ui.showConsoleProgress": "false",
 }
 _LOCAL_CONF = {
+    # The session that all share is not to end when none of them calls for an hour.
+    "spark.connect.session.manager.defaultSessionTimeout": "3650d",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
@@ -104,9 +107,10 @@ class SparkSettings:
 
 
 def get_session(settings: SparkSettings | None = None) -> SparkSession:
-    """A new Spark session; the caller stops it.
+    """A Spark session; the caller stops it.
 
-    In mode ``classic`` a session that this process has already is returned.
+    On the shared local server all processes have one session: Spark keeps Python workers per session, and warm workers
+    are most of what makes a micro-batch fast. In mode ``classic`` a session that this process has already is returned.
 
     Args:
         settings: where it runs; by default on the shared local server.
@@ -127,7 +131,7 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
     state_file = _state_file(settings)
     with state_file.locked():
         state = _running_server(state_file) or _start_server(settings, state_file)
-    session = _connect(f"sc://localhost:{state.port}", token=state.token, advice=f"see {state_file.log}")
+    session = _connect(f"sc://localhost:{state.port}", shared_by=state.token, advice=f"see {state_file.log}")
     session.client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])
     return session
 
@@ -216,8 +220,17 @@ def _start_server(settings: SparkSettings, state_file: StateFile) -> ServerState
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
-def _connect(url: str, *, advice: str, token: str | None = None, conf: Mapping[str, str] | None = None) -> SparkSession:
-    """A new session on a Spark Connect server, once it is known to answer."""
+def _connect(
+    url: str, *, advice: str, shared_by: str | None = None, conf: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session on a Spark Connect server, once it is known to answer.
+
+    Args:
+        url: of the server.
+        advice: what to do if it does not answer.
+        shared_by: the token of the local server: its session is that of all its clients. None: a session of its own.
+        conf: to be set in the session.
+    """
     import grpc
     from pyspark.errors import PySparkException, PySparkValueError
     from pyspark.sql import SparkSession as AnySession
@@ -230,11 +243,14 @@ def _connect(url: str, *, advice: str, token: str | None = None, conf: Mapping[s
             raise SparkUnavailableError(f"This process has a classic Spark session already. {_ONE_KIND_HINT}")
     try:
         # gRPC would send even calls to this machine to a proxy named in the environment.
-        builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if token else None)
+        builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if shared_by else None)
     except PySparkValueError as error:
         raise ConfigurationError(f"The Spark Connect URL cannot be read: {error}") from None
-    if token:
-        builder.set(builder.PARAM_TOKEN, token)
+    if shared_by:
+        builder.set(builder.PARAM_TOKEN, shared_by)
+        builder.set(builder.PARAM_USER_ID, "flinkpy")
+        session_id = uuid.UUID(bytes=hashlib.sha256(shared_by.encode()).digest()[:16], version=4)
+        builder.set(builder.PARAM_SESSION_ID, str(session_id))
     with builder.toChannel() as channel:
         try:
             # PySpark by itself would try again for ten minutes.
@@ -248,6 +264,7 @@ def _connect(url: str, *, advice: str, token: str | None = None, conf: Mapping[s
     os.environ[_CONNECT_VARIABLE] = "1"
     _connected.set()
     session = cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
+    session.release_session_on_close = shared_by is None
     _open_sessions.add(session)
     try:
         for key, value in (conf or {}).items():
