@@ -516,7 +516,8 @@ def _powers(base: int, count: int) -> _HashArray:
 
 
 def _values(column: pa.Array[Any], default: object) -> npt.NDArray[Any]:
-    return _filled(column, default).to_numpy(zero_copy_only=False)
+    values: npt.NDArray[Any] = _filled(column, default).to_numpy(zero_copy_only=False)
+    return values
 
 
 def _offsets_and_data(column: pa.Array[Any], default: str | bytes) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
@@ -536,4 +537,5 @@ def _filled(column: pa.Array[Any], default: object) -> pa.Array[Any]:
 
 
 def _is_null(column: pa.Array[Any]) -> npt.NDArray[np.bool_]:
-    return column.is_null().to_numpy(zero_copy_only=False)
+    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls
