@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.functions import (
@@ -58,29 +58,34 @@ class _Configurable:
     def __init__(self, transformation: Transformation) -> None:
         self._transformation = transformation
 
+    @property
+    def _operator(self) -> Transformation:
+        """What the settings are of."""
+        return self._transformation
+
     def uid(self: S, uid: str) -> S:
         """Sets the operator's id, under which its state is stored and found again."""
-        self._transformation.uid = uid
+        self._operator.uid = uid
         return self
 
     def name(self: S, name: str) -> S:
         """Sets the operator's name, for people."""
-        self._transformation.name = name
+        self._operator.name = name
         return self
 
     def set_parallelism(self: S, parallelism: int) -> S:
         """Sets the number of subtasks."""
-        self._transformation.parallelism = parallelism
+        self._operator.parallelism = parallelism
         return self
 
     def set_max_parallelism(self: S, max_parallelism: int) -> S:
         """Sets the number of key groups, which no parallelism can exceed."""
-        self._transformation.max_parallelism = max_parallelism
+        self._operator.max_parallelism = max_parallelism
         return self
 
     def slot_sharing_group(self: S, slot_sharing_group: str) -> S:
         """Puts the operator into a slot-sharing group."""
-        self._transformation.slot_sharing_group = slot_sharing_group
+        self._operator.slot_sharing_group = slot_sharing_group
         return self
 
 
@@ -102,6 +107,15 @@ class DataStream(_Configurable):
         self._env = env
         # What the next operator reads: this operator's main output, unless partitioned, united or a side output.
         self._inputs = inputs or (Input(transformation, _FORWARD),)
+
+    @property
+    def _operator(self) -> Transformation:
+        if self._inputs != (Input(self._transformation, _FORWARD),):
+            raise JobGraphError(
+                "a keyed, partitioned, united or side-output stream is no operator of its own: call uid(), name(), "
+                "set_parallelism(), ... on the operator before or behind it"
+            )
+        return self._transformation
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
@@ -149,23 +163,42 @@ class DataStream(_Configurable):
                 which is fastest: whole columns are hashed.
             key_type: Type of the key; by default ``int`` is LONG, ``float`` DOUBLE, ``str`` STRING.
         """
-        if not isinstance(key_selector, (str, tuple)):
+        if isinstance(key_selector, (str, tuple)):
+            self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
+        else:
             as_callable(key_selector, KeySelector, "get_key")
         partitioner = Partitioner(PartitionerKind.HASH, key_selector, key_type)
         return KeyedStream(
             self._env, self._transformation, inputs=tuple(i.with_partitioner(partitioner) for i in self._inputs)
         )
 
+    def _check_fields(self, names: tuple[str, ...]) -> None:
+        row_type = self.get_type()
+        if not isinstance(row_type, RowTypeInfo):
+            raise JobGraphError(
+                f"key_by({names!r}) needs records with fields, not {row_type}: declare "
+                "output_type=Types.ROW_NAMED(...) on the operator before it, or give a function"
+            )
+        unknown = [name for name in names if name not in row_type.field_names]
+        if unknown or not names:
+            raise JobGraphError(f"key_by({names!r}): no field {unknown}; the stream has {row_type.get_field_names()}")
+
     def union(self, *streams: DataStream) -> DataStream:
         """All records of streams of one type."""
         for other in streams:
+            self._check_same_program(other)
             if other.get_type() != self.get_type():
                 raise JobGraphError(f"union() needs streams of one type, not {self.get_type()} and {other.get_type()}")
         inputs = self._inputs + tuple(i for s in streams for i in s._inputs)
         return DataStream(self._env, self._transformation, inputs=inputs)
 
+    def _check_same_program(self, other: DataStream) -> None:
+        if other._env is not self._env:
+            raise JobGraphError("streams of two environments cannot be joined; make both with one")
+
     def connect(self, ds: DataStream) -> ConnectedStreams:
         """Two streams for one function; they may differ in type."""
+        self._check_same_program(ds)
         return ConnectedStreams(self._env, self, ds)
 
     def assign_timestamps_and_watermarks(self, watermark_strategy: WatermarkStrategy) -> DataStream:
@@ -174,8 +207,9 @@ class DataStream(_Configurable):
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
         """The side output of this operator with this tag."""
-        type_info = output_tag.type_info or PickledBytesTypeInfo()
-        self._transformation.side_outputs[output_tag.tag_id] = type_info
+        declared = self._transformation.side_outputs
+        type_info = output_tag.type_info or declared.get(output_tag.tag_id) or PickledBytesTypeInfo()
+        declared[output_tag.tag_id] = type_info
         side = Input(self._transformation, _FORWARD, output_tag.tag_id)
         return DataStream(self._env, self._transformation, inputs=(side,))
 

@@ -63,6 +63,8 @@ class JobEdge:
     type_info: TypeInformation
     side_output: str | None = None
     """Tag of the side output it carries; None: the main output."""
+    forward: bool = False
+    """Whether it was declared as forward: between different parallelisms it rebalances, as in Flink."""
 
 
 @dataclass(frozen=True)
@@ -219,17 +221,21 @@ class JobGraph:
         """Hash of the structure: uids, kinds and edges, not parallelism or code."""
         shape = {
             "vertices": [[v.uid, v.spec.kind] for v in self.vertices],
-            "edges": [[e.source, e.target, e.input_index, e.partitioner.kind.value, e.side_output] for e in self.edges],
+            "edges": [[e.source, e.target, e.input_index, _declared(e).value, e.side_output] for e in self.edges],
         }
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _fit(edge: JobEdge, graph: JobGraph) -> JobEdge:
-    """A forward edge between different parallelisms rebalances, as in Flink."""
-    p, q = graph.vertex(edge.source).parallelism, graph.vertex(edge.target).parallelism
-    if edge.partitioner.kind is PartitionerKind.FORWARD and p != q:
-        return replace(edge, partitioner=Partitioner(PartitionerKind.REBALANCE))
-    return edge
+    """The edge as it is between the parallelisms of its ends."""
+    if not edge.forward:
+        return edge
+    equal = graph.vertex(edge.source).parallelism == graph.vertex(edge.target).parallelism
+    return replace(edge, partitioner=Partitioner(PartitionerKind.FORWARD if equal else PartitionerKind.REBALANCE))
+
+
+def _declared(edge: JobEdge) -> PartitionerKind:
+    return PartitionerKind.FORWARD if edge.forward else edge.partitioner.kind
 
 
 def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> JobGraph:
@@ -238,7 +244,8 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
     Raises:
         JobGraphError: The program has no operators, or uids or parallelisms are wrong.
     """
-    vertices, edges = list(vertices), list(edges)
+    vertices = list(vertices)
+    edges = [replace(e, forward=e.partitioner.kind is PartitionerKind.FORWARD) for e in edges]
     if not vertices:
         raise JobGraphError("the program has no operators; start with env.from_source(...) or env.from_collection(...)")
     graph = JobGraph(tuple(vertices), tuple(edges))

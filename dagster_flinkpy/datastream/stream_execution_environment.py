@@ -146,9 +146,9 @@ class StreamExecutionEnvironment:
 
     def _vertex(self, t: Transformation, uid: str) -> JobVertex:
         parallelism = self._parallelism if t.parallelism is None else t.parallelism
-        max_parallelism = t.max_parallelism or self._max_parallelism
+        max_parallelism = self._max_parallelism if t.max_parallelism is None else t.max_parallelism
         try:
-            key_groups = max_parallelism or compute_default_max_parallelism(parallelism)
+            key_groups = compute_default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism
         except ParallelismError as e:
             raise ParallelismError(f"operator {uid!r}: {e}") from e
         return JobVertex(

@@ -1,0 +1,250 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import (
+    AggregateFunction,
+    CoProcessFunction,
+    DataStream,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    OutputTag,
+    ProcessFunction,
+    StreamExecutionEnvironment,
+)
+from dagster_flinkpy.datastream.execution import ExecutionSettings, get_executor
+from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
+from dagster_flinkpy.errors import ConfigurationError, JobGraphError
+
+PAIR = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
+
+
+class Keyed(KeyedProcessFunction):
+    def process_element(self, value, ctx):
+        return []
+
+
+class Both(KeyedCoProcessFunction):
+    def process_element1(self, value, ctx):
+        return []
+
+    def process_element2(self, value, ctx):
+        return []
+
+
+class Unkeyed(ProcessFunction):
+    def process_element(self, value, ctx):
+        return []
+
+
+class Sum(AggregateFunction):
+    def create_accumulator(self):
+        return 0
+
+    def add(self, value, accumulator):
+        return accumulator + value.value
+
+    def get_result(self, accumulator):
+        return accumulator
+
+    def merge(self, acc_a, acc_b):
+        return acc_a + acc_b
+
+
+@pytest.fixture
+def env() -> StreamExecutionEnvironment:
+    return StreamExecutionEnvironment.get_execution_environment()
+
+
+@pytest.fixture
+def stream(env: StreamExecutionEnvironment) -> DataStream:
+    return env.from_collection([("a", 1)], PAIR)
+
+
+def windowed(stream: DataStream):
+    return stream.key_by("key").window(TumblingEventTimeWindows(10))
+
+
+# --- bad arguments ----------------------------------------------------------------------------------------------------
+
+BAD: dict[str, Callable[[DataStream], Any]] = {
+    "map": lambda s: s.map(3),
+    "flat_map": lambda s: s.flat_map("f"),
+    "filter": lambda s: s.filter(None),
+    "process": lambda s: s.process(Keyed()),
+    "process of a callable": lambda s: s.process(lambda value: value),
+    "keyed process of a callable": lambda s: s.key_by("key").process(lambda value: value),
+    "reduce": lambda s: s.key_by("key").reduce(0),
+    "key_by": lambda s: s.key_by(7),
+    "key_by no fields": lambda s: s.key_by(()),
+    "key_by an unknown field": lambda s: s.key_by(("key", "gone")),
+    "key_by a field of pickled records": lambda s: s.map(lambda v: v).key_by("key"),
+    "two-input process": lambda s: s.connect(s).process(Keyed()),
+    "keyed two-input process without keys": lambda s: s.connect(s.key_by("key")).process(Both()),
+    "window process": lambda s: windowed(s).process(lambda key, context, elements: []),
+    "window aggregate": lambda s: windowed(s).aggregate(lambda a, b: a),
+    "window reduce": lambda s: windowed(s).reduce(1),
+    "allowed lateness": lambda s: windowed(s).allowed_lateness(-1),
+    "output tag": lambda s: s.get_side_output(OutputTag("")),
+    "checkpoint interval": lambda s: s._env.enable_checkpointing(9),
+}
+
+
+@pytest.mark.parametrize("call", BAD.values(), ids=BAD.keys())
+def test_bad_arguments_are_refused_when_the_program_is_written(stream: DataStream, call: Callable[..., Any]) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        call(stream)
+    assert str(refused.value)
+
+
+def test_an_unknown_key_field_is_named_with_those_there_are(stream: DataStream) -> None:
+    with pytest.raises(JobGraphError, match=r"\['gone'\].*\['key', 'value'\]"):
+        stream.key_by("gone")
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        lambda s: s.key_by("key"),
+        lambda s: s.rebalance(),
+        lambda s: s.broadcast(),
+        lambda s: s.global_(),
+        lambda s: s.union(s.map(lambda v: v, PAIR)),
+        lambda s: s.get_side_output(OutputTag("side")),
+    ],
+    ids=["key_by", "rebalance", "broadcast", "global_", "union", "side output"],
+)
+def test_what_is_no_operator_takes_no_settings(stream: DataStream, derive: Callable[[DataStream], DataStream]) -> None:
+    stream.uid("source")
+    derived = derive(stream)
+    for setting in (
+        lambda: derived.uid("x"),
+        lambda: derived.name("x"),
+        lambda: derived.set_parallelism(2),
+        lambda: derived.set_max_parallelism(2),
+        lambda: derived.slot_sharing_group("x"),
+    ):
+        with pytest.raises(JobGraphError, match="no operator of its own"):
+            setting()
+    assert stream._transformation.uid == "source"
+
+
+def test_settings_are_chained_and_end_in_the_graph(env: StreamExecutionEnvironment, stream: DataStream) -> None:
+    stream.uid("u").name("n").set_parallelism(3).set_max_parallelism(7).slot_sharing_group("g")
+    (vertex,) = env.get_job_graph().vertices
+    assert (vertex.uid, vertex.name, vertex.parallelism, vertex.max_parallelism) == ("u", "n", 3, 7)
+    assert vertex.slot_sharing_group == "g"
+
+
+# --- streams together -------------------------------------------------------------------------------------------------
+
+
+def test_union_takes_streams_of_one_type(stream: DataStream) -> None:
+    with pytest.raises(JobGraphError, match="streams of one type"):
+        stream.union(stream.map(lambda v: v.value, Types.LONG()))
+
+
+@pytest.mark.parametrize("join", [lambda a, b: a.union(b), lambda a, b: a.connect(b)], ids=["union", "connect"])
+def test_streams_of_two_environments_cannot_be_joined(stream: DataStream, join: Callable[..., Any]) -> None:
+    other = StreamExecutionEnvironment.get_execution_environment().from_collection([("a", 1)], PAIR)
+    with pytest.raises(JobGraphError, match="two environments"):
+        join(stream, other)
+
+
+def test_a_union_has_all_edges_in_one_input(env: StreamExecutionEnvironment, stream: DataStream) -> None:
+    other = env.from_collection([("b", 2)], PAIR)
+    third = env.from_collection([("c", 3)], PAIR)
+    stream.union(other, third).rebalance().map(lambda v: v).uid("map")
+    edges = env.get_job_graph().inputs("map")
+    assert [(e.source, e.input_index, e.partitioner.kind) for e in edges] == [
+        ("collection_source", 0, PartitionerKind.REBALANCE),
+        ("collection_source_2", 0, PartitionerKind.REBALANCE),
+        ("collection_source_3", 0, PartitionerKind.REBALANCE),
+    ]
+
+
+def test_a_keyed_stream_united_with_one_that_is_not_is_keyed_no_more(stream: DataStream) -> None:
+    with pytest.raises(ConfigurationError):
+        stream.key_by("key").union(stream).process(Keyed())
+
+
+def test_connected_streams_have_an_input_each(env: StreamExecutionEnvironment, stream: DataStream) -> None:
+    other = env.from_collection([1], Types.LONG()).uid("numbers")
+    stream.connect(other).key_by("key", str).process(Both()).uid("both")
+    edges = env.get_job_graph().inputs("both")
+    assert [(e.source, e.input_index) for e in edges] == [("collection_source", 0), ("numbers", 1)]
+    assert [e.type_info for e in edges] == [PAIR, Types.LONG()]
+
+
+def test_a_process_function_of_two_inputs_needs_no_keys(env: StreamExecutionEnvironment, stream: DataStream) -> None:
+    class Plain(CoProcessFunction):
+        def process_element1(self, value, ctx):
+            return []
+
+        def process_element2(self, value, ctx):
+            return []
+
+    stream.connect(stream).process(Plain()).uid("both")
+    assert env.get_job_graph().vertex("both").spec.keyed is False
+
+
+# --- side outputs -----------------------------------------------------------------------------------------------------
+
+
+def test_a_side_output_has_its_own_type_and_edge(env: StreamExecutionEnvironment, stream: DataStream) -> None:
+    processed = stream.process(Unkeyed(), PAIR).uid("process")
+    side = processed.get_side_output(OutputTag("side", Types.STRING()))
+    assert side.get_type() == Types.STRING()
+    side.map(lambda v: v).uid("map")
+    (edge,) = env.get_job_graph().inputs("map")
+    assert (edge.source, edge.side_output, edge.type_info) == ("process", "side", Types.STRING())
+    assert env.get_job_graph().vertex("process").side_outputs == (("side", Types.STRING()),)
+
+
+def test_a_side_output_without_a_type_is_pickled(stream: DataStream) -> None:
+    assert stream.get_side_output(OutputTag("side")).get_type() == Types.PICKLED_BYTE_ARRAY()
+
+
+def test_late_data_keeps_the_type_of_the_stream(stream: DataStream) -> None:
+    late = OutputTag("late")
+    counted = windowed(stream).side_output_late_data(late).aggregate(Sum(), output_type=Types.LONG())
+    assert counted.get_side_output(late).get_type() == PAIR
+
+
+# --- running ----------------------------------------------------------------------------------------------------------
+
+
+class _Recorder:
+    graph: JobGraph
+    settings: ExecutionSettings
+
+    def execute(self, graph: JobGraph, settings: ExecutionSettings) -> str:
+        _Recorder.graph, _Recorder.settings = graph, settings
+        return "done"
+
+    def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings):
+        _Recorder.graph, _Recorder.settings = graph, settings
+        return iter(range(10))
+
+
+def test_programs_are_handed_to_the_registered_executor(
+    env: StreamExecutionEnvironment, stream: DataStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.datastream.stream_execution_environment.get_executor", _Recorder)
+    env.get_checkpoint_config().set_checkpoint_storage_dir("s3://bucket/checkpoints")
+    assert env.execute("my job") == "done"
+    assert _Recorder.settings == ExecutionSettings("my job", "s3://bucket/checkpoints")
+    assert list(stream.execute_and_collect(limit=3)) == [0, 1, 2]
+    assert [v.spec.kind for v in _Recorder.graph.vertices] == ["source", "collect"]
+    assert len(env.get_job_graph().vertices) == 1  # collecting leaves the program as it is
+
+
+def test_without_a_registered_executor_it_is_said_what_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.datastream.execution._registered", None)
+    with pytest.raises(ConfigurationError, match="import dagster_flinkpy"):
+        get_executor()

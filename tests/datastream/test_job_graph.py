@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream import (
+    CoProcessFunction,
+    DataStream,
+    KeyedProcessFunction,
+    OutputTag,
+    ProcessFunction,
+    StreamExecutionEnvironment,
+)
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    Partitioner,
+    PartitionerKind,
+    build_job_graph,
+)
+from dagster_flinkpy.datastream.operators import KeyedProcessSpec
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    DuplicateUidError,
+    JobGraphError,
+    MissingUidError,
+    ParallelismError,
+)
+
+PAIR = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
+
+
+class Keyed(KeyedProcessFunction):
+    def process_element(self, value, ctx):
+        return []
+
+
+class Unkeyed(ProcessFunction):
+    def process_element(self, value, ctx):
+        return []
+
+
+class Both(CoProcessFunction):
+    def process_element1(self, value, ctx):
+        return []
+
+    def process_element2(self, value, ctx):
+        return []
+
+
+@pytest.fixture
+def env() -> StreamExecutionEnvironment:
+    return StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+
+
+def pairs(env: StreamExecutionEnvironment, name: str = "pairs") -> DataStream:
+    source = CollectionSource([("a", 1)], PAIR)
+    return env.from_source(source, WatermarkStrategy.no_watermarks(), name)
+
+
+def identity(value: object) -> object:
+    return value
+
+
+def kinds(graph: JobGraph) -> list[PartitionerKind]:
+    return [e.partitioner.kind for e in graph.edges]
+
+
+# --- uids -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_uid_set_twice_names_both_operators(env: StreamExecutionEnvironment) -> None:
+    pairs(env).uid("it").map(identity, PAIR).uid("it").name("second")
+    with pytest.raises(DuplicateUidError, match=r"'it' is set on 2 operators \(pairs, second\)"):
+        env.get_job_graph()
+
+
+def test_operators_without_uid_get_their_name_numbered(env: StreamExecutionEnvironment) -> None:
+    pairs(env, "My pairs!").map(identity, PAIR).map(identity, PAIR).filter(bool).uid("map_2")
+    assert [v.uid for v in env.get_job_graph().vertices] == ["my_pairs", "map", "map_3", "map_2"]
+    assert [v.uid_set for v in env.get_job_graph().vertices] == [False, False, False, True]
+
+
+def test_only_stateful_operators_need_a_uid_and_all_that_lack_one_are_named(env: StreamExecutionEnvironment) -> None:
+    stream = pairs(env).uid("pairs").map(identity, PAIR)
+    env.get_job_graph().require_uids()
+    stream.key_by("key").process(Keyed()).name("first")
+    stream.key_by("key").process(Keyed()).name("second")
+    with pytest.raises(MissingUidError, match=r"first \(keyed_process\), second \(keyed_process\)"):
+        env.get_job_graph().require_uids()
+
+
+@pytest.mark.parametrize("uid", ["", "a b", "-a", "ü", "a/b"])
+def test_a_uid_is_a_plain_name(env: StreamExecutionEnvironment, uid: str) -> None:
+    pairs(env).uid(uid)
+    with pytest.raises(JobGraphError, match="use letters"):
+        env.get_job_graph()
+
+
+def test_an_unknown_uid_is_answered_with_those_there_are(env: StreamExecutionEnvironment) -> None:
+    pairs(env).uid("pairs")
+    with pytest.raises(JobGraphError, match=r"'gone'; there are \['pairs'\]"):
+        env.get_job_graph().vertex("gone")
+
+
+def test_a_program_without_operators_is_none(env: StreamExecutionEnvironment) -> None:
+    with pytest.raises(JobGraphError, match="no operators"):
+        env.get_job_graph()
+
+
+# --- parallelism ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("parallelism", "max_parallelism"), [(0, None), (-1, 8), (9, 8), (1, 0), (1, 32769)])
+def test_parallelisms_out_of_range_name_the_operator(
+    env: StreamExecutionEnvironment, parallelism: int, max_parallelism: int | None
+) -> None:
+    stream = pairs(env).uid("pairs").set_parallelism(parallelism)
+    if max_parallelism is not None:
+        stream.set_max_parallelism(max_parallelism)
+    with pytest.raises(ParallelismError, match="'pairs'"):
+        env.get_job_graph()
+
+
+def test_max_parallelism_is_that_of_the_operator_else_of_the_environment_else_flinks() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    pairs(env).set_parallelism(100)
+    (vertex,) = env.get_job_graph().vertices
+    assert (vertex.max_parallelism, vertex.max_parallelism_set) == (256, False)
+    env.set_max_parallelism(512)
+    (vertex,) = env.get_job_graph().vertices
+    assert (vertex.max_parallelism, vertex.max_parallelism_set) == (512, True)
+
+
+def test_with_parallelism_leaves_operators_that_have_one_of_their_own(env: StreamExecutionEnvironment) -> None:
+    pairs(env).uid("pairs").set_parallelism(1).map(identity, PAIR).uid("map")
+    graph = env.get_job_graph().with_parallelism(5)
+    assert {v.uid: v.parallelism for v in graph.vertices} == {"pairs": 1, "map": 5}
+    with pytest.raises(ParallelismError, match=r"'map'.* 200 .*over its max parallelism 128"):
+        graph.with_parallelism(200)
+
+
+def test_with_max_parallelisms_changes_those_named(env: StreamExecutionEnvironment) -> None:
+    pairs(env).uid("pairs").map(identity, PAIR).uid("map")
+    graph = env.get_job_graph().with_max_parallelisms({"map": 64, "gone": 3})
+    assert {v.uid: v.max_parallelism for v in graph.vertices} == {"pairs": 128, "map": 64}
+
+
+def test_a_forward_edge_rebalances_between_different_parallelisms_and_only_there(
+    env: StreamExecutionEnvironment,
+) -> None:
+    pairs(env).set_parallelism(2).map(identity, PAIR)
+    graph = env.get_job_graph()
+    assert kinds(graph) == [PartitionerKind.FORWARD]
+    wider = graph.with_parallelism(3)
+    assert kinds(wider) == [PartitionerKind.REBALANCE]
+    back = wider.with_parallelism(2)
+    assert kinds(back) == [PartitionerKind.FORWARD]
+    assert back.is_chained(back.edges[0])
+
+
+# --- stages and regions -----------------------------------------------------------------------------------------------
+
+
+def test_an_exchange_begins_a_stage_and_forward_edges_are_chained(env: StreamExecutionEnvironment) -> None:
+    mapped = pairs(env).uid("pairs").map(identity, PAIR).uid("map")
+    mapped.key_by("key").process(Keyed(), PAIR).uid("keyed").filter(bool).uid("filter").rebalance().map(identity).uid(
+        "last"
+    )
+    graph = env.get_job_graph()
+    assert graph.stages == {"pairs": 0, "map": 0, "keyed": 1, "filter": 1, "last": 2}
+    assert [graph.is_chained(e) for e in graph.edges] == [True, False, True, False]
+    assert [v.uid for v in graph.stage_vertices(1)] == ["keyed", "filter"]
+    assert graph.number_of_stages == 3
+
+
+def test_a_forward_edge_past_an_exchange_is_not_chained(env: StreamExecutionEnvironment) -> None:
+    source = pairs(env).uid("pairs")
+    source.connect(source.rebalance()).process(Both()).uid("both")
+    graph = env.get_job_graph()
+    assert graph.stages["both"] == 1
+    assert kinds(graph) == [PartitionerKind.FORWARD, PartitionerKind.REBALANCE]
+    assert not any(graph.is_chained(e) for e in graph.edges)
+
+
+def test_a_stage_is_as_wide_as_its_widest_operator(env: StreamExecutionEnvironment) -> None:
+    source = pairs(env)
+    source.rebalance().map(identity).set_parallelism(3)
+    source.rebalance().map(identity).set_parallelism(1)
+    graph = env.get_job_graph()
+    assert [graph.stage_parallelism(s) for s in range(2)] == [2, 3]
+
+
+def test_regions_are_what_no_edge_joins(env: StreamExecutionEnvironment) -> None:
+    first = pairs(env).uid("a")
+    second = pairs(env).uid("b").map(identity).uid("b_map")
+    pairs(env).uid("c").union(first).map(identity, PAIR).uid("c_map")
+    regions = env.get_job_graph().regions()
+    assert [[v.uid for v in r.vertices] for r in regions] == [["a", "c", "c_map"], ["b", "b_map"]]
+    assert [[e.id for e in r.edges] for r in regions] == [[0, 1], [0]]
+    assert second.get_type() == Types.PICKLED_BYTE_ARRAY()
+
+
+# --- fingerprint ------------------------------------------------------------------------------------------------------
+
+
+def program(*, uid: str = "map", keyed: bool = True, parallelism: int = 2, function: object = identity) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+    stream = pairs(env).uid("pairs").set_parallelism(2).map(function, PAIR).uid(uid)
+    (stream.key_by("key").process(Keyed()) if keyed else stream.rebalance().process(Unkeyed())).uid("last")
+    return env.get_job_graph()
+
+
+def test_the_fingerprint_is_of_the_structure() -> None:
+    fingerprint = program().fingerprint
+    assert program(function=lambda value: value).fingerprint == fingerprint
+    assert program(parallelism=3).fingerprint == fingerprint
+    assert program().with_parallelism(3).fingerprint == fingerprint
+    assert program(uid="other").fingerprint != fingerprint
+    assert program(keyed=False).fingerprint != fingerprint
+
+
+# --- what a graph refuses ---------------------------------------------------------------------------------------------
+
+
+def test_a_keyed_operator_needs_a_key(env: StreamExecutionEnvironment) -> None:
+    stream = pairs(env).uid("pairs")
+    stream._then("Keyed", KeyedProcessSpec(Keyed()), None).uid("keyed")
+    with pytest.raises(JobGraphError, match="'keyed' is keyed but its input 'pairs' is not"):
+        env.get_job_graph()
+
+
+def test_an_edge_of_a_side_output_that_is_not_declared_is_refused(env: StreamExecutionEnvironment) -> None:
+    stream = pairs(env).uid("pairs")
+    stream.get_side_output(OutputTag("known")).map(identity).uid("map")
+    graph = env.get_job_graph()
+    edge = JobEdge(0, "pairs", "map", 0, Partitioner(PartitionerKind.FORWARD), PAIR, side_output="unknown")
+    with pytest.raises(ConfigurationError, match="no side output 'unknown'"):
+        build_job_graph(graph.vertices, [edge])
+
+
+def test_vertices_of_a_graph_are_checked_however_it_is_made() -> None:
+    (vertex,) = (v for v in program().vertices if v.uid == "pairs")
+    assert isinstance(vertex, JobVertex)
+    with pytest.raises(DuplicateUidError):
+        JobGraph((vertex, vertex), ())
