@@ -103,11 +103,23 @@ def test_exchanges_are_left_as_the_job_says(spark: SparkSession) -> None:
 
 
 @pytest.mark.spark
-def test_each_session_is_its_own(spark: SparkSession, spark_settings: SparkSettings) -> None:
+def test_clients_of_the_local_server_share_warm_workers(spark: SparkSession, spark_settings: SparkSettings) -> None:
+    def worker(batches: Any) -> Any:
+        import os
+
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"pid": [os.getpid()] * batch.num_rows})
+
+    def workers(session: SparkSession) -> set[int]:
+        return {row.pid for row in session.range(4, numPartitions=2).mapInArrow(worker, "pid long").collect()}
+
     with get_session(spark_settings) as other:
-        other.range(1).createTempView("mine")
-        assert not spark.catalog.tableExists("mine")
-    assert spark.range(3).count() == 3
+        warm = workers(other)
+    with get_session(spark_settings) as another:
+        assert workers(another) & warm
+    assert spark.range(3).count() == 3  # the others' end was not its own
 
 
 @pytest.mark.spark
