@@ -142,6 +142,11 @@ class Row:
             return f"<Row({', '.join(map(repr, self._values))})>"
         return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self._values, strict=False))})"
 
+    def __copy__(self) -> Row:
+        row = Row.__new__(Row)
+        row._fields, row._values, row._row_kind = self._fields, self._values.copy(), self._row_kind
+        return row
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _create_row, (self._fields, tuple(self._values), self._row_kind)
 

@@ -91,6 +91,12 @@ class StreamBatch:
         self._named = True
         return self._values
 
+    def copy(self) -> StreamBatch:
+        """The same records, in a batch whose timestamps can be replaced."""
+        return StreamBatch(
+            self.type_info, self.timestamps, column=self._column, values=self._values, producer=self.producer
+        )
+
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:
         """The records where ``mask`` is true."""
         keep = np.flatnonzero(mask)

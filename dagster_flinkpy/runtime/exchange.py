@@ -104,6 +104,7 @@ class TaskOutput:
     """
 
     def __init__(self) -> None:
+        self._full: list[pa.RecordBatch] = []
         self._rows: list[tuple[int, int, int, int, int]] = []
         self._sink = pa.BufferOutputStream()
         self._offsets = [0]
@@ -117,23 +118,29 @@ class TaskOutput:
         self._rows.append((target, edge, channel, seq, int(kind)))
         if kind in (Kind.BUFFER, Kind.WATERMARK, Kind.STREAM_STATUS):
             self.digest = zlib.crc32(payload, self.digest)
+        if self._offsets[-1] >= _OUTPUT_BATCH_BYTES:
+            self._finish()
 
     @property
     def ready(self) -> bool:
         """Whether there is enough for a record batch."""
-        return self._offsets[-1] >= _OUTPUT_BATCH_BYTES
+        return bool(self._full)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Gives what was collected, if anything."""
-        if not self._rows:
-            return
+        if self._rows:
+            self._finish()
+        full, self._full = self._full, []
+        yield from full
+
+    def _finish(self) -> None:
         n = len(self._rows)
         offsets = pa.py_buffer(np.array(self._offsets, dtype=np.int32))
         payload = pa.BinaryArray.from_buffers(pa.binary(), n, [None, offsets, self._sink.getvalue()])
         types = [f.type for f in WIRE_SCHEMA][:5]
         columns = [pa.array(c, type=t) for c, t in zip(zip(*self._rows, strict=True), types, strict=True)]
         self._rows, self._sink, self._offsets = [], pa.BufferOutputStream(), [0]
-        yield pa.RecordBatch.from_arrays([*columns, payload], schema=WIRE_SCHEMA)
+        self._full.append(pa.RecordBatch.from_arrays([*columns, payload], schema=WIRE_SCHEMA))
 
 
 def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
@@ -179,15 +186,20 @@ def key_column(partitioner: Partitioner, batch: StreamBatch) -> KeyColumn:
         keys = [get_key(v) for v in batch.values]
         key_type = partitioner.key_type or infer_key_type(keys[0])
         column = key_type.to_arrow(keys)
-        if column.null_count:
-            i = pc.index(column.is_null(), True).as_py()
-            raise UnsupportedKeyTypeError(
-                f"the key of record {batch.values[i]!r} is None; filter such records out first"
-            )
+        _check_no_null("the key", column, batch)
     struct_as: StructAs = "tuple"
     if isinstance(key_type, RowTypeInfo):
         struct_as = "named_row" if key_type.named else "row"
     return KeyColumn(key_type, column, java_hash_codes(column, struct_as=struct_as))
+
+
+def _check_no_null(name: str, column: pa.Array, batch: StreamBatch) -> None:
+    if column.null_count:
+        i = pc.index(column.is_null(), True).as_py()
+        raise UnsupportedKeyTypeError(f"{name} of record {batch.values[i]!r} is None; filter such records out first")
+    if pa.types.is_struct(column.type):
+        for i, child in enumerate(column.flatten()):
+            _check_no_null(f"field {column.type[i].name!r} of the key", child, batch)
 
 
 def _field(batch: StreamBatch, name: str) -> tuple[TypeInformation, pa.Array]:

@@ -40,7 +40,8 @@ def error_to_json(error: FlinkPyError, operator: str, subtask: int) -> bytes:
     parts: dict[str, Any] = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
     parts |= {"operator": operator, "subtask": subtask}
     if isinstance(error, UserFunctionError):
-        parts |= {"key": error.key, "user_traceback": error.user_traceback}
+        # It knows its operator; the caller knows the first one of the chain only.
+        parts |= {"operator": error.operator or operator, "key": error.key, "user_traceback": error.user_traceback}
     return json.dumps(parts).encode()
 
 

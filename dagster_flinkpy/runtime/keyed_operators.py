@@ -319,7 +319,9 @@ class WindowOperator(KeyedOperator):
                         self.timers.register(window.end - 1)
                     if spec.allowed_lateness:
                         self.timers.register(cleanup)
-                if late:
+                # A record that lies in no window, between sliding ones, is late only if its time has passed (Flink:
+                # isElementLate).
+                if late and timestamp + spec.allowed_lateness <= watermark:
                     self._late += 1
                     if spec.late_tag is not None:
                         self.collector.collect_side(spec.late_tag, value, timestamp)

@@ -66,7 +66,8 @@ class LocalExecutor:
                     while not attempt.finished:
                         epoch = attempt.run_epoch()
                         yield attempt, epoch
-                        if not attempt.finished and not any(o.records_out for o in epoch.operators):
+                        read = any(s.splits for o in epoch.metadata.operators for s in o.subtasks)
+                        if not attempt.finished and not read:
                             raise ConfigurationError(
                                 f"job {job_id!r}: there is nothing more to read, but the input does not end; "
                                 "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"

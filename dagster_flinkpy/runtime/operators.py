@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.common.watermark_strategy import (
     MAX_WATERMARK,
     TimestampAssigner,
@@ -115,8 +117,14 @@ class Snapshot:
     metrics: dict[str, int | float] = field(default_factory=dict)
 
 
+_COPIES: dict[type, Callable[[Any], Any]] = {Row: copy, list: list.copy, dict: dict.copy}
+
+
 class Collector:
     """Gathers what user functions yield and sends it on in batches.
+
+    A Row, list or dict is copied: a function may yield the value that it keeps in state, and change it with the next
+    record.
 
     Args:
         context: Where the operator runs.
@@ -138,7 +146,8 @@ class Collector:
             if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
                 self.collect_side(result[0].tag_id, result[1], timestamp)
             else:
-                self._main.append(result)
+                copied = _COPIES.get(type(result))
+                self._main.append(result if copied is None else copied(result))
                 self._main_timestamps.append(timestamp)
 
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
@@ -464,6 +473,7 @@ class TimestampsOperator(StreamOperator):
         self._time = _EventTime(spec.watermark_strategy, self, context.watermark)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
+        batch = batch.copy()  # others may read the same batch, with the timestamps it has
         self._time.assign(batch)
         self.context.emit(None, batch)
 

@@ -6,15 +6,17 @@ the user's own modules (everything that is not installed) travel by value.
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.epoch import Epoch
 
 __all__ = ["dump_epoch", "load_epoch"]
@@ -26,9 +28,23 @@ def dump_epoch(epoch: Epoch) -> bytes:
     """Pickles an epoch, user modules by value."""
     import cloudpickle
 
-    with _by_value(_user_modules(epoch.graph)):
-        data: bytes = cloudpickle.dumps(epoch, protocol=5)
+    with _by_value(_user_modules()):
+        try:
+            data: bytes = cloudpickle.dumps(epoch, protocol=5)
+        except Exception as e:
+            raise ConfigurationError(f"{_unpicklable(epoch.graph)} cannot be sent to the workers: {e}") from e
     return data
+
+
+def _unpicklable(graph: JobGraph) -> str:
+    import cloudpickle
+
+    for vertex in graph.vertices:
+        try:
+            cloudpickle.dumps(vertex)
+        except Exception:
+            return f"what operator {vertex.uid!r} ({vertex.name}) holds (make it in open() instead)"
+    return "the program"
 
 
 def load_epoch(data: bytes) -> Epoch:
@@ -39,33 +55,32 @@ def load_epoch(data: bytes) -> Epoch:
     return epoch
 
 
-def _user_modules(graph: JobGraph) -> list[ModuleType]:
-    """The modules of the user's functions, and all others of the packages they are in."""
-    roots: set[str] = set()
-    selectors = [e.partitioner.selector for e in graph.edges]
-    for function in [*selectors, *(f for v in graph.vertices for f in v.spec.user_functions())]:
-        roots.update(_module_roots(function))
+def _user_modules() -> list[ModuleType]:
+    """All modules that are not installed; of these only what the program refers to is pickled."""
     return [
         module
         for name, module in list(sys.modules.items())
-        if name.partition(".")[0] in roots and _is_user_module(module)
+        if name != "__main__" and name.partition(".")[0] != _OWN and _is_user_module(name, module)
     ]
 
 
-def _module_roots(function: Any) -> Iterator[str]:
-    for thing in (function, type(function)):
-        module = getattr(thing, "__module__", None)
-        if isinstance(module, str):
-            yield module.partition(".")[0]
+def _is_user_module(name: str, module: ModuleType | None) -> bool:
+    # Some modules import others when they are only looked at, so nothing is asked of them.
+    about = vars(module) if isinstance(module, ModuleType) else {}
+    path = about.get("__file__")
+    return isinstance(path, str) and about.get("__name__") == name and not _is_installed(path)
 
 
-def _is_user_module(module: ModuleType | None) -> bool:
-    path = getattr(module, "__file__", None)
-    if module is None or path is None or module.__name__ == "__main__" or module.__name__.partition(".")[0] == _OWN:
-        return False
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    parents = {str(parent) for parent in Path(path).resolve().parents}
-    return not any(str(Path(folder).resolve()) in parents for folder in installed)
+@cache
+def _is_installed(path: str) -> bool:
+    folders = _installed_folders()
+    return path.startswith(folders) or str(Path(path).resolve()).startswith(folders)
+
+
+@cache
+def _installed_folders() -> tuple[str, ...]:
+    paths = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return tuple(f"{folder}{os.sep}" for path in paths for folder in {path, path.resolve()})
 
 
 @contextmanager

@@ -167,6 +167,11 @@ class _OperatorTask:
             for output in self.outputs:
                 output.watermark(watermark)
 
+    def resume(self) -> None:
+        """Says downstream how far event time was at the last barrier: gates remember nothing of their channels."""
+        if self.watermark is not None:
+            self.send_watermark(self.watermark)
+
     def _send_status(self) -> None:
         if self._valve.idle != self._idle:
             self.send_status(self._valve.idle)
@@ -236,7 +241,8 @@ class StageTask:
         Raises:
             StorageError: The store failed; Spark may try the task again, for nothing was acknowledged.
         """
-        rows = (row for batch in batches for row in rows_of(batch))
+        # What Spark gives the first stage are only numbers.
+        rows = iter(()) if self.stage == 0 else (row for batch in batches for row in rows_of(batch))
         try:
             self._open()
             for _ in self._read_sources() if self.stage == 0 else self._read_rows(rows):
@@ -273,6 +279,9 @@ class StageTask:
         for task in self._tasks.values():
             self._current = task.vertex.uid
             task.operator.open()
+        for task in self._tasks.values():
+            self._current = task.vertex.uid
+            task.resume()
 
     def _close(self) -> None:
         for task in self._tasks.values():

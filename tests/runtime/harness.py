@@ -1,0 +1,205 @@
+"""Runs epochs, and whole jobs, in this process: every stage task as Spark would run it, without Spark."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.datastream.data_stream import DataStream
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operators import CollectSpec
+from dagster_flinkpy.datastream.transformation import Transformation
+from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
+from dagster_flinkpy.runtime.exchange import WIRE_SCHEMA, WireRow, rows_of
+from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.results import EpochResults
+from dagster_flinkpy.runtime.shipping import dump_epoch, load_epoch
+from dagster_flinkpy.runtime.task import StageTask
+from dagster_flinkpy.storage import StorageLocation
+
+Order = Callable[[pa.Table], pa.Table]
+"""Orders the rows that one task gets."""
+
+_ROWS_PER_BATCH = 16
+
+
+def spark_order(rows: pa.Table) -> pa.Table:
+    """As the Spark job of a region sorts them."""
+    return rows.sort_by([("seq", "ascending"), ("edge", "ascending"), ("channel", "ascending")])
+
+
+def random_order(seed: int) -> Order:
+    """Channels in any interleaving; the rows of each stay in order."""
+    generator = random.Random(seed)
+
+    def order(rows: pa.Table) -> pa.Table:
+        ordered = spark_order(rows)
+        # The rows of a channel are those of one edge, one writer and one reader.
+        keys = list(zip(*(ordered.column(c).to_pylist() for c in ("edge", "channel", "target")), strict=True))
+        turns = list(keys)
+        generator.shuffle(turns)
+        positions: dict[Any, list[int]] = {}
+        for position, key in enumerate(keys):
+            positions.setdefault(key, []).append(position)
+        queues = {key: iter(each) for key, each in positions.items()}
+        return ordered.take(pa.array([next(queues[key]) for key in turns], type=pa.int64()))
+
+    return order
+
+
+Corrupt = Callable[[int, pa.Table], pa.Table]
+"""Changes the rows on their way to a stage, for tests of what a task does with bad input."""
+
+
+def run_rows(epoch: Epoch, order: Order = spark_order, corrupt: Corrupt = lambda stage, rows: rows) -> list[WireRow]:
+    """Runs all stages of an epoch; gives the rows meant for the driver. Each task unpickles the epoch, as in Spark."""
+    graph, program = epoch.graph, dump_epoch(epoch)
+    width = graph.stage_parallelism(0)
+    inputs = [iter([pa.record_batch({"id": pa.array([i])})]) for i in range(width)]  # what spark.range() gives
+    rows = _run_stage(program, 0, inputs)
+    for stage in range(1, graph.number_of_stages):
+        width = graph.stage_parallelism(stage)
+        rows = corrupt(stage, rows)
+        partition = rows.column("target").to_numpy() % width
+        inputs = [
+            iter(order(rows.filter(pa.array(partition == i))).to_batches(max_chunksize=_ROWS_PER_BATCH))
+            for i in range(width)
+        ]
+        rows = _run_stage(program, stage, inputs)
+    return [row for batch in rows.to_batches() for row in rows_of(batch)]
+
+
+def _run_stage(program: bytes, stage: int, inputs: Iterable[Iterable[pa.RecordBatch]]) -> pa.Table:
+    batches = [
+        batch for i, rows in enumerate(inputs) for batch in StageTask(load_epoch(program), stage, i).run(iter(rows))
+    ]
+    return pa.Table.from_batches(batches, WIRE_SCHEMA).combine_chunks()
+
+
+def make_epoch(
+    graph: JobGraph,
+    folder: Path,
+    *,
+    checkpoint_id: int = 1,
+    inputs: Mapping[tuple[str, int], SubtaskInput] | None = None,
+    ended: Iterable[str] = (),
+) -> Epoch:
+    """An epoch of a graph; without ``inputs`` the sources read all they would in their first epoch, and end."""
+    if inputs is None:
+        inputs, ended = {}, list(ended)
+        for v in graph.vertices:
+            source = getattr(v.spec, "source", None)
+            if source is not None:
+                enumerator = source.create_enumerator(None)
+                for i, splits in enumerate(enumerator.plan_epoch(v.parallelism)):
+                    inputs[v.uid, i] = SubtaskInput(splits=tuple(splits))
+                ended += [v.uid] if enumerator.exhausted else []
+    return Epoch(
+        graph=graph,
+        job_id="job",
+        checkpoint_id=checkpoint_id,
+        attempt=1,
+        job_storage=StorageLocation(str(folder / "job")),
+        inputs=inputs,
+        ended_sources=frozenset(ended),
+        cache_dir=str(folder / "cache"),
+    )
+
+
+def run_epoch(epoch: Epoch, order: Order = spark_order, **options: Any) -> EpochResults:
+    """Runs an epoch and sorts what came back."""
+    return EpochResults.of(run_rows(epoch, order, **options))
+
+
+def collect_graph(stream: DataStream) -> JobGraph:
+    """The program of a stream, with a collect operator at its end."""
+    collect = Transformation("Collect", CollectSpec(), [stream._inputs], stream.get_type(), uid="collect")
+    return stream._env._build([*stream._env._transformations, collect])
+
+
+def collected(graph: JobGraph, columns: Iterable[pa.Array]) -> list[Any]:
+    """The records that the graph's collect operator brought back."""
+    (vertex,) = (v for v in graph.vertices if isinstance(v.spec, CollectSpec))
+    return [record for column in columns for record in vertex.output_type.from_arrow(column)]
+
+
+def collect_all(stream: DataStream, folder: Path, order: Order = spark_order) -> list[Any]:
+    """Runs a program as one epoch; what failed is raised."""
+    graph = collect_graph(stream)
+    results = run_epoch(make_epoch(graph, folder), order)
+    if results.failure is not None:
+        raise results.failure.error
+    results.check_consistent()
+    return collected(graph, results.collected)
+
+
+class HarnessAttempt(JobAttempt):
+    """A job attempt whose Spark job is the harness.
+
+    Args:
+        graph: The program.
+        folder: Where checkpoints and local copies of state go.
+        job_id: Name of the job.
+        order: In which order tasks get their rows.
+        attempt: Arguments of :class:`JobAttempt`.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        folder: Path | StorageLocation,
+        *,
+        job_id: str = "job",
+        order: Order = spark_order,
+        config: Mapping[str, Any] | None = None,
+        **attempt: Any,
+    ) -> None:
+        storage = StorageLocation(str(folder)) if isinstance(folder, Path) else folder
+        settings = {"cache_dir": str(folder / "cache") if isinstance(folder, Path) else None, **(config or {})}
+        super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
+        self._order = order
+
+    def _on_spark(self, epoch: Epoch) -> list[WireRow]:
+        return run_rows(epoch, self._order)
+
+
+def run_job(
+    graph: JobGraph,
+    folder: Path,
+    *,
+    rescale_at: Mapping[int, int] | None = None,
+    order: Order = spark_order,
+) -> list[Any]:
+    """Runs a job to its end, and gives what its collect operator brought back, epoch by epoch.
+
+    Args:
+        graph: The program, with a collect operator.
+        folder: Where its checkpoints go.
+        rescale_at: Number of the epoch -> parallelism with which another attempt goes on from there.
+        order: In which order tasks get their rows.
+    """
+    rescale_at = rescale_at or {}
+    records: list[Any] = []
+    epoch, finished = 0, False
+    while not finished:
+        with HarnessAttempt(graph, folder, order=order, parallelism=rescale_at.get(epoch)) as attempt:
+            if epoch in rescale_at and attempt.restored is not None:
+                attempt.commit_restored()
+            finished = attempt.finished
+            while not finished:
+                attempt.run_epoch()
+                records += collected(attempt.graph, attempt.collected)
+                finished = attempt.finished
+                epoch += 1
+                if epoch in rescale_at:
+                    break
+    return records
+
+
+def payloads(rows: Iterable[WireRow], kind: int) -> list[bytes]:
+    """The payloads of the rows of one kind."""
+    return [row.payload.to_pybytes() for row in rows if row.kind == kind]
