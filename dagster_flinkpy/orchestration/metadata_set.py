@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dagster import (
-    MarkdownMetadataValue,
     PathMetadataValue,
     TableMetadataValue,
     TextMetadataValue,
@@ -35,10 +34,6 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """Of a materialization: what a completed checkpoint holds of the operator. Numbers are plotted by the UI."""
 
     checkpoint_id: int | None = None
-    checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
-    """Where ``_metadata`` is."""
-    savepoint: PathMetadataValue | UrlMetadataValue | None = None
-    """Where the savepoint is that was taken or restored."""
     attempt: int | None = None
     """Fencing token of the execution attempt."""
     parallelism: int | None = None
@@ -54,7 +49,11 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """Text where it is no time: before the first record and after the last."""
     duration_ms: int | None = None
     """Of the whole checkpoint, from its trigger to its commits."""
-    subtasks: TableMetadataValue | MarkdownMetadataValue | None = None
+    subtasks: TableMetadataValue | None = None
+    checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
+    """Where ``_metadata`` is."""
+    savepoint: PathMetadataValue | UrlMetadataValue | None = None
+    """Where the savepoint is that was taken or restored."""
 
     @classmethod
     def namespace(cls) -> str:
