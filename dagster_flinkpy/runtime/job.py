@@ -74,6 +74,7 @@ from dagster_flinkpy.errors import (
     ConfigurationError,
     FencedError,
     FlinkPyError,
+    ObjectNotFoundError,
     RestoreError,
     StorageError,
 )
@@ -255,7 +256,11 @@ class JobAttempt:
         location = replace(self.config.storage, url=folder)
         own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(job_store.url)}/chk-(\d+)", location.url)
         if own:
-            return self._store.load(int(own[1]))
+            try:
+                return self._store.load(int(own[1]))
+            except ObjectNotFoundError as e:
+                kept = ", ".join(f"chk-{i}" for i in self._attempt.head.retained) or "none"
+                raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {kept}") from e
         self._progress(f"restoring {location.url}")
         savepoint = import_savepoint(location.open(), job_store)
         self._attempt.start_after(savepoint.checkpoint_id)
@@ -352,11 +357,7 @@ class JobAttempt:
                 yield from self._run_epoch(checkpoint_id)
             case WriteMetadata(checkpoint_id=checkpoint_id):
                 self._metadata = self._create_metadata(instruction)
-                yield self._finalize(
-                    checkpoint_id,
-                    lambda: self._store.write_metadata(self._attempt, self._metadata),
-                    MetadataWritten(_now(), checkpoint_id),
-                )
+                yield self._finalize(checkpoint_id, self._write_metadata, MetadataWritten(_now(), checkpoint_id))
             case ReplaceHead(checkpoint_id=checkpoint_id):
                 yield self._finalize(
                     checkpoint_id,
@@ -386,6 +387,10 @@ class JobAttempt:
                 pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _write_metadata(self) -> None:
+        self._store.check_leader(self._attempt)  # else it could take the name that the newer attempt is to use
+        self._store.write_metadata(self._attempt, self._metadata)
 
     def _finalize(self, checkpoint_id: int, write: Callable[[], None], done: Stimulus) -> Stimulus:
         try:

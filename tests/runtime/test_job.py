@@ -1,0 +1,511 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ConditionalWritesUnsupportedError,
+    ConfigurationError,
+    CorruptStateError,
+    FencedError,
+    MissingUidError,
+    RestoreError,
+    SourceReadError,
+    StorageError,
+    UserFunctionError,
+)
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.exchange import WireRow
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.runtime.harness import HarnessAttempt, collect_graph, collected, random_order, run_job
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
+
+# --- Arroyo's shape: whatever the epochs and the parallelism, the output is that of one straight run ------------------
+
+BUCKET = 20
+
+
+class Buckets(KeyedProcessFunction):
+    """Sums per bucket of time, emitted by a timer; with three kinds of state."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._sums = runtime_context.get_map_state(MapStateDescriptor("sums", Types.LONG(), Types.LONG()))
+        self._values = runtime_context.get_list_state(ListStateDescriptor("values", Types.LONG()))
+        self._buckets = runtime_context.get_state(ValueStateDescriptor("buckets", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
+        end = value.time // BUCKET * BUCKET + BUCKET
+        if not self._sums.contains(end):
+            ctx.timer_service().register_event_time_timer(end)
+        self._sums.put(end, (self._sums.get(end) or 0) + value.value)
+        self._values.add(value.value)
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any]:
+        number = (self._buckets.value() or 0) + 1
+        self._buckets.update(number)
+        yield ctx.get_current_key(), number, self._sums.get(timestamp)
+        self._sums.remove(timestamp)
+        if self._sums.is_empty():
+            yield ctx.get_current_key(), -1, sum(self._values.get())
+            self._values.clear()
+
+
+def pipeline(records: list[tuple[str, int, int]], per_epoch: int | None, parallelism: int) -> JobGraph:
+    env = environment(parallelism)
+    keyed = events(env, records, per_epoch=per_epoch).map(lambda v: v, EVENT).uid("map").key_by("key")
+    buckets = keyed.process(Buckets(), COUNTED).uid("buckets")
+    windows = keyed.window(TumblingEventTimeWindows(BUCKET)).reduce(
+        lambda a, b: a.__class__(a.key, 0, a.value + b.value)
+    )
+    return collect_graph(
+        buckets.union(windows.uid("windows").map(lambda v: (v.key, -2, v.value), COUNTED).uid("window_rows"))
+    )
+
+
+steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.integers(-9, 9)), min_size=1, max_size=30)
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=steps,
+    per_epoch=st.integers(2, 12),
+    parallelism=st.integers(1, 4),
+    rescales=st.dictionaries(st.integers(1, 8), st.integers(1, 4), max_size=3),
+    seed=st.integers(0, 99),
+)
+def test_epochs_and_rescales_change_no_output(
+    steps: list[tuple[str, int, int]],
+    per_epoch: int,
+    parallelism: int,
+    rescales: dict[int, int],
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    time, records = 0, []
+    for key, pause, value in steps:
+        time += pause
+        records.append((key, time, value))
+    straight = run_job(pipeline(records, None, 1), tmp_path_factory.mktemp("straight"))
+    graph = pipeline(records, per_epoch, parallelism)
+    rescaled = run_job(graph, tmp_path_factory.mktemp("rescaled"), rescale_at=rescales, order=random_order(seed))
+    sums = [row for row in straight if row[1] != -1]
+    assert sorted(row for row in rescaled if row[1] != -1) == sorted(sums)
+    # When a key falls silent depends on what is read together; what it has seen does not.
+    for rows in (straight, rescaled):
+        seen = {key: sum(v for k, n, v in rows if (k, n) == (key, -1)) for key in "abcde"}
+        assert seen == {key: sum(v for k, _, v in records if k == key) for key in "abcde"}
+
+
+# --- helpers ----------------------------------------------------------------------------------------------------------
+
+RECORDS = [(f"k{i % 4}", i * 10, 1) for i in range(24)]
+
+
+def counted(
+    *, parallelism: int = 2, max_parallelism: int | None = 16, per_epoch: int = 8, uid: str = "count"
+) -> DataStream:
+    stream = events(environment(parallelism, max_parallelism), RECORDS, per_epoch=per_epoch)
+    return stream.key_by("key").process(CountPerKey(), COUNTED).uid(uid)
+
+
+def counted_graph(**options: Any) -> JobGraph:
+    return collect_graph(counted(**options))
+
+
+def run_epochs(graph: JobGraph, folder: Path, number: int, **options: Any) -> list[Any]:
+    """Runs so many epochs in an attempt of their own; gives what was collected."""
+    records = []
+    with HarnessAttempt(graph, folder, **options) as attempt:
+        for _ in range(number):
+            attempt.run_epoch()
+            records += collected(attempt.graph, attempt.collected)
+    return records
+
+
+def sunk(folder: Path, function: Callable[[Any], Any] | None = None) -> tuple[JobGraph, FolderSink]:
+    """Three epochs into a sink; each record goes through the function."""
+    sink = FolderSink(folder / "table")
+    env = environment(2)
+    stream = events(env, RECORDS, per_epoch=8)
+    stream = stream.map(function or (lambda v: v), EVENT).uid("map")
+    stream.map(lambda v: (v.key, v.time, v.value), COUNTED).uid("rows").sink_to(sink).uid("sink")
+    return env.get_job_graph(), sink
+
+
+def fail_at(time: int) -> Callable[[Any], Any]:
+    def function(value: Any) -> Any:
+        if value.time == time:
+            raise ValueError(f"boom at {time}")
+        return value
+
+    return function
+
+
+# --- restore and rescale ----------------------------------------------------------------------------------------------
+
+
+def test_another_attempt_goes_on_where_the_last_checkpoint_is(tmp_path: Path) -> None:
+    graph = counted_graph()
+    first = run_epochs(graph, tmp_path, 1)
+    assert sorted(first) == sorted((f"k{k}", n, n) for k in range(4) for n in (1, 2))
+    rest = run_epochs(graph, tmp_path, 2)
+    assert sorted(rest) == sorted((f"k{k}", n, n) for k in range(4) for n in (3, 4, 5, 6))
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        assert attempt.finished
+
+
+def test_reports_count_records_and_keys(tmp_path: Path) -> None:
+    with HarnessAttempt(counted_graph(), tmp_path) as attempt:
+        epoch = attempt.run_epoch()
+    count = epoch.operator("count")
+    assert (epoch.checkpoint_id, count.records_in, count.records_out, count.keys) == (1, 8, 8, 4)
+    assert epoch.operator("events").records_out == 8
+    assert count.watermark == 29  # the lesser of the two channels
+    assert [s.key_groups for s in count.subtasks] == [(0, 7), (8, 15)]
+    assert Path(epoch.metadata_path.removeprefix("file://")).read_bytes()
+    with pytest.raises(ConfigurationError, match="'gone'"):
+        epoch.operator("gone")
+
+
+def test_a_derived_max_parallelism_gives_way_to_the_stored_one(tmp_path: Path) -> None:
+    run_epochs(counted_graph(parallelism=1, max_parallelism=None), tmp_path, 1)
+    wide = counted_graph(parallelism=100, max_parallelism=None)
+    assert wide.vertex("count").max_parallelism == 256
+    with HarnessAttempt(wide, tmp_path) as attempt:
+        assert attempt.graph.vertex("count").max_parallelism == 128
+
+
+def test_a_max_parallelism_that_was_set_must_be_the_stored_one(tmp_path: Path) -> None:
+    run_epochs(counted_graph(max_parallelism=16), tmp_path, 1)
+    with pytest.raises(RestoreError, match=r"sets max parallelism 32.* has 16 key groups"):
+        run_epochs(counted_graph(max_parallelism=32), tmp_path, 1)
+
+
+def test_a_rescale_stays_until_the_next_one(tmp_path: Path) -> None:
+    graph = counted_graph()
+    run_epochs(graph, tmp_path, 1)
+    with HarnessAttempt(graph, tmp_path, parallelism=3) as attempt:
+        rescaled = attempt.commit_restored()
+        assert rescaled.metadata.properties == {"parallelism": 3}
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        assert attempt.graph.vertex("count").parallelism == 3
+        assert len(attempt.run_epoch().operator("count").subtasks) == 3
+    with HarnessAttempt(graph, tmp_path, parallelism=1) as attempt:
+        attempt.run_epoch()
+        assert attempt.graph.vertex("count").parallelism == 1
+
+
+def test_there_is_nothing_to_complete_without_restored_state(tmp_path: Path) -> None:
+    with HarnessAttempt(counted_graph(), tmp_path) as attempt, pytest.raises(RestoreError, match="nothing to restore"):
+        attempt.commit_restored()
+
+
+@pytest.mark.parametrize("name", ["chk-1", "chk-1/_metadata", "{folder}/job/chk-1", "file://{folder}/job/chk-1/"])
+def test_a_retained_checkpoint_can_be_restored(tmp_path: Path, name: str) -> None:
+    graph, config = counted_graph(), {"checkpointing": CheckpointConfig(num_retained=5)}
+    first = run_epochs(graph, tmp_path, 3, config=config)
+    with HarnessAttempt(graph, tmp_path, config=config, restore_from=name.format(folder=tmp_path)) as attempt:
+        again = attempt.run_epoch()
+        assert (again.checkpoint_id, again.metadata.parent_id) == (4, 1)
+        assert attempt.run_epoch().metadata.parent_id == 4
+        assert sorted(collected(attempt.graph, attempt.collected)) == sorted(first[16:])
+
+
+def test_a_checkpoint_that_is_gone_is_answered_with_those_kept(tmp_path: Path) -> None:
+    graph = counted_graph()
+    run_epochs(graph, tmp_path, 2)
+    with pytest.raises(RestoreError, match=r"no checkpoint 'chk-1'; it keeps chk-2"):
+        run_epochs(graph, tmp_path, 1, restore_from="chk-1")
+
+
+def test_a_savepoint_may_be_moved_restored_elsewhere_and_deleted(tmp_path: Path) -> None:
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(graph, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+        savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
+    moved = tmp_path / "moved"
+    shutil.move(savepoint.removeprefix("file://"), moved)
+    shutil.rmtree(tmp_path / "one")
+    with HarnessAttempt(graph, tmp_path / "two", restore_from=str(moved), parallelism=3) as attempt:
+        assert attempt.committed_on_recovery == 0
+        restored = attempt.commit_restored()
+        assert (restored.checkpoint_id, restored.metadata.parent_id) == (3, 2)
+    shutil.rmtree(moved)
+    with HarnessAttempt(graph, tmp_path / "two") as attempt:
+        attempt.run_epoch()
+        assert attempt.finished
+    assert sink.rows() == sorted(RECORDS)
+
+
+def test_a_savepoint_keeps_keyed_state(tmp_path: Path) -> None:
+    graph = counted_graph()
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        with pytest.raises(CheckpointError, match="no completed checkpoint"):
+            attempt.savepoint()
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+    records = run_epochs(graph, tmp_path / "other", 1, restore_from=savepoint, parallelism=4)
+    assert sorted(records) == sorted((f"k{k}", n, n) for k in range(4) for n in (3, 4))
+
+
+def test_state_of_a_removed_operator_is_refused_or_left_behind(tmp_path: Path) -> None:
+    run_epochs(counted_graph(), tmp_path, 1)
+    renamed = counted_graph(uid="renamed")
+    with pytest.raises(RestoreError, match=r"state for operator 'count'.*allow_non_restored_state"):
+        run_epochs(renamed, tmp_path, 1)
+    lines: list[str] = []
+    records = run_epochs(renamed, tmp_path, 1, allow_non_restored_state=True, on_progress=lines.append)
+    assert sorted(records) == sorted((f"k{k}", n, n) for k in range(4) for n in (1, 2))
+    assert "state of operator 'count' is left behind" in lines
+
+
+# --- what is refused before anything runs -----------------------------------------------------------------------------
+
+
+def test_stateful_operators_need_uids(tmp_path: Path) -> None:
+    stream = environment().from_collection([1], Types.LONG())
+    with pytest.raises(MissingUidError):
+        HarnessAttempt(collect_graph(stream), tmp_path)
+    run_epochs(collect_graph(stream), tmp_path, 1, require_uids=False)
+
+
+def test_a_job_is_one_region(tmp_path: Path) -> None:
+    env = environment()
+    for uid in "ab":
+        env.from_collection([1], Types.LONG()).uid(uid)
+    with pytest.raises(ConfigurationError, match="several regions"):
+        HarnessAttempt(env.get_job_graph(), tmp_path)
+
+
+def test_a_store_that_ignores_conditions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = LocalObjectStore.put
+    monkeypatch.setattr(LocalObjectStore, "put", lambda self, key, data, **conditions: put(self, key, data))
+    with pytest.raises(ConditionalWritesUnsupportedError, match="does not honour conditional writes"):
+        run_epochs(counted_graph(), tmp_path, 1)
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with pytest.raises(StorageError, match="file/checkpoints"):
+        run_epochs(counted_graph(), tmp_path / "file" / "checkpoints", 1)
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_failing_function_declines_and_the_next_attempt_resumes(tmp_path: Path) -> None:
+    poisoned, sink = sunk(tmp_path, fail_at(120))
+    lines: list[str] = []
+    with HarnessAttempt(poisoned, tmp_path, on_progress=lines.append) as attempt:
+        attempt.run_epoch()
+        with pytest.raises(UserFunctionError, match="boom at 120") as raised:
+            attempt.run_epoch()
+        assert (raised.value.operator, raised.value.subtask) == ("map", 1)
+        assert "checkpoint 2 was aborted: The checkpoint was declined." in lines
+        assert sink.rows() == sorted(RECORDS[:8])
+        assert sink.staged() == []
+        with pytest.raises(CheckpointError, match="this attempt has failed"):
+            attempt.run_epoch()
+    healed, _ = sunk(tmp_path)
+    with HarnessAttempt(healed, tmp_path) as attempt:
+        assert attempt.restored is not None
+        assert attempt.restored.checkpoint_id == 1
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
+    assert sink.staged() == []
+
+
+def test_after_any_error_an_attempt_is_over(tmp_path: Path) -> None:
+    def broken(rows: pa.Table) -> pa.Table:
+        raise RuntimeError("a bug")
+
+    with HarnessAttempt(counted_graph(), tmp_path, order=broken) as attempt:
+        with pytest.raises(RuntimeError, match="a bug"):
+            attempt.run_epoch()
+        with pytest.raises(CheckpointError, match="this attempt has failed"):
+            attempt.run_epoch()
+
+
+def test_a_damaged_state_file_is_named(tmp_path: Path) -> None:
+    graph = counted_graph(parallelism=1)
+    run_epochs(graph, tmp_path, 1)
+    shutil.rmtree(tmp_path / "cache")  # a good local copy would do
+    damaged = sorted((tmp_path / "job" / "shared").glob("*.parquet"))
+    for path in damaged:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+    with pytest.raises(CorruptStateError) as raised:
+        run_epochs(graph, tmp_path, 1)
+    assert any(path.name in str(raised.value) for path in damaged)
+
+
+def test_a_damaged_input_file_is_named_and_nothing_of_its_epoch_is_committed(tmp_path: Path) -> None:
+    files = tmp_path / "input"
+    files.mkdir()
+    for i in range(3):
+        rows = RECORDS[i * 8 : i * 8 + 8]
+        table = pa.table(dict(zip(("key", "time", "value"), map(list, zip(*rows, strict=True)), strict=True)))
+        pq.write_table(table, files / f"{i}.parquet")
+    damaged = bytearray((files / "2.parquet").read_bytes())
+    (files / "2.parquet").write_bytes(damaged[: len(damaged) // 2])
+    sink = FolderSink(tmp_path / "table")
+    env = environment(2)
+    stream = env.from_source(ParquetSource(str(files), max_files_per_epoch=2), event_time(), "files").uid("files")
+    stream.map(lambda v: (v.key, v.time, v.value), COUNTED).uid("rows").sink_to(sink).uid("sink")
+    with HarnessAttempt(env.get_job_graph(), tmp_path) as attempt:
+        attempt.run_epoch()
+        with pytest.raises(SourceReadError, match=r"2\.parquet"):
+            attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS[:16])
+    assert sink.staged() == []
+
+
+class _SlowSpark:
+    """A Spark session whose job runs until it is interrupted."""
+
+    def __init__(self) -> None:
+        self.tags: list[str] = []
+        self.interrupted = threading.Event()
+
+    def addTag(self, tag: str) -> None:
+        self.tags.append(tag)
+
+    removeTag = addTag
+
+    def interruptTag(self, tag: str) -> None:
+        assert tag == self.tags[0]
+        self.interrupted.set()
+
+    def stop(self) -> None:
+        pass
+
+    def run(self, spark: Any, epoch: Epoch) -> Iterable[WireRow]:
+        assert self.interrupted.wait(60)
+        raise CheckpointError("the Spark job was interrupted")
+
+
+def test_a_checkpoint_that_takes_too_long_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnSlowSpark(HarnessAttempt):
+        _on_spark = HarnessAttempt.__mro__[1]._on_spark
+
+    spark = _SlowSpark()
+    monkeypatch.setattr("dagster_flinkpy.runtime.job.get_session", lambda settings: spark)
+    monkeypatch.setattr("dagster_flinkpy.runtime.job.run_region", spark.run)
+    graph, sink = sunk(tmp_path)
+    config = {"checkpointing": CheckpointConfig(timeout=timedelta(milliseconds=10))}
+    lines: list[str] = []
+    with OnSlowSpark(graph, tmp_path, config=config, on_progress=lines.append) as attempt:
+        with pytest.raises(CheckpointError, match=r"0 of 8 tasks answered in 0:00:00.010"):
+            attempt.run_epoch()
+        assert spark.tags == [f"flinkpy-job-{attempt.token}-1"] * 2
+    assert "checkpoint 1 was aborted: The checkpoint expired before completing." in lines
+    with HarnessAttempt(graph, tmp_path, config=config) as attempt:
+        attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS[:8])
+
+
+# --- two attempts at once ---------------------------------------------------------------------------------------------
+
+
+def test_a_zombie_is_told_who_fenced_it_and_its_rows_stay_invisible(tmp_path: Path) -> None:
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(graph, tmp_path, owner="old run") as zombie:
+        zombie.run_epoch()
+        with HarnessAttempt(graph, tmp_path, owner="new run") as attempt:
+            with pytest.raises(FencedError, match=r"'old run' \(token 1\) was fenced by .*'new run' \(token 2\)"):
+                zombie.run_epoch()
+            while not attempt.finished:
+                attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
+
+
+def test_a_zombie_that_fails_aborts_nothing_of_the_attempt_that_took_over(tmp_path: Path) -> None:
+    class Meanwhile(HarnessAttempt):
+        """Another attempt fails while the records of this one are staged."""
+
+        zombie: HarnessAttempt
+
+        def _on_spark(self, epoch: Epoch) -> list[WireRow]:
+            rows = super()._on_spark(epoch)
+            staged = sink.staged()
+            assert staged
+            if not failures:
+                with pytest.raises(UserFunctionError) as raised:
+                    self.zombie.run_epoch()
+                failures.append(raised.value)
+            assert set(staged) <= set(sink.staged())
+            return rows
+
+    failures: list[UserFunctionError] = []
+    poisoned, _ = sunk(tmp_path, fail_at(120))
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(poisoned, tmp_path) as zombie:
+        zombie.run_epoch()
+        with Meanwhile(graph, tmp_path) as attempt:
+            attempt.zombie = zombie
+            while not attempt.finished:
+                attempt.run_epoch()
+    assert len(failures) == 1
+    assert sink.rows() == sorted(RECORDS)
+
+
+def test_an_attempt_that_is_fenced_between_head_and_commit_leaves_the_commit_to_the_next(tmp_path: Path) -> None:
+    graph, sink = sunk(tmp_path)
+
+    class TakenOver(HarnessAttempt):
+        """Another attempt takes over as soon as HEAD names the new checkpoint."""
+
+        def _commit(self, metadata: Any) -> int:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), TakenOver(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    assert sink.rows() == []
+    assert len(sink.staged()) == 2
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        assert attempt.restored is not None
+        assert (attempt.restored.checkpoint_id, attempt.committed_on_recovery) == (1, 2)
+        assert sink.rows() == sorted(RECORDS[:8])
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
+
+
+def test_what_a_dead_attempt_left_staged_is_aborted(tmp_path: Path) -> None:
+    graph, sink = sunk(tmp_path)
+
+    class Dies(HarnessAttempt):
+        def _create_metadata(self, write: Any) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Dies(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    assert len(sink.staged()) == 2
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        assert attempt.aborted_lingering == 2
+        assert sink.staged() == []
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
