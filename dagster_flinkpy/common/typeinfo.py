@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedKeyTypeError
 
 __all__ = [
@@ -260,17 +260,13 @@ class RowTypeInfo(_StructTypeInfo):
     def name_fields(self, value: Any) -> Any:
         if type(value) is Row and value._fields is None:
             value.set_field_names(self.field_names)
+            value.__class__ = row_class(self.field_names)
         return value
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        names = list(self.field_names)
-        rows: list[Any] = []
-        for values in zip(*self._columns(column), strict=True):
-            row = Row(*values)
-            row.set_field_names(names)
-            rows.append(row)
-        if not names:
-            rows = [Row() for _ in range(len(column))]
+        rows: list[Any] = rows_of(self.field_names, zip(*self._columns(column), strict=True))
+        if not self.field_names:
+            rows = rows_of((), [()] * len(column))
         for i in _null_positions(column):
             rows[i] = None
         return rows

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from typing import Any
+from functools import lru_cache
+from typing import Any, cast
 
 from dagster_flinkpy.key_groups import java_hash_code, row_hash_code
 
-__all__ = ["Row", "RowKind"]
+__all__ = ["Row", "RowKind", "row_class", "rows_of"]
 
 
 class RowKind(Enum):
@@ -81,6 +82,7 @@ class Row:
 
     def set_field_names(self, field_names: Sequence[str]) -> None:
         """Names the fields, in order."""
+        self.__class__ = Row  # one of `row_class` has properties for the old names
         self._fields = list(field_names)
 
     def get_fields_by_names(self, names: Sequence[str]) -> list[Any]:
@@ -128,7 +130,6 @@ class Row:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Row)
-            and self.__class__ == other.__class__
             and self._fields == other._fields
             and self._row_kind == other._row_kind
             and self._values == other._values
@@ -143,12 +144,40 @@ class Row:
         return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self._values, strict=False))})"
 
     def __copy__(self) -> Row:
-        row = Row.__new__(Row)
+        row = Row.__new__(type(self))
         row._fields, row._values, row._row_kind = self._fields, self._values.copy(), self._row_kind
         return row
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _create_row, (self._fields, tuple(self._values), self._row_kind)
+
+
+@lru_cache(maxsize=1024)
+def row_class(field_names: tuple[str, ...]) -> type[Row]:
+    """The class of rows with these names that come out of columns: fields are properties, which are quicker to read.
+
+    Such a row equals one that was made with ``Row(...)`` and named; pickled it becomes one.
+    """
+
+    def getter(position: int) -> Callable[[Row], Any]:
+        return lambda row: row._values[position]
+
+    public = [(i, n) for i, n in enumerate(field_names) if not n.startswith("_") and not hasattr(Row, n)]
+    fields = {name: property(getter(i)) for i, name in public}
+    return cast("type[Row]", type("Row", (Row,), {"__slots__": (), "__module__": __name__, **fields}))
+
+
+def rows_of(field_names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> list[Row]:
+    """Rows with these names, from tuples of their values."""
+    kind, new, names, insert = row_class(field_names), Row.__new__, list(field_names), RowKind.INSERT
+    made = []
+    for values in rows:
+        row = new(kind)
+        row._fields = names
+        row._values = list(values)
+        row._row_kind = insert
+        made.append(row)
+    return made
 
 
 def _create_row(fields: list[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:

@@ -6,7 +6,7 @@ Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``StreamGr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -139,14 +139,14 @@ class KeyedOperator(StreamOperator):
         """What functions see of their task."""
         return TaskRuntimeContext(self.context, self.backend.get_state)
 
-    def touch(self, batch: StreamBatch) -> list[Any]:
-        """The keys of a batch, whose state is loaded."""
+    def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, Any, int]]:
+        """Loads the state of a batch's keys; gives slot, key, record and timestamp of each record."""
         assert batch.keys is not None
         self.backend.bind_key_type(batch.keys.type_info)
         self._has_keys = True
         keys = batch.keys.type_info.from_arrow(batch.keys.column)
-        self.backend.touch(keys, batch.keys.column, batch.keys.hashes)
-        return keys
+        slots = self.backend.touch(keys, batch.keys.column, batch.keys.hashes)
+        return zip(slots, keys, batch.values, batch.timestamps.tolist(), strict=True)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
         """Time, key and namespace of the timers that the watermark has passed, in order of time."""
@@ -172,15 +172,17 @@ class _KeyedFunctionOperator(KeyedOperator):
         self.close_function(self.function)
 
     def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
-        keys = self.touch(batch)
-        set_key, collect, record = self.backend.set_current_key, self.collector.collect, self._record
+        records = self.touch(batch)
+        key_context, collect, record = self.backend.key_context, self.collector.collect, self._record
         key = None
         try:
-            for key, value, timestamp in zip(keys, batch.values, batch.timestamps.tolist(), strict=True):
-                set_key(key)
+            for slot, key, value, timestamp in records:
+                key_context.slot = slot
                 record.key = key
                 record.time = timestamp
-                collect(function(value, record), timestamp)
+                results = function(value, record)
+                if results is not None:
+                    collect(results, timestamp)
         except Exception as e:
             raise self.user_error(e, f"{function.__name__}()", key=key, keyed=True) from e
         self.collector.flush()
@@ -229,23 +231,18 @@ class ReduceOperator(KeyedOperator):
         self.close_function(self._function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        keys = self.touch(batch)
-        set_key, state, reduce, collect = (
-            self.backend.set_current_key,
-            self._state,
-            self._reduce,
-            self.collector.collect,
-        )
-        key = None
+        records = self.touch(batch)
+        key_context, collect = self.backend.key_context, self.collector.collect
+        state, reduce = self._state, self._reduce
         try:
-            for key, value, timestamp in zip(keys, batch.values, batch.timestamps.tolist(), strict=True):
-                set_key(key)
+            for slot, _, value, timestamp in records:
+                key_context.slot = slot
                 before = state.value()
                 reduced = value if before is None else reduce(before, value)
                 state.update(reduced)
                 collect((reduced,), timestamp)
         except Exception as e:
-            raise self.user_error(e, "reduce()", key=key, keyed=True) from e
+            raise self.user_error(e, "reduce()", key=key_context.current_key(), keyed=True) from e
         self.collector.flush()
 
 
@@ -294,17 +291,17 @@ class WindowOperator(KeyedOperator):
             self.close_function(function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        keys = self.touch(batch)
-        spec, watermark, set_key = self._spec, self.context.watermark, self.backend.set_current_key
+        records = self.touch(batch)
+        spec, watermark, key_context = self._spec, self.context.watermark, self.backend.key_context
         assign, add = spec.assigner.assign_windows, self._state.add
         key = None
         try:
-            for key, value, timestamp in zip(keys, batch.values, batch.timestamps.tolist(), strict=True):
+            for slot, key, value, timestamp in records:
                 if timestamp == NO_TIMESTAMP:
                     raise ValueError(
                         f"record {value!r} has no event time; set a watermark strategy with a timestamp assigner"
                     )
-                set_key(key)
+                key_context.slot = slot
                 late = True
                 for window in assign(value, timestamp):
                     cleanup = window.end - 1 + spec.allowed_lateness

@@ -117,7 +117,7 @@ class Snapshot:
     metrics: dict[str, int | float] = field(default_factory=dict)
 
 
-_COPIES: dict[type, Callable[[Any], Any]] = {Row: copy, list: list.copy, dict: dict.copy}
+_MUTABLE = (Row, list, dict)
 
 
 class Collector:
@@ -146,8 +146,7 @@ class Collector:
             if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
                 self.collect_side(result[0].tag_id, result[1], timestamp)
             else:
-                copied = _COPIES.get(type(result))
-                self._main.append(result if copied is None else copied(result))
+                self._main.append(copy(result) if isinstance(result, _MUTABLE) else result)
                 self._main_timestamps.append(timestamp)
 
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:

@@ -6,6 +6,7 @@ so that a replay sees them in the same order. What the last stage leaves are ack
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -82,6 +83,8 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
 
     context = TaskContext.get()
     assert context is not None
+    # Records are many small objects without cycles: the default threshold of 700 would scan them over and over.
+    gc.set_threshold(200_000, 20, 100)
     yield from StageTask(load_epoch(program), stage, context.partitionId()).run(batches)
     # Spark keeps a Python worker for the next task only if it has read all of its input.
     deque(batches, maxlen=0)

@@ -85,7 +85,7 @@ class KeyedStateBackend(ABC):
         """
 
     @abstractmethod
-    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> None:
+    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
         """Reads the state of the keys of a batch, all at once.
 
         Args:
@@ -93,11 +93,19 @@ class KeyedStateBackend(ABC):
             key_column: the same keys, as a column of the key type.
             hashes: their Java hash codes.
 
+        Returns:
+            Each key's slot, for :attr:`key_context`; good until the next batch is touched.
+
         Raises:
             ConfigurationError: a key belongs to another subtask.
             CorruptStateError: a state file is missing or damaged; names it.
             UnsupportedKeyTypeError: a key cannot be hashed.
         """
+
+    @property
+    @abstractmethod
+    def key_context(self) -> TouchedKeys:
+        """Says which key is the current one. To set its ``slot`` is the quickest way from record to record."""
 
     @abstractmethod
     def set_current_key(self, key: Any) -> None:
@@ -195,9 +203,15 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         for overlay in self._tables.values():
             overlay.bind(key_type)
 
-    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> None:
+    @property
+    def key_context(self) -> TouchedKeys:
+        return self._keys
+
+    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
         self._make_room()
-        self._touch(keys, key_column, make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes))
+        return self._touch(
+            keys, key_column, make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes)
+        )
 
     def set_current_key(self, key: Any) -> None:
         try:
@@ -264,7 +278,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             cache_misses=self._cache.misses,
         )
 
-    def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> None:
+    def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> list[int]:
         groups = key_groups_of(sort_keys)
         foreign = np.flatnonzero((groups < self._key_groups.start) | (groups > self._key_groups.end))
         if len(foreign):
@@ -273,11 +287,12 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 f"operator {self._operator!r}: key {keys[i]!r} is of key group {groups[i]}, but this subtask has "
                 f"{self._key_groups.start} to {self._key_groups.end}; does the key selector give one record two keys?"
             )
-        added = self._keys.add(keys, key_column, sort_keys)
+        slots, added = self._keys.add(keys, key_column, sort_keys)
         if added is not None:
             self._keys_touched += len(added.column)
             for table in self._tables.values():
                 table.load(added)
+        return slots
 
     def _make_room(self) -> None:
         if len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows:

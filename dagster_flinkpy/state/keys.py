@@ -157,10 +157,10 @@ class TouchedKeys:
     def __init__(self) -> None:
         self.slots: dict[Hashable, int] = {}
         """From dict key to slot."""
-        self.current: Any = None
-        """The dict key of the current key."""
         self.slot = -1
-        """The slot of the current key; -1 if there is none."""
+        """The slot of the current key; -1 if there is none. Set it to make another key the current one."""
+        self.encoded: list[Any] = []
+        """Dict keys, by slot."""
         self.sort_keys: list[int] = []
         """By slot."""
         self._columns: list[pa.Array[Any]] = []
@@ -168,12 +168,21 @@ class TouchedKeys:
     def __len__(self) -> int:
         return len(self.slots)
 
+    @property
+    def current(self) -> Any:
+        """The dict key of the current key."""
+        return self.encoded[self.slot]
+
+    def current_key(self) -> Any:
+        """The current key; None if there is none."""
+        return None if self.slot < 0 else self.codec.decode_all([self.current])[0]
+
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
         self.key_type = key_type
         self.codec = KeyCodec(key_type)
 
-    def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> KeySlots | None:
+    def add(self, keys: Sequence[Any], column: pa.Array[Any], sort_keys: SortKeys) -> tuple[list[int], KeySlots | None]:
         """Gives slots to the keys that have none.
 
         Args:
@@ -182,28 +191,32 @@ class TouchedKeys:
             sort_keys: theirs.
 
         Returns:
-            The keys that were new, if any.
+            The slot of each key, and the keys that were new, if any.
 
         Raises:
             UnsupportedKeyTypeError: a key cannot be hashed.
         """
-        slots = self.slots
+        slots, get = self.slots, self.slots.get
+        found: list[int] = []
         fresh: list[int] = []
         i = 0
         try:
             for i, key in enumerate(self.codec.encode_all(keys)):
-                if key not in slots:
-                    slots[key] = len(slots)
+                slot = get(key)
+                if slot is None:
+                    slot = slots[key] = len(slots)
                     fresh.append(i)
+                    self.encoded.append(key)
+                found.append(slot)
         except TypeError as error:
             raise UnsupportedKeyTypeError(f"key {keys[i]!r} is no key of type {self.key_type!r}: {error}") from error
         if not fresh:
-            return None
+            return found, None
         taken = np.array(fresh)
         added = KeySlots(len(self.sort_keys), column.take(pa.array(taken)), sort_keys[taken])
         self.sort_keys.extend(added.sort_keys.tolist())
         self._columns.append(added.column)
-        return added
+        return found, added
 
     def all(self) -> KeySlots | None:
         """All keys, if any."""
@@ -220,7 +233,6 @@ class TouchedKeys:
 
     def select(self, encoded: Any) -> bool:
         """Makes the key of a dict key the current one; False if it has no slot."""
-        self.current = encoded
         self.slot = self.slots.get(encoded, -1)
         return self.slot >= 0
 
@@ -229,4 +241,5 @@ class TouchedKeys:
         self.slots.clear()
         self.sort_keys.clear()
         self._columns.clear()
-        self.current, self.slot = None, -1
+        self.encoded.clear()
+        self.slot = -1

@@ -36,16 +36,29 @@ class _CellState:
 
 
 class KeyedValueState(_CellState, ValueState[Any]):
-    """One value per key."""
+    """One value per key. Called for each record, so without a namespace it goes to the cell by itself."""
+
+    def __init__(self, table: CellTable) -> None:
+        super().__init__(table)
+        self._values, self._changed, self._keys = table.values, table.changed, table.keys
+        self._name_fields = table.name_fields
+        self._namespaced = table.namespaced
 
     def value(self) -> Any:
-        return self.table.values.get(self.table.cell)
+        slot = self._keys.slot
+        if self._namespaced or slot < 0:
+            return self._values.get(self.table.cell)
+        return self._values.get(slot)
 
     def update(self, value: Any) -> None:
+        slot = self._keys.slot
         if value is None:
             self.table.remove()
-        else:
+        elif self._namespaced or slot < 0:
             self.table.put(value)
+        else:
+            self._values[slot] = self._name_fields(value)
+            self._changed.add(slot)
 
 
 class KeyedListState(_CellState, ListState[Any]):

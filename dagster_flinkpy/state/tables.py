@@ -108,6 +108,11 @@ class OverlayTable(ABC):
         return slot
 
     @property
+    def namespaced(self) -> bool:
+        """Whether a cell is that of a key and a namespace; else it is the slot of the key."""
+        return self._namespace_codec is not None
+
+    @property
     def cell(self) -> Hashable:
         """The cell of the current key and namespace."""
         slot = self.require_key()
@@ -214,9 +219,10 @@ class CellTable(OverlayTable):
         super().__init__(*args, **kwargs)
         self.values: dict[Any, Any] = {}
         """By cell. Written to only through :meth:`put` and :meth:`remove`."""
-        self._changed: set[Any] = set()
+        self.changed: set[Any] = set()
+        """Cells whose value is not in storage. Added to by :meth:`put` and :meth:`remove`."""
         assert self.value_type is not None
-        self._name_fields = self.value_type.name_fields
+        self.name_fields = self.value_type.name_fields
 
     @property
     def size(self) -> int:
@@ -225,14 +231,14 @@ class CellTable(OverlayTable):
     def put(self, value: Any) -> None:
         """Sets the value of the current cell."""
         cell = self.cell
-        self.values[cell] = self._name_fields(value)
-        self._changed.add(cell)
+        self.values[cell] = self.name_fields(value)
+        self.changed.add(cell)
 
     def remove(self) -> None:
         """Drops the value of the current cell."""
         cell = self.cell
         if self.values.pop(cell, None) is not None:
-            self._changed.add(cell)
+            self.changed.add(cell)
 
     def load(self, keys: KeySlots) -> None:
         assert self.value_type is not None
@@ -246,15 +252,15 @@ class CellTable(OverlayTable):
 
     def clear(self) -> None:
         self.values.clear()
-        self._changed.clear()
+        self.changed.clear()
 
     def _changes(self) -> pa.Table | None:
-        cells = list(self._changed)
+        cells = list(self.changed)
         values = [self.values.get(cell) for cell in cells]
         return self._delta(cells, {"value": values}, [value is None for value in values])
 
     def _written(self) -> None:
-        self._changed.clear()
+        self.changed.clear()
 
 
 class MapTable(OverlayTable):

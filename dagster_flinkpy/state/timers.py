@@ -53,7 +53,7 @@ class TimerQueue(OverlayTable):
         *,
         namespace_type: TypeInformation | None,
         make_room: Callable[[], None],
-        touch: Callable[[Sequence[Any], pa.Array[Any], SortKeys], None],
+        touch: Callable[[Sequence[Any], pa.Array[Any], SortKeys], object],
     ) -> None:
         super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
         self._make_room = make_room
