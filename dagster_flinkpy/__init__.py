@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dagster_flinkpy.datastream.execution import register_executor
+from dagster_flinkpy.registry import register
 
 __version__ = "0.1.0"
 
 __all__ = ["__version__"]
 
-register_executor("dagster_flinkpy.runtime.local_executor:LocalExecutor")
+register("executor", "dagster_flinkpy.runtime.local_executor:LocalExecutor")

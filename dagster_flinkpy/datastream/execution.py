@@ -1,19 +1,15 @@
-"""How a program is run: a protocol, for this floor knows no Spark.
-
-The package's face registers the executor by its import string; it is imported when a program first runs.
-"""
+"""How a program is run: a protocol, for this floor knows no Spark."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
 
-__all__ = ["ExecutionSettings", "JobExecutionResult", "ProgramExecutor", "get_executor", "register_executor"]
+__all__ = ["ExecutionSettings", "JobExecutionResult", "ProgramExecutor", "get_executor"]
 
 
 @dataclass(frozen=True)
@@ -56,22 +52,11 @@ class ProgramExecutor(Protocol):
         """Runs and brings back the records of the graph's one collect operator."""
 
 
-_registered: str | None = None
-
-
-def register_executor(import_string: str) -> None:
-    """Names the executor, as ``"module:class"``."""
-    global _registered
-    _registered = import_string
-
-
 def get_executor() -> ProgramExecutor:
     """The registered executor.
 
     Raises:
         ConfigurationError: None is registered.
     """
-    if _registered is None:
-        raise ConfigurationError("no executor is registered; import dagster_flinkpy, not only its submodules")
-    module, _, name = _registered.partition(":")
-    return cast(ProgramExecutor, getattr(import_module(module), name)())
+    executor: ProgramExecutor = resolve("executor")()
+    return executor
