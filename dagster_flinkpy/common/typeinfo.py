@@ -264,9 +264,8 @@ class RowTypeInfo(_StructTypeInfo):
         return value
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        rows: list[Any] = rows_of(self.field_names, zip(*self._columns(column), strict=True))
-        if not self.field_names:
-            rows = rows_of((), [()] * len(column))
+        values = list(zip(*self._columns(column), strict=True)) if self.field_names else [()] * len(column)
+        rows: list[Any] = rows_of(self.field_names, values)
         for i in _null_positions(column):
             rows[i] = None
         return rows

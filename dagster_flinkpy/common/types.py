@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
+from itertools import repeat
 from typing import Any, cast
 
 from dagster_flinkpy.key_groups import java_hash_code, row_hash_code
@@ -41,7 +43,8 @@ class Row:
     __slots__ = ("_fields", "_row_kind", "_values")
 
     _fields: list[str] | None
-    _values: list[Any]
+    _values: list[Any] | tuple[Any, ...]
+    """A tuple as long as nobody has changed a field: it is smaller, and the garbage collector passes it over."""
     _row_kind: RowKind
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -78,12 +81,19 @@ class Row:
 
     def set_row_kind(self, row_kind: RowKind) -> None:
         """Sets the row's kind."""
+        self._become_row()
         self._row_kind = row_kind
 
     def set_field_names(self, field_names: Sequence[str]) -> None:
         """Names the fields, in order."""
-        self.__class__ = Row  # one of `row_class` has properties for the old names
+        self._become_row()
         self._fields = list(field_names)
+
+    def _become_row(self) -> None:
+        """Leaves a class of `row_class`, whose names and kind cannot be set."""
+        fields, row_kind = self._fields, self._row_kind
+        self.__class__ = Row
+        self._fields, self._row_kind = fields, row_kind
 
     def get_fields_by_names(self, names: Sequence[str]) -> list[Any]:
         """The values of these fields; all values, if the row has no names.
@@ -92,7 +102,7 @@ class Row:
             ValueError: The row has no field of that name.
         """
         if self._fields is None:
-            return self._values
+            return list(self._values)
         return [self._values[self._position(name)] for name in names]
 
     def _position(self, name: str) -> int:
@@ -104,12 +114,14 @@ class Row:
         """A row of these values, whose names are the values of this row."""
         if len(args) > len(self):
             raise ValueError(f"{self!r} names {len(self)} fields, but got {len(args)} values")
-        return _create_row(self._values, args, self._row_kind)
+        return _create_row(list(self._values), args, self._row_kind)
 
     def __getitem__(self, item: int | slice | str) -> Any:
         return self._values[item if isinstance(item, (int, slice)) else self._position(item)]
 
     def __setitem__(self, item: int | slice | str, value: Any) -> None:
+        if isinstance(self._values, tuple):
+            self._values = list(self._values)
         self._values[item if isinstance(item, (int, slice)) else self._position(item)] = value
 
     def __getattr__(self, name: str) -> Any:
@@ -132,7 +144,7 @@ class Row:
             isinstance(other, Row)
             and self._fields == other._fields
             and self._row_kind == other._row_kind
-            and self._values == other._values
+            and list(self._values) == list(other._values)
         )
 
     def __hash__(self) -> int:
@@ -145,7 +157,9 @@ class Row:
 
     def __copy__(self) -> Row:
         row = Row.__new__(type(self))
-        row._fields, row._values, row._row_kind = self._fields, self._values.copy(), self._row_kind
+        row._values = tuple(self._values)
+        if type(self) is Row:
+            row._fields, row._row_kind = self._fields, self._row_kind
         return row
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -156,28 +170,27 @@ class Row:
 def row_class(field_names: tuple[str, ...]) -> type[Row]:
     """The class of rows with these names that come out of columns: fields are properties, which are quicker to read.
 
-    Such a row equals one that was made with ``Row(...)`` and named; pickled it becomes one.
+    Names and kind are the class's, so that a row is made by setting its values. Such a row equals one made with
+    ``Row(...)`` and named; pickled it becomes one, and so it does when its names or kind are set.
     """
 
     def getter(position: int) -> Callable[[Row], Any]:
         return lambda row: row._values[position]
 
     public = [(i, n) for i, n in enumerate(field_names) if not n.startswith("_") and not hasattr(Row, n)]
-    fields = {name: property(getter(i)) for i, name in public}
-    return cast("type[Row]", type("Row", (Row,), {"__slots__": (), "__module__": __name__, **fields}))
+    members: dict[str, Any] = {name: property(getter(i)) for i, name in public}
+    members |= {"_fields": list(field_names), "_row_kind": RowKind.INSERT, "__slots__": (), "__module__": __name__}
+    return cast("type[Row]", type("Row", (Row,), members))
 
 
-def rows_of(field_names: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> list[Row]:
+def rows_of(field_names: tuple[str, ...], values: Sequence[tuple[Any, ...]]) -> list[Row]:
     """Rows with these names, from tuples of their values."""
-    kind, new, names, insert = row_class(field_names), Row.__new__, list(field_names), RowKind.INSERT
-    made = []
-    for values in rows:
-        row = new(kind)
-        row._fields = names
-        row._values = list(values)
-        row._row_kind = insert
-        made.append(row)
-    return made
+    rows = list(map(Row.__new__, repeat(row_class(field_names), len(values))))
+    deque(map(_set_values, rows, values), maxlen=0)  # a loop in C
+    return rows
+
+
+_set_values = Row.__dict__["_values"].__set__
 
 
 def _create_row(fields: list[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:
