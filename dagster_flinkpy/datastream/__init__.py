@@ -20,10 +20,11 @@ from dagster_flinkpy.datastream.functions import (
     ProcessWindowFunction,
     ReduceFunction,
     RuntimeContext,
-    TimerService,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.stream_execution_environment import CheckpointConfig, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.time_domain import TimeDomain
+from dagster_flinkpy.datastream.timerservice import TimerService
 
 __all__ = [
     "AggregateFunction",
@@ -45,6 +46,7 @@ __all__ = [
     "ReduceFunction",
     "RuntimeContext",
     "StreamExecutionEnvironment",
+    "TimeDomain",
     "TimerService",
     "WindowedStream",
 ]

@@ -6,6 +6,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from dagster_flinkpy.datastream.time_domain import TimeDomain
+from dagster_flinkpy.datastream.timerservice import TimerService
+
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.state import (
         AggregatingState,
@@ -155,26 +158,6 @@ class KeySelector(Function, ABC):
         """The key."""
 
 
-class TimerService(ABC):
-    """Time, and timers of the current key."""
-
-    @abstractmethod
-    def current_processing_time(self) -> int:
-        """Milliseconds since the epoch."""
-
-    @abstractmethod
-    def current_watermark(self) -> int:
-        """Event time in milliseconds; ``-(2**63)`` before the first watermark."""
-
-    @abstractmethod
-    def register_event_time_timer(self, timestamp: int) -> None:
-        """Fires when the watermark passes the timestamp; once per key and timestamp."""
-
-    @abstractmethod
-    def delete_event_time_timer(self, timestamp: int) -> None:
-        """Deletes such a timer; one that is not there is fine."""
-
-
 class ProcessFunction(Function, ABC):
     """One record to any number, with side outputs."""
 
@@ -207,6 +190,10 @@ class KeyedProcessFunction(Function, ABC):
     class OnTimerContext(Context):
         """Where and when the timer is."""
 
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Whether it is an event-time or a processing-time timer."""
+
     @abstractmethod
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
         """Yields records, or ``(output_tag, record)`` pairs for side outputs."""
@@ -238,6 +225,10 @@ class KeyedCoProcessFunction(Function, ABC):
 
     class OnTimerContext(Context):
         """Where and when the timer is."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Whether it is an event-time or a processing-time timer."""
 
     @abstractmethod
     def process_element1(self, value: Any, ctx: Any) -> Iterable[Any] | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.clock import Clock, SystemClock
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.storage import StorageLocation
 
@@ -45,6 +46,8 @@ class Epoch:
     """Dagster partition of the run, where there is one."""
     cache_dir: str = ""
     """Where executors keep local copies of state files."""
+    clock: Clock = field(default_factory=SystemClock)
+    """Tells processing time."""
 
     def input(self, uid: str, subtask: int) -> SubtaskInput:
         """What a subtask starts from."""

@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.state import (
     StateDescriptor,
     ValueStateDescriptor,
 )
+from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.window import TimeWindow
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
@@ -42,7 +43,7 @@ from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache, TimerQueu
 
 __all__ = ["KeyedCoProcessOperator", "KeyedProcessOperator", "ReduceOperator", "WindowOperator"]
 
-_TIMERS = "_timers/event_time"
+_EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
 _WINDOW_TYPE = Types.TUPLE([Types.LONG(), Types.LONG()])
 
 
@@ -60,16 +61,25 @@ def _as_reduce_function(function: ReduceFunction | Callable[[Any, Any], Any]) ->
     return function if isinstance(function, ReduceFunction) else _ReduceCallable(function)
 
 
-class _KeyedTimerService(UnkeyedTimerService):
-    """Time, and event-time timers of the current key."""
+class KeyedTimerService(UnkeyedTimerService):
+    """Time, and timers of the current key."""
 
-    def __init__(self, context: OperatorContext, timers: TimerQueue) -> None:
-        super().__init__(context)
-        self._timers = timers
+    def __init__(self, operator: KeyedOperator) -> None:
+        super().__init__(operator.context)
+        self._operator = operator
+        self._timers = operator.timers
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Fires when processing time has passed the timestamp."""
+        self._operator.processing_timers.register(timestamp)
 
     def register_event_time_timer(self, timestamp: int) -> None:
         """Fires when the watermark passes the timestamp."""
         self._timers.register(timestamp)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Deletes such a timer."""
+        self._operator.processing_timers.delete(timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Deletes such a timer."""
@@ -79,15 +89,20 @@ class _KeyedTimerService(UnkeyedTimerService):
 class _KeyedContext(RecordContext):
     """Where and when a record or a timer of a key is."""
 
-    __slots__ = ("key",)
+    __slots__ = ("domain", "key")
 
     def __init__(self, timer_service: Any) -> None:
         super().__init__(timer_service)
         self.key: Any = None
+        self.domain = TimeDomain.EVENT_TIME
 
     def get_current_key(self) -> Any:
         """The key."""
         return self.key
+
+    def time_domain(self) -> TimeDomain:
+        """Of the timer that fires."""
+        return self.domain
 
 
 class KeyedOperator(StreamOperator):
@@ -111,8 +126,12 @@ class KeyedOperator(StreamOperator):
             cache=RunCache(epoch.cache_dir),
             restored=context.input.keyed,
         )
-        self.timers = self.backend.get_timers(_TIMERS, namespace_type)
+        self._namespace_type = namespace_type
+        self.timers = self.backend.get_timers(_EVENT_TIMERS, namespace_type)
+        self._processing_timers: TimerQueue | None = None
         restored = context.input.keyed
+        if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
+            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record brings a key.
@@ -152,6 +171,18 @@ class KeyedOperator(StreamOperator):
         """Time, key and namespace of the timers that the watermark has passed, in order of time."""
         return self.timers.advance_to(watermark) if self._has_keys else ()
 
+    @property
+    def processing_timers(self) -> TimerQueue:
+        """The processing-time timers; state only where they are used."""
+        if self._processing_timers is None:
+            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, self._namespace_type)
+        return self._processing_timers
+
+    def due_processing_timers(self, now: int) -> Iterable[tuple[int, Any, Any]]:
+        """Time, key and namespace of the timers of a time before ``now``, in order of time."""
+        timers = self._processing_timers
+        return () if timers is None or not self._has_keys else timers.advance_to(now - 1)
+
     def snapshot(self) -> Snapshot:
         keyed = self.backend.snapshot()
         return Snapshot(keyed=keyed, metrics=asdict(self.backend.statistics))
@@ -163,7 +194,7 @@ class _KeyedFunctionOperator(KeyedOperator):
     def __init__(self, context: OperatorContext, spec: KeyedProcessSpec | KeyedCoProcessSpec) -> None:
         super().__init__(context)
         self.function: Any = spec.function
-        self._record = _KeyedContext(_KeyedTimerService(context, self.timers))
+        self._record = _KeyedContext(KeyedTimerService(self))
 
     def open(self) -> None:
         self.open_function(self.function)
@@ -188,9 +219,16 @@ class _KeyedFunctionOperator(KeyedOperator):
         self.collector.flush()
 
     def on_watermark(self, watermark: int) -> None:
+        self._fire(self.due_timers(watermark), TimeDomain.EVENT_TIME)
+
+    def on_processing_time(self, now: int) -> None:
+        self._fire(self.due_processing_timers(now), TimeDomain.PROCESSING_TIME)
+
+    def _fire(self, timers: Iterable[tuple[int, Any, Any]], domain: TimeDomain) -> None:
         on_timer, collect, record = self.function.on_timer, self.collector.collect, self._record
         set_key = self.backend.set_current_key
-        for timestamp, key, _ in self.due_timers(watermark):
+        record.domain = domain
+        for timestamp, key, _ in timers:
             set_key(key)
             record.key = key
             record.time = timestamp

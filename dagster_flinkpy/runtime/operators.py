@@ -5,7 +5,6 @@ Mirrors Flink's ``StreamOperator`` and its implementations (``ProcessOperator``,
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from copy import copy
@@ -58,6 +57,7 @@ from dagster_flinkpy.datastream.state import (
     ValueState,
     ValueStateDescriptor,
 )
+from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
@@ -96,8 +96,8 @@ class OperatorContext:
     """Unique for this try of the task."""
     emit: Emit
     """Sends a batch to the main output (None) or a side output (its tag)."""
-    collect: Callable[[StreamBatch], None]
-    """Sends a batch to the driver."""
+    collect: Callable[..., None]
+    """Sends a column, and its name, to the driver."""
     watermark: int
     """Event time of the operator; the task advances it."""
 
@@ -183,6 +183,13 @@ class StreamOperator(ABC):
 
     def on_watermark(self, watermark: int) -> None:  # noqa: B027
         """Called when event time has advanced; `context.watermark` is the new one already."""
+
+    def on_processing_time(self, now: int) -> None:  # noqa: B027
+        """Called at the start of the epoch, after each batch, at watermarks and before the barrier.
+
+        Args:
+            now: Milliseconds since 1970; timers of an earlier time are due (Flink: ``ProcessingTimeServiceUtil``).
+        """
 
     @property
     def own_watermark(self) -> int | None:
@@ -346,7 +353,7 @@ class FlatMapOperator(_FunctionOperator):
         self._collector.flush()
 
 
-class UnkeyedTimerService:
+class UnkeyedTimerService(TimerService):
     """Time, where there are no timers."""
 
     def __init__(self, context: OperatorContext) -> None:
@@ -354,17 +361,25 @@ class UnkeyedTimerService:
 
     def current_processing_time(self) -> int:
         """Milliseconds since the epoch."""
-        return time.time_ns() // 1_000_000
+        return self._context.epoch.clock.now()
 
     def current_watermark(self) -> int:
         """Event time in milliseconds."""
         return self._context.watermark
 
-    def register_event_time_timer(self, timestamp: int) -> None:
+    def register_processing_time_timer(self, timestamp: int) -> None:
         """Refused: timers need a key."""
+        self.register_event_time_timer(timestamp)
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Refused likewise."""
         raise ConfigurationError(
             f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys; call key_by() first"
         )
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Refused likewise."""
+        self.register_event_time_timer(timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Refused likewise."""
@@ -583,4 +598,4 @@ class CollectOperator(StreamOperator):
         super().__init__(context)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        self.context.collect(batch)
+        self.context.collect(batch.column)

@@ -22,6 +22,7 @@ from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
 from dagster_flinkpy.runtime.batch import StreamBatch
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import (
+    COLLECTED,
     NO_EDGE,
     Kind,
     RecordWriter,
@@ -133,7 +134,12 @@ class _OperatorTask:
         """Records of a channel."""
         self.records_in += len(batch)
         self.operator.process(input_index, batch)
+        self.on_processing_time()
         self._send_own_watermark()
+
+    def on_processing_time(self) -> None:
+        """Lets the operator act on the time that has passed."""
+        self.operator.on_processing_time(self._task.epoch.clock.now())
 
     def on_watermark(self, channel: tuple[int, int], watermark: int) -> None:
         """The watermark of a channel."""
@@ -148,6 +154,7 @@ class _OperatorTask:
         self._send_status()
 
     def _advance(self, watermark: int) -> None:
+        self.on_processing_time()
         self.context.watermark = watermark
         self.operator.on_watermark(watermark)
         if self.operator.own_watermark is None:
@@ -193,6 +200,7 @@ class _OperatorTask:
         The barrier carries a digest of all that the task has sent: two attempts of a task that sent different records
         can be told apart where their output is consumed.
         """
+        self.on_processing_time()
         taken = self.operator.snapshot()
         for output in self.outputs:
             output.flush()
@@ -282,6 +290,9 @@ class StageTask:
         for task in self._tasks.values():
             self._current = task.vertex.uid
             task.resume()
+        for task in self._tasks.values():
+            self._current = task.vertex.uid
+            task.on_processing_time()
 
     def _close(self) -> None:
         for task in self._tasks.values():
@@ -389,8 +400,8 @@ class StageTask:
             }
         )
 
-    def collect(self, batch: StreamBatch) -> None:
-        """Sends records to the driver."""
-        payload = encode_buffer(pa.RecordBatch.from_arrays([batch.column], names=["value"]))
+    def collect(self, column: pa.Array, name: str = COLLECTED) -> None:
+        """Sends a column to the driver."""
+        payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))
         self._output.add(self.index, NO_EDGE, self.index, self._collected, Kind.COLLECT, payload)
         self._collected += 1

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import SortKeys, merge_runs
@@ -67,6 +68,9 @@ class TimerQueue(OverlayTable):
 
         Args:
             timestamp: milliseconds.
+
+        Raises:
+            ConfigurationError: it is no int of 64 bits.
         """
         timer = self._timer(timestamp)
         if not self._changed.get(timer):
@@ -130,6 +134,11 @@ class TimerQueue(OverlayTable):
 
     def _timer(self, timestamp: int) -> _TimerId:
         self.require_key()
+        if type(timestamp) is not int or not _MIN_TIME <= timestamp <= _MAX_TIME:
+            raise ConfigurationError(
+                f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}; it must be 64-bit int "
+                "milliseconds"
+            )
         return timestamp, self.keys.current, self._namespace
 
     def _entry(self, timer: _TimerId, sort_key: int) -> _Entry:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import random
+import uuid
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
+from dagster_flinkpy.runtime.clock import Clock, SystemClock
 from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WIRE_SCHEMA, WireRow, rows_of
 from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
@@ -20,6 +24,29 @@ from dagster_flinkpy.runtime.results import EpochResults
 from dagster_flinkpy.runtime.shipping import dump_epoch, load_epoch
 from dagster_flinkpy.runtime.task import StageTask
 from dagster_flinkpy.storage import StorageLocation
+
+_CLOCKS: dict[str, ManualClock] = {}
+
+
+def _clock(name: str) -> ManualClock:
+    # Found again by name: this module may travel by value.
+    return importlib.import_module("tests.runtime.harness")._CLOCKS[name]
+
+
+class ManualClock(Clock):
+    """Processing time that a test sets; tasks, which unpickle their epoch, see the one object."""
+
+    def __init__(self, time: int = 0) -> None:
+        self.time = time
+        self._name = uuid.uuid4().hex
+        _CLOCKS[self._name] = self
+
+    def now(self) -> int:
+        return self.time
+
+    def __reduce__(self) -> Any:
+        return _clock, (self._name,)
+
 
 Order = Callable[[pa.Table], pa.Table]
 """Orders the rows that one task gets."""
@@ -145,6 +172,7 @@ class HarnessAttempt(JobAttempt):
         folder: Where checkpoints and local copies of state go.
         job_id: Name of the job.
         order: In which order tasks get their rows.
+        clock: Tells processing time; the machine's by default.
         attempt: Arguments of :class:`JobAttempt`.
     """
 
@@ -155,6 +183,7 @@ class HarnessAttempt(JobAttempt):
         *,
         job_id: str = "job",
         order: Order = spark_order,
+        clock: Clock | None = None,
         config: Mapping[str, Any] | None = None,
         **attempt: Any,
     ) -> None:
@@ -162,9 +191,10 @@ class HarnessAttempt(JobAttempt):
         settings = {"cache_dir": str(folder / "cache") if isinstance(folder, Path) else None, **(config or {})}
         super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
         self._order = order
+        self._clock = clock or SystemClock()
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
-        return run_rows(epoch, self._order)
+        return run_rows(replace(epoch, clock=self._clock), self._order)
 
 
 def run_job(
