@@ -10,6 +10,8 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
+    CoFlatMapFunction,
+    CoMapFunction,
     CoProcessFunction,
     FilterFunction,
     FlatMapFunction,
@@ -17,11 +19,13 @@ from dagster_flinkpy.datastream.functions import (
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
+    Partitioner,
     ProcessFunction,
     ProcessWindowFunction,
     ReduceFunction,
 )
-from dagster_flinkpy.datastream.job_graph import Partitioner, PartitionerKind
+from dagster_flinkpy.datastream.job_graph import Partitioner as EdgePartitioner
+from dagster_flinkpy.datastream.job_graph import PartitionerKind
 from dagster_flinkpy.datastream.operators import (
     CoProcessSpec,
     FilterSpec,
@@ -48,7 +52,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ConnectedStreams", "DataStream", "DataStreamSink", "KeyedStream", "WindowedStream"]
 
-_FORWARD = Partitioner(PartitionerKind.FORWARD)
+_FORWARD = EdgePartitioner(PartitionerKind.FORWARD)
 S = TypeVar("S", bound="_Configurable")
 
 
@@ -127,7 +131,7 @@ class DataStream(_Configurable):
         return self._env._add(name, spec, [self._inputs], output_type)
 
     def _partitioned(self, kind: PartitionerKind) -> DataStream:
-        partitioner = Partitioner(kind)
+        partitioner = EdgePartitioner(kind)
         return DataStream(
             self._env, self._transformation, inputs=tuple(i.with_partitioner(partitioner) for i in self._inputs)
         )
@@ -167,7 +171,7 @@ class DataStream(_Configurable):
             self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
         else:
             as_callable(key_selector, KeySelector, "get_key")
-        partitioner = Partitioner(PartitionerKind.HASH, key_selector, key_type)
+        partitioner = EdgePartitioner(PartitionerKind.HASH, key_selector, key_type)
         return KeyedStream(
             self._env, self._transformation, inputs=tuple(i.with_partitioner(partitioner) for i in self._inputs)
         )

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AggregateFunction",
+    "CoFlatMapFunction",
+    "CoMapFunction",
     "CoProcessFunction",
     "FilterFunction",
     "FlatMapFunction",
@@ -34,6 +36,7 @@ __all__ = [
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "MapFunction",
+    "Partitioner",
     "ProcessFunction",
     "ProcessWindowFunction",
     "ReduceFunction",
@@ -112,6 +115,38 @@ class FlatMapFunction(Function, ABC):
     @abstractmethod
     def flat_map(self, value: Any) -> Iterable[Any]:
         """The records that follow from this one."""
+
+
+class CoMapFunction(Function, ABC):
+    """One record of either input to one; None is left out."""
+
+    @abstractmethod
+    def map1(self, value: Any) -> Any:
+        """What follows from a record of the first input."""
+
+    @abstractmethod
+    def map2(self, value: Any) -> Any:
+        """What follows from a record of the second input."""
+
+
+class CoFlatMapFunction(Function, ABC):
+    """One record of either input to any number."""
+
+    @abstractmethod
+    def flat_map1(self, value: Any) -> Iterable[Any]:
+        """What follows from a record of the first input."""
+
+    @abstractmethod
+    def flat_map2(self, value: Any) -> Iterable[Any]:
+        """What follows from a record of the second input."""
+
+
+class Partitioner(Function, ABC):
+    """Chooses the subtask for a key."""
+
+    @abstractmethod
+    def partition(self, key: Any, num_partitions: int) -> int:
+        """Index of the subtask, from 0."""
 
 
 class FilterFunction(Function, ABC):

@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
+from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
 from dagster_flinkpy.datastream.operators import OperatorSpec, Selector
 from dagster_flinkpy.errors import (
     ConfigurationError,
@@ -37,7 +39,9 @@ class PartitionerKind(Enum):
     HASH = "hash"
     REBALANCE = "rebalance"
     BROADCAST = "broadcast"
+    RESCALE = "rescale"
     GLOBAL = "global"
+    CUSTOM = "custom"
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,11 @@ class Partitioner:
 
     kind: PartitionerKind
     selector: Selector | None = None
-    """HASH: the key of a record: a function, or the name (names) of its field (fields)."""
+    """HASH, CUSTOM: the key of a record: a function, or the name (names) of its field (fields)."""
     key_type: TypeInformation | None = None
     """HASH: declared type of the key; None: taken from the first key."""
+    custom: CustomPartitioner | Callable[[Any, int], int] | None = None
+    """CUSTOM: the subtask for a key and a number of subtasks."""
 
 
 @dataclass(frozen=True)

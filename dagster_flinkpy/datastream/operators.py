@@ -34,6 +34,7 @@ __all__ = [
     "KeyedProcessSpec",
     "MapSpec",
     "OperatorSpec",
+    "PrintSpec",
     "ProcessSpec",
     "ReduceSpec",
     "SinkSpec",
@@ -172,6 +173,8 @@ class ReduceSpec(_FunctionSpec):
 
     function: ReduceFunction | Callable[[Any, Any], Any]
     type_info: TypeInformation
+    final_only: bool = False
+    """Whether a key's result comes once, when all input has ended (``RuntimeExecutionMode.BATCH``)."""
     kind: ClassVar[str] = "reduce"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
@@ -215,6 +218,15 @@ class SinkSpec(OperatorSpec):
 
     def user_functions(self) -> list[Any]:
         return [self.sink]
+
+
+@dataclass(frozen=True)
+class PrintSpec(OperatorSpec):
+    """Prints records where the program was started, after the checkpoint that covers them is complete."""
+
+    identifier: str
+    """Put before each line; may be empty."""
+    kind: ClassVar[str] = "print"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, infer_key_type, type_from_json
 from dagster_flinkpy.datastream.functions import KeySelector
+from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
 from dagster_flinkpy.datastream.job_graph import JobEdge, Partitioner, PartitionerKind
 from dagster_flinkpy.datastream.operators import as_callable
 from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
@@ -29,7 +30,9 @@ from dagster_flinkpy.runtime.failure import user_error
 
 __all__ = [
     "BUFFER_SIZE",
+    "COLLECTED",
     "NO_EDGE",
+    "PRINTED",
     "SPARK_SCHEMA",
     "WIRE_SCHEMA",
     "Kind",
@@ -49,6 +52,9 @@ _OUTPUT_BATCH_BYTES = 8 << 20
 
 NO_EDGE = -1
 """Edge of the rows that go to the driver."""
+
+COLLECTED, PRINTED = "value", "line"
+"""Names of the column of a COLLECT row: records for the caller, or lines to print."""
 
 
 class Kind(IntEnum):
@@ -223,9 +229,18 @@ class RecordWriter:
         targets: Parallelism downstream.
         max_parallelism: Key groups of the operator downstream.
         output: Where the rows go.
+        channels: Parallelism upstream.
     """
 
-    def __init__(self, edge: JobEdge, subtask: int, targets: int, max_parallelism: int, output: TaskOutput) -> None:
+    def __init__(
+        self,
+        edge: JobEdge,
+        subtask: int,
+        targets: int,
+        max_parallelism: int,
+        output: TaskOutput,
+        channels: int = 1,
+    ) -> None:
         self._edge = edge
         self._subtask = subtask
         self._width = targets
@@ -237,6 +252,9 @@ class RecordWriter:
         self._pending_bytes = dict.fromkeys(self._targets, 0)
         self._seq = dict.fromkeys(self._targets, 0)
         self._next = subtask % targets
+        # RESCALE: first and number of the subtasks downstream that this one feeds; a pointwise share of them.
+        first = subtask * targets // channels
+        self._share = first, max((subtask + 1) * targets // channels - first, 1)
 
     def emit(self, batch: StreamBatch) -> None:
         """Takes records; full buffers go to the output."""
@@ -258,6 +276,12 @@ class RecordWriter:
         elif kind is PartitionerKind.REBALANCE and self._width > 1:
             targets = (np.arange(len(batch)) + self._next) % self._width
             self._next = (self._next + len(batch)) % self._width
+        elif kind is PartitionerKind.RESCALE and self._width > 1:
+            first, width = self._share
+            targets = first + (np.arange(len(batch)) + self._next) % width
+            self._next = (self._next + len(batch)) % width
+        elif kind is PartitionerKind.CUSTOM:
+            targets = self._custom(batch)
         records = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
         if targets is not None:
             self._split(records, targets)
@@ -277,6 +301,21 @@ class RecordWriter:
             raise
         except Exception as e:
             raise user_error(e, what=name, operator=self._edge.source, subtask=self._subtask) from e
+
+    def _custom(self, batch: StreamBatch) -> np.ndarray[Any, Any]:
+        """The subtasks that a partitioner of the user chooses."""
+        partitioner = self._edge.partitioner
+        partition = as_callable(partitioner.custom, CustomPartitioner, "partition")
+        get_key, width = as_callable(partitioner.selector, KeySelector, "get_key"), self._width
+        name = f"partition_custom in front of operator {self._edge.target!r}"
+        try:
+            chosen = [partition(get_key(v), width) for v in batch.values]
+        except Exception as e:
+            raise user_error(e, what=name, operator=self._edge.source, subtask=self._subtask) from e
+        for value, target in zip(batch.values, chosen, strict=True):
+            if not isinstance(target, (int, np.integer)) or not 0 <= target < width:
+                raise TypeMismatchError(f"{name} gave {target!r} for record {value!r}; wants an int in 0..{width - 1}")
+        return np.array(chosen, dtype=np.int64)
 
     def _split(self, records: pa.RecordBatch, targets: np.ndarray[Any, Any]) -> None:
         order = np.argsort(targets.astype(np.uint16), kind="stable")

@@ -173,6 +173,7 @@ class JobAttempt:
         self._timed_out = False
         self._end_of_input = False
         self.collected: list[pa.Array] = []
+        self._printed: list[str] = []
         """Columns of the records that the last epoch brought back, for ``execute_and_collect``."""
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -367,6 +368,8 @@ class JobAttempt:
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self._store.check_leader(self._attempt)
                 self._commit(self._metadata)
+                for line in self._printed:
+                    print(line)
                 self._parent = self._metadata
                 self._advance()
                 yield CommitFinished(_now(), checkpoint_id)
@@ -422,7 +425,7 @@ class JobAttempt:
             self._failure = failure.error
             yield self._decline(checkpoint_id, failure.task, failure.error)
             return
-        self.collected = results.collected
+        self.collected, self._printed = results.collected, results.printed
         for task, state in results.states.items():
             message = AcknowledgeCheckpoint(
                 self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state

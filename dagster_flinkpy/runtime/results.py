@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.messages import Task
 from dagster_flinkpy.checkpoint.metadata import SubtaskState
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
-from dagster_flinkpy.runtime.exchange import Kind, WireRow
+from dagster_flinkpy.runtime.exchange import PRINTED, Kind, WireRow
 from dagster_flinkpy.runtime.failure import error_from_json
 
 __all__ = ["EpochResults", "TaskFailure"]
@@ -34,6 +34,8 @@ class EpochResults:
     failures: list[TaskFailure] = field(default_factory=list)
     collected: list[pa.Array] = field(default_factory=list)
     """Columns of records, for ``execute_and_collect``."""
+    printed: list[str] = field(default_factory=list)
+    """Lines of print operators."""
     _sent: dict[str, str] = field(default_factory=dict)
     _consumed: list[tuple[str, dict[str, str]]] = field(default_factory=list)
 
@@ -50,7 +52,11 @@ class EpochResults:
                 results.failures.append(TaskFailure(Task(where["operator"], where["subtask"]), error_from_json(raw)))
             elif row.kind is Kind.COLLECT:
                 with pa.ipc.open_stream(row.payload) as reader:
-                    results.collected.append(reader.read_next_batch().column(0))
+                    batch = reader.read_next_batch()
+                if batch.schema.names == [PRINTED]:
+                    results.printed += batch.column(0).to_pylist()
+                else:
+                    results.collected.append(batch.column(0))
         return results
 
     def _acknowledge(self, ack: dict[str, Any]) -> None:

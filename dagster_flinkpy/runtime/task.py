@@ -282,7 +282,14 @@ class StageTask:
                     task.outputs.append(_Chained(edge, self._tasks[edge.target]))
                 else:
                     target = graph.vertex(edge.target)
-                    writer = RecordWriter(edge, self.index, target.parallelism, target.max_parallelism, self._output)
+                    writer = RecordWriter(
+                        edge,
+                        self.index,
+                        target.parallelism,
+                        target.max_parallelism,
+                        self._output,
+                        channels=task.vertex.parallelism,
+                    )
                     task.outputs.append(_Exchanged(edge, writer))
         for task in self._tasks.values():
             self._current = task.vertex.uid
