@@ -177,9 +177,13 @@ def row_class(field_names: tuple[str, ...]) -> type[Row]:
     def getter(position: int) -> Callable[[Row], Any]:
         return lambda row: row._values[position]
 
+    def create(cls: type[Row], *args: Any, **kwargs: Any) -> Row:
+        return Row(*args, **kwargs)
+
     public = [(i, n) for i, n in enumerate(field_names) if not n.startswith("_") and not hasattr(Row, n)]
     members: dict[str, Any] = {name: property(getter(i)) for i, name in public}
     members |= {"_fields": list(field_names), "_row_kind": RowKind.INSERT, "__slots__": (), "__module__": __name__}
+    members["__new__"] = create  # for `type(row)(...)`
     return cast("type[Row]", type("Row", (Row,), members))
 
 

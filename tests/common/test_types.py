@@ -8,7 +8,7 @@ import pickle
 import cloudpickle
 import pytest
 
-from dagster_flinkpy.common.types import Row, RowKind
+from dagster_flinkpy.common.types import Row, RowKind, rows_of
 from dagster_flinkpy.key_groups import java_hash_code
 
 
@@ -114,3 +114,9 @@ def test_copies_are_equal_and_hash_alike(row: Row) -> None:
 
 def test_equal_rows_share_a_key_group() -> None:
     assert java_hash_code(Row("name", "age")("Alice", 11)) == java_hash_code(Row(name="Alice", age=11))
+
+
+def test_rows_out_of_columns_make_rows_of_their_type() -> None:
+    (row,) = rows_of(("name", "age"), [("Alice", 11)])
+    assert type(row)("Bob", 12) == Row("Bob", 12)
+    assert type(row)(name="Bob", age=12) == Row(name="Bob", age=12)

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -72,9 +73,7 @@ def pipeline(records: list[tuple[str, int, int]], per_epoch: int | None, paralle
     env = environment(parallelism)
     keyed = events(env, records, per_epoch=per_epoch).map(lambda v: v, EVENT).uid("map").key_by("key")
     buckets = keyed.process(Buckets(), COUNTED).uid("buckets")
-    windows = keyed.window(TumblingEventTimeWindows(BUCKET)).reduce(
-        lambda a, b: a.__class__(a.key, 0, a.value + b.value)
-    )
+    windows = keyed.window(TumblingEventTimeWindows(BUCKET)).reduce(lambda a, b: Row(a.key, 0, a.value + b.value))
     return collect_graph(
         buckets.union(windows.uid("windows").map(lambda v: (v.key, -2, v.value), COUNTED).uid("window_rows"))
     )
