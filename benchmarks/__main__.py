@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME [NAME ...] [--json FILE]``: one JSON line per metric; ratios are of one run."""
+"""``python -m benchmarks NAME ... [--peer spark] [--json FILE]``: one JSON line per metric, ratios of one run."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import json
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("key_groups", "overhead")
+NAMES = ("key_groups", "overhead", "keyed")
+PEERS = ("spark",)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; default: all")
+    parser.add_argument("--peer", nargs="*", choices=PEERS, default=(), help="also run these beside us")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the lines to this file")
     arguments = parser.parse_args()
     names = arguments.names or NAMES
@@ -21,7 +23,7 @@ def main() -> None:
         parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
     lines = []
     for name in names:
-        for result in import_module(f"benchmarks.{name}").run():
+        for result in import_module(f"benchmarks.{name}").run(peers=tuple(arguments.peer)):
             lines.append(json.dumps(result))
             print(lines[-1], flush=True)
     if arguments.json:

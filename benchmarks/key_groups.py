@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from benchmarks.report import line
 from dagster_flinkpy.key_groups import key_groups
 
 ROWS = 5_000_000
@@ -18,8 +18,8 @@ STRING_ROWS = 1_000_000
 MAX_PARALLELISM = 128
 
 
-def run() -> list[dict[str, Any]]:
-    """Ratios have no unit; rates are rows per second. Each is the best of three."""
+def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Each is the best of three."""
     random = np.random.default_rng(20130215)
     longs = pa.array(random.integers(-(2**63), 2**63, ROWS, dtype=np.int64))
     numbers = random.integers(0, 10_000_000, STRING_ROWS)
@@ -30,11 +30,24 @@ def run() -> list[dict[str, Any]]:
     ascii_seconds = _best(lambda: key_groups(ascii_strings, MAX_PARALLELISM))
     mixed_seconds = _best(lambda: key_groups(mixed_strings, MAX_PARALLELISM))
     return [
-        _metric("int64_vs_sort_indices", long_seconds / _best(lambda: pc.sort_indices(longs))),
-        _metric("int64_rows_per_s", ROWS / long_seconds),
-        _metric("ascii_vs_sort_indices", ascii_seconds / _best(lambda: pc.sort_indices(ascii_strings))),
-        _metric("ascii_rows_per_s", STRING_ROWS / ascii_seconds),
-        _metric("non_ascii_rows_per_s", STRING_ROWS / mixed_seconds),
+        line(
+            "key_groups.int64_vs_sort_indices",
+            long_seconds / _best(lambda: pc.sort_indices(longs)),
+            "ratio of time",
+            peer="pyarrow.compute.sort_indices",
+            bar="<= 3",
+            settings={"rows": ROWS, "max_parallelism": MAX_PARALLELISM},
+        ),
+        line("key_groups.int64_rows_per_s", ROWS / long_seconds, "rows/s"),
+        line(
+            "key_groups.ascii_vs_sort_indices",
+            ascii_seconds / _best(lambda: pc.sort_indices(ascii_strings)),
+            "ratio of time",
+            peer="pyarrow.compute.sort_indices",
+            settings={"rows": STRING_ROWS, "max_parallelism": MAX_PARALLELISM},
+        ),
+        line("key_groups.ascii_rows_per_s", STRING_ROWS / ascii_seconds, "rows/s"),
+        line("key_groups.non_ascii_rows_per_s", STRING_ROWS / mixed_seconds, "rows/s"),
     ]
 
 
@@ -45,12 +58,3 @@ def _best(work: Callable[[], object], times: int = 3) -> float:
         work()
         seconds.append(time.perf_counter() - start)
     return min(seconds)
-
-
-def _metric(name: str, value: float) -> dict[str, Any]:
-    return {"metric": f"key_groups.{name}", "value": round(value, 4)}
-
-
-if __name__ == "__main__":
-    for metric in run():
-        print(json.dumps(metric))

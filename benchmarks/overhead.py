@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.report import line
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
@@ -78,7 +79,7 @@ def seconds(action: Any) -> float:
     return time.perf_counter() - start
 
 
-def run() -> list[dict[str, Any]]:
+def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     bare, ours = [], []
     with tempfile.TemporaryDirectory() as folder:
         spark = get_session(SparkSettings())
@@ -93,6 +94,13 @@ def run() -> list[dict[str, Any]]:
         spark.stop()
     base = statistics.median(bare)
     return [
-        {"metric": "overhead.bare_seconds", "value": round(base, 4)},
-        {"metric": "overhead.microbatch_1k_3_stages_vs_bare", "value": round(statistics.median(ours) / base, 3)},
+        line("overhead.bare_seconds", base, "s"),
+        line(
+            "overhead.microbatch_1k_3_stages_vs_bare",
+            statistics.median(ours) / base,
+            "ratio of time",
+            peer="bare Spark job of the same plan",
+            bar="<= 1.5",
+            settings={"records": RECORDS, "stages": STAGES, "parallelism": PARALLELISM, "rounds": ROUNDS},
+        ),
     ]

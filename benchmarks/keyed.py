@@ -1,0 +1,275 @@
+"""Keyed processing beside the bare exchange, and beside Spark's own ``transformWithState``.
+
+All run on one warm session, one after another in turn; rates are of the fastest round. Set-up is left out of all.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from benchmarks.report import line
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.datastream import (
+    AggregateFunction,
+    KeyedProcessFunction,
+    RuntimeContext,
+    StreamExecutionEnvironment,
+)
+from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.runtime.exchange import SPARK_SCHEMA, Kind, RecordWriter, TaskOutput, decode_buffer, rows_of
+from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+from dagster_flinkpy.storage import StorageLocation
+
+EVENTS, KEYS, PARALLELISM, ROUNDS, BATCH = 5_000_000, 100_000, 2, 3, 65_536
+TWS_EVENTS, TWS_BATCHES = 100_000, 4
+
+EVENT = Types.ROW_NAMED(["key", "value", "time"], [Types.LONG()] * 3)
+
+
+def events(subtask: int) -> Iterator[pa.StructArray]:
+    """One subtask's share of the events, batch by batch."""
+    random = np.random.default_rng(subtask)
+    for start in range(0, EVENTS // PARALLELISM, BATCH):
+        n = min(BATCH, EVENTS // PARALLELISM - start)
+        columns = [random.integers(0, KEYS, n), random.integers(0, 1000, n), np.arange(start, start + n)]
+        yield pa.StructArray.from_arrays([pa.array(c) for c in columns], fields=list(EVENT.arrow_type))
+
+
+class Events(Source):
+    """The events again in each epoch."""
+
+    @property
+    def produced_type(self) -> Any:
+        return EVENT
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        return _Endless()
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        offset = 0
+        for column in events(split.properties["subtask"]):
+            offset += len(column)
+            yield column, offset
+
+
+class _Endless(SplitEnumerator):
+    exhausted = False
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        return [[SourceSplit(str(i), {"subtask": i})] for i in range(parallelism)]
+
+    def on_epoch_read(self, splits: Any) -> None:
+        pass
+
+    def snapshot_state(self) -> dict[str, Any]:
+        return {}
+
+
+class Count(KeyedProcessFunction):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        count = (self._count.value() or 0) + value.value
+        self._count.update(count)
+        if count % 100_003 == 0:
+            return [value]
+        return None
+
+
+class Sum(AggregateFunction):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Any, accumulator: int) -> int:
+        return accumulator + value.value
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, acc_a: int, acc_b: int) -> int:
+        return acc_a + acc_b
+
+
+def stream() -> Any:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(PARALLELISM)
+    source = env.from_source(Events(), WatermarkStrategy.no_watermarks(), "events").uid("events")
+    return env, source.key_by("key")
+
+
+def process_function() -> JobGraph:
+    env, keyed = stream()
+    keyed.process(Count(), EVENT).uid("count")
+    return env.get_job_graph()
+
+
+# --- the same exchange, without us ------------------------------------------------------------------------------------
+
+
+def exchange_source(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Reads and partitions as a source task does."""
+    from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
+
+    subtask = next(batches).column(0)[0].as_py()
+    output = TaskOutput()
+    (edge,) = graph.edges
+    writer = RecordWriter(edge, subtask, PARALLELISM, graph.vertex(edge.target).max_parallelism, output)
+    for column in events(subtask):
+        writer.emit(StreamBatch(EVENT, np.full(len(column), NO_TIMESTAMP), column=column))
+        if output.ready:
+            yield from output.drain()
+    writer.flush()
+    yield from output.drain()
+    for _ in batches:
+        pass
+
+
+def dict_loop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """What a Python program without a state backend does."""
+    counts: dict[int, int] = {}
+    for batch in batches:
+        for row in rows_of(batch):
+            if row.kind is Kind.BUFFER:
+                records = decode_buffer(row.payload, EVENT)
+                assert records.keys is not None
+                keys = records.keys.column.to_numpy().tolist()
+                fields = [f.to_numpy().tolist() for f in records.column.flatten()]
+                for key, (_, value, _) in zip(keys, zip(*fields, strict=True), strict=True):
+                    counts[key] = counts.get(key, 0) + value
+    yield from TaskOutput().drain()
+
+
+def count_consumer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decodes and counts, no more."""
+    total = 0
+    for batch in batches:
+        for row in rows_of(batch):
+            if row.kind is Kind.BUFFER:
+                total += len(decode_buffer(row.payload, EVENT))
+    yield from TaskOutput().drain()
+
+
+def bare(spark: Any, graph: JobGraph, consumer: Callable[[Any], Any]) -> None:
+    rows = spark.range(0, PARALLELISM, 1, PARALLELISM).mapInArrow(partial(exchange_source, graph), SPARK_SCHEMA)
+    rows = rows.repartitionById(PARALLELISM, rows.target).sortWithinPartitions("seq", "edge", "channel")
+    rows.mapInArrow(consumer, SPARK_SCHEMA).toArrow()
+
+
+def best(actions: dict[str, Callable[[], Any]]) -> dict[str, float]:
+    """Seconds of the fastest round of each, the rounds in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in actions}
+    for _ in range(ROUNDS):
+        for name, action in actions.items():
+            start = time.perf_counter()
+            action()
+            seconds[name].append(time.perf_counter() - start)
+    return {name: min(all_) for name, all_ in seconds.items()}
+
+
+# --- Spark's own --------------------------------------------------------------------------------------------------------
+
+
+def transform_with_state(spark: Any, folder: str) -> float:
+    """Events per second of ``transformWithState`` on some of the events; the first micro-batch is left out."""
+    import pyarrow.parquet as pq
+    from pyspark.sql import Row
+    from pyspark.sql.streaming import StatefulProcessor
+
+    class Counter(StatefulProcessor):
+        def init(self, handle: Any) -> None:
+            self._count = handle.getValueState("count", "count long")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+            count = self._count.get()[0] if self._count.exists() else 0
+            last = None
+            for last in rows:
+                count += last.value
+                self._count.update((count,))
+            if count % 100_003 == 0 and last is not None:
+                yield Row(key=last.key, value=last.value, time=last.time)
+
+        def close(self) -> None:
+            pass
+
+    random = np.random.default_rng(7)
+    for i in range(TWS_BATCHES):
+        columns = [random.integers(0, KEYS, TWS_EVENTS), random.integers(0, 1000, TWS_EVENTS), np.arange(TWS_EVENTS)]
+        pq.write_table(pa.table(columns, names=EVENT.field_names), f"{folder}/events-{i}.parquet")
+    spark.conf.set(
+        "spark.sql.streaming.stateStore.providerClass",
+        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider",
+    )
+    events = spark.readStream.schema("key long, value long, time long").option("maxFilesPerTrigger", 1).parquet(folder)
+    counted = events.groupBy("key").transformWithState(
+        statefulProcessor=Counter(),
+        outputStructType="key long, value long, time long",
+        outputMode="Update",
+        timeMode="None",
+    )
+    query = (
+        counted.writeStream.format("noop")
+        .outputMode("update")
+        .option("checkpointLocation", f"{folder}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    batches = [p for p in query.recentProgress if p["numInputRows"]][1:]
+    return sum(p["numInputRows"] for p in batches) / sum(p["durationMs"]["triggerExecution"] for p in batches) * 1000
+
+
+def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    spark = get_session(SparkSettings())
+    graph = process_function()
+    with tempfile.TemporaryDirectory() as folder:
+        config = JobConfig("keyed", StorageLocation(folder))
+        with JobAttempt(graph, config, owner="benchmark") as attempt:
+            seconds = best(
+                {
+                    "process": attempt.run_epoch,
+                    "dict": lambda: bare(spark, graph, dict_loop),
+                    "count": lambda: bare(spark, graph, count_consumer),
+                }
+            )
+        peer_rate = None
+        if "spark" in peers:
+            with tempfile.TemporaryDirectory(dir=folder) as input_folder:
+                peer_rate = transform_with_state(spark, input_folder)
+    spark.stop()
+    settings = {"events": EVENTS, "keys": KEYS, "parallelism": PARALLELISM, "rounds": ROUNDS}
+    rate = EVENTS / seconds["process"]
+    lines = [
+        line("keyed.process_function_events_per_s", rate, "events/s", settings=settings),
+        line(
+            "keyed.process_function_vs_bare_loop",
+            seconds["dict"] / seconds["process"],
+            "ratio of rate",
+            peer="the same exchange, a Python loop over a dict",
+            bar=">= 0.6",
+            settings=settings,
+        ),
+    ]
+    if peer_rate is not None:
+        peer_settings = {"events": TWS_EVENTS * (TWS_BATCHES - 1), "keys": KEYS, "state store": "RocksDB"}
+        lines += [
+            line("keyed.spark_tws_events_per_s", peer_rate, "events/s", settings=peer_settings),
+            line(
+                "keyed.process_function_vs_spark_tws",
+                rate / peer_rate,
+                "ratio of rate",
+                peer="Spark transformWithState in Python",
+                bar=">= 40",
+                settings={**settings, "peer": peer_settings},
+            ),
+        ]
+    return lines
