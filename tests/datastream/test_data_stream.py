@@ -245,6 +245,6 @@ def test_programs_are_handed_to_the_registered_executor(
 
 
 def test_without_a_registered_executor_it_is_said_what_to_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dagster_flinkpy.datastream.execution._registered", None)
-    with pytest.raises(ConfigurationError, match="import dagster_flinkpy"):
+    monkeypatch.setattr("dagster_flinkpy.registry._registered", {})
+    with pytest.raises(ConfigurationError, match="'executor'; import dagster_flinkpy"):
         get_executor()
