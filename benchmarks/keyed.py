@@ -176,7 +176,7 @@ def best(actions: dict[str, Callable[[], Any]]) -> dict[str, float]:
     return {name: min(all_) for name, all_ in seconds.items()}
 
 
-# --- Spark's own --------------------------------------------------------------------------------------------------------
+# --- Spark itself ----------------------------------------------------------------------------------------------------
 
 
 def transform_with_state(spark: Any, folder: str) -> float:
