@@ -152,7 +152,7 @@ class Collector:
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
         """Takes a record for a side output; one that nobody reads is dropped."""
         if tag in self._types:
-            self._values[tag].append(value)
+            self._values[tag].append(copy(value) if isinstance(value, _MUTABLE) else value)
             self._timestamps[tag].append(timestamp)
 
     def flush(self) -> None:

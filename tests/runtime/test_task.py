@@ -16,6 +16,7 @@ from dagster_flinkpy.common.watermark_strategy import TimestampAssigner
 from dagster_flinkpy.datastream import (
     AggregateFunction,
     CoProcessFunction,
+    DataStream,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     MapFunction,
@@ -105,9 +106,13 @@ def test_what_was_emitted_does_not_change_with_the_state_it_came_from(tmp_path: 
             row[2] += value.value
             self._row.update(row)
             yield row
+            yield LATE, row
 
-    stream = events(environment(), [("a", 1, 1), ("a", 2, 1), ("a", 3, 1)]).key_by("key").process(Grow(), EVENT)
-    assert [row.value for row in collect_all(stream, tmp_path)] == [1, 2, 3]
+    def grown() -> DataStream:
+        return events(environment(), [("a", 1, 1), ("a", 2, 1), ("a", 3, 1)]).key_by("key").process(Grow(), EVENT)
+
+    for stream in (grown(), grown().get_side_output(LATE)):
+        assert [row.value for row in collect_all(stream, tmp_path)] == [1, 2, 3]
 
 
 def test_timestamps_of_one_branch_are_not_those_of_another(tmp_path: Path) -> None:
