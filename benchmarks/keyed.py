@@ -224,8 +224,9 @@ def transform_with_state(spark: Any, folder: str) -> float:
         .start()
     )
     query.awaitTermination()
-    batches = [p for p in query.recentProgress if p["numInputRows"]][1:]
-    return sum(p["numInputRows"] for p in batches) / sum(p["durationMs"]["triggerExecution"] for p in batches) * 1000
+    seconds = [p["durationMs"]["triggerExecution"] / 1000 for p in query.recentProgress][1:]
+    assert len(seconds) == TWS_BATCHES - 1, query.exception()
+    return len(seconds) * TWS_EVENTS / sum(seconds)
 
 
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
