@@ -40,6 +40,7 @@ class PartitionerKind(Enum):
     REBALANCE = "rebalance"
     BROADCAST = "broadcast"
     RESCALE = "rescale"
+    SHUFFLE = "shuffle"
     GLOBAL = "global"
     CUSTOM = "custom"
 

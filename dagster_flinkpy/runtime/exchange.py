@@ -20,21 +20,30 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, infer_key_type, type_from_json
 from dagster_flinkpy.datastream.functions import KeySelector
-from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
 from dagster_flinkpy.datastream.job_graph import JobEdge, Partitioner, PartitionerKind
 from dagster_flinkpy.datastream.operators import as_callable
 from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import StructAs, java_hash_codes, key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
+from dagster_flinkpy.runtime.channel_selectors import (
+    ChannelSelector,
+    CustomSelector,
+    RoundRobinSelector,
+    ShuffleSelector,
+    downstream_subtasks,
+)
 from dagster_flinkpy.runtime.failure import user_error
 
 __all__ = [
     "BUFFER_SIZE",
     "COLLECTED",
+    "NETWORK_MEMORY",
     "NO_EDGE",
     "PRINTED",
+    "SEQ_BITS",
     "SPARK_SCHEMA",
     "WIRE_SCHEMA",
+    "BufferPool",
     "Kind",
     "RecordWriter",
     "TaskOutput",
@@ -47,6 +56,12 @@ __all__ = [
 
 BUFFER_SIZE = 1 << 20
 """Bytes of records after which a buffer is sent."""
+
+NETWORK_MEMORY = 32 << 20
+"""Bytes of records that a task holds back at most to fill buffers."""
+
+SEQ_BITS = 40
+"""Seq is a position between two barriers, and above these bits the number of barriers before it."""
 
 _OUTPUT_BATCH_BYTES = 8 << 20
 
@@ -68,6 +83,7 @@ class Kind(IntEnum):
     ACK = 5
     FAILURE = 6
     COLLECT = 7
+    LATENCY_MARKER = 8
 
 
 WIRE_SCHEMA = pa.schema(
@@ -220,8 +236,39 @@ def _field(batch: StreamBatch, name: str) -> tuple[TypeInformation, pa.Array]:
     return row_type.field_types[row_type.field_names.index(name)], column
 
 
+class BufferPool:
+    """Bounds what the record writers of a task hold back: the largest buffer goes first (Flink: ``LocalBufferPool``).
+
+    Args:
+        limit: Bytes of all pending records. Default: 32 MiB.
+    """
+
+    def __init__(self, limit: int = NETWORK_MEMORY) -> None:
+        self._limit = limit
+        self._pending: dict[tuple[RecordWriter, int], int] = {}
+        self._total = 0
+
+    def add(self, writer: RecordWriter, lane: int, size: int) -> None:
+        """Takes note of pending bytes, and flushes what has become too much."""
+        owner = (writer, lane)
+        pending = self._pending.get(owner, 0) + size
+        self._pending[owner] = pending
+        self._total += size
+        if pending >= BUFFER_SIZE:
+            writer.flush_lane(lane)
+        elif self._total > self._limit:
+            largest, largest_lane = max(self._pending, key=lambda o: self._pending[o])
+            largest.flush_lane(largest_lane)
+
+    def release(self, writer: RecordWriter, lane: int) -> None:
+        """They were sent."""
+        self._total -= self._pending.pop((writer, lane), 0)
+
+
 class RecordWriter:
-    """Spreads the records of one edge over the subtasks downstream (Flink: ``RecordWriter``, ``ChannelSelector``).
+    """Spreads the records of one edge over the subtasks downstream (Flink: ``RecordWriter``).
+
+    What goes to all subtasks is encoded once.
 
     Args:
         edge: The edge.
@@ -230,6 +277,8 @@ class RecordWriter:
         max_parallelism: Key groups of the operator downstream.
         output: Where the rows go.
         channels: Parallelism upstream.
+        replay: Job id and checkpoint id, the same whenever these records are sent again.
+        pool: That of the task.
     """
 
     def __init__(
@@ -240,32 +289,52 @@ class RecordWriter:
         max_parallelism: int,
         output: TaskOutput,
         channels: int = 1,
+        *,
+        replay: tuple[str, int] = ("", 0),
+        pool: BufferPool | None = None,
     ) -> None:
         self._edge = edge
+        self._kind = kind = edge.partitioner.kind
         self._subtask = subtask
         self._width = targets
         self._max_parallelism = max_parallelism
         self._output = output
-        self._forward = edge.partitioner.kind is PartitionerKind.FORWARD
-        self._targets = [subtask] if self._forward else list(range(targets))
-        self._pending: dict[int, list[pa.RecordBatch]] = {t: [] for t in self._targets}
-        self._pending_bytes = dict.fromkeys(self._targets, 0)
+        self._pool = pool or BufferPool()
+        self._targets = downstream_subtasks(kind, subtask, channels, targets)
+        # A lane is what one buffer is filled for: all subtasks of a broadcast, else one.
+        broadcast = kind is PartitionerKind.BROADCAST
+        self._lanes = {0: self._targets} if broadcast else {t: [t] for t in self._targets}
+        self._pending: dict[int, list[pa.RecordBatch]] = {lane: [] for lane in self._lanes}
         self._seq = dict.fromkeys(self._targets, 0)
-        self._next = subtask % targets
-        # RESCALE: first and number of the subtasks downstream that this one feeds; a pointwise share of them.
-        first = subtask * targets // channels
-        self._share = first, max((subtask + 1) * targets // channels - first, 1)
+        self._markers = subtask
+        self._selector = self._create_selector(*replay) if len(self._targets) > 1 else None
+
+    def _create_selector(self, job_id: str, checkpoint_id: int) -> ChannelSelector | None:
+        """What chooses among several subtasks; None where the kind says it all."""
+        partitioner, subtask, targets = self._edge.partitioner, self._subtask, self._targets
+        match self._kind:
+            case PartitionerKind.REBALANCE:
+                return RoundRobinSelector(targets, subtask % len(targets))
+            case PartitionerKind.RESCALE:
+                return RoundRobinSelector(targets, 0)
+            case PartitionerKind.SHUFFLE:
+                return ShuffleSelector(
+                    len(targets), job_id=job_id, checkpoint_id=checkpoint_id, edge=self._edge.id, subtask=subtask
+                )
+            case PartitionerKind.CUSTOM:
+                return CustomSelector(partitioner, len(targets))
+            case _:
+                return None
 
     def emit(self, batch: StreamBatch) -> None:
         """Takes records; full buffers go to the output."""
         if not len(batch):
             return
-        kind = self._edge.partitioner.kind
         arrays = [batch.column, pa.array(batch.timestamps)]
         fields = [pa.field("value", arrays[0].type), pa.field("timestamp", pa.int64())]
         metadata = None
         targets: np.ndarray[Any, Any] | None = None
-        if kind is PartitionerKind.HASH:
+        if self._kind is PartitionerKind.HASH:
             keys = self._keys(batch)
             arrays += [keys.column, pa.array(keys.hashes)]
             fields += [pa.field("key", keys.column.type), pa.field("hash", pa.int32())]
@@ -273,23 +342,13 @@ class RecordWriter:
             if self._width > 1:
                 groups = key_groups_of_hashes(keys.hashes, self._max_parallelism)
                 targets = operator_indexes(groups, self._max_parallelism, self._width)
-        elif kind is PartitionerKind.REBALANCE and self._width > 1:
-            targets = (np.arange(len(batch)) + self._next) % self._width
-            self._next = (self._next + len(batch)) % self._width
-        elif kind is PartitionerKind.RESCALE and self._width > 1:
-            first, width = self._share
-            targets = first + (np.arange(len(batch)) + self._next) % width
-            self._next = (self._next + len(batch)) % width
-        elif kind is PartitionerKind.CUSTOM:
-            targets = self._custom(batch)
+        elif self._selector is not None:
+            targets = self._select(self._selector, batch)
         records = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
-        if targets is not None:
-            self._split(records, targets)
-        elif kind is PartitionerKind.BROADCAST:
-            for target in self._targets:
-                self._append(target, records)
+        if targets is None:
+            self._append(next(iter(self._lanes)), records)
         else:
-            self._append(self._subtask if self._forward else 0, records)
+            self._split(records, targets)
 
     def _keys(self, batch: StreamBatch) -> KeyColumn:
         name = f"key_by in front of operator {self._edge.target!r}"
@@ -302,54 +361,61 @@ class RecordWriter:
         except Exception as e:
             raise user_error(e, what=name, operator=self._edge.source, subtask=self._subtask) from e
 
-    def _custom(self, batch: StreamBatch) -> np.ndarray[Any, Any]:
-        """The subtasks that a partitioner of the user chooses."""
-        partitioner = self._edge.partitioner
-        partition = as_callable(partitioner.custom, CustomPartitioner, "partition")
-        get_key, width = as_callable(partitioner.selector, KeySelector, "get_key"), self._width
-        name = f"partition_custom in front of operator {self._edge.target!r}"
+    def _select(self, selector: ChannelSelector, batch: StreamBatch) -> np.ndarray[Any, Any]:
         try:
-            chosen = [partition(get_key(v), width) for v in batch.values]
+            return selector.select(batch)
+        except FlinkPyError:
+            raise
         except Exception as e:
-            raise user_error(e, what=name, operator=self._edge.source, subtask=self._subtask) from e
-        for value, target in zip(batch.values, chosen, strict=True):
-            if not isinstance(target, (int, np.integer)) or not 0 <= target < width:
-                raise TypeMismatchError(f"{name} gave {target!r} for record {value!r}; wants an int in 0..{width - 1}")
-        return np.array(chosen, dtype=np.int64)
+            what = f"partition_custom in front of operator {self._edge.target!r}"
+            raise user_error(e, what=what, operator=self._edge.source, subtask=self._subtask) from e
 
     def _split(self, records: pa.RecordBatch, targets: np.ndarray[Any, Any]) -> None:
         order = np.argsort(targets.astype(np.uint16), kind="stable")
         sorted_records = records.take(pa.array(order))
         ends = np.cumsum(np.bincount(targets, minlength=self._width)).tolist()
-        start = 0
+        start, total = 0, len(order)
         for target, end in enumerate(ends):
             if end > start:
-                self._append(target, sorted_records.slice(start, end - start))
+                if (end - start) * self._width * 2 < total:
+                    # A slice keeps the whole batch in memory, and few records wait long for their buffer to fill.
+                    self._append(target, records.take(pa.array(order[start:end])))
+                else:
+                    self._append(target, sorted_records.slice(start, end - start))
             start = end
 
-    def _append(self, target: int, records: pa.RecordBatch) -> None:
-        self._pending[target].append(records)
-        self._pending_bytes[target] += records.nbytes
-        if self._pending_bytes[target] >= BUFFER_SIZE:
-            self._flush(target)
+    def _append(self, lane: int, records: pa.RecordBatch) -> None:
+        self._pending[lane].append(records)
+        self._pool.add(self, lane, records.nbytes)
 
     def flush(self) -> None:
         """Sends what is pending."""
-        for target in self._targets:
-            self._flush(target)
+        for lane in self._lanes:
+            self.flush_lane(lane)
 
-    def _flush(self, target: int) -> None:
-        pending = self._pending[target]
+    def flush_lane(self, lane: int) -> None:
+        """Sends what is pending in one lane."""
+        pending = self._pending[lane]
         if not pending:
             return
+        self._pool.release(self, lane)
+        self._pending[lane] = []
         # Key types are taken from the records: a change of type starts a new buffer.
         start = 0
         for i in range(1, len(pending) + 1):
             if i == len(pending) or not pending[i].schema.equals(pending[start].schema, check_metadata=True):
-                self._row(target, Kind.BUFFER, encode_buffer(pa.concat_batches(pending[start:i])))
+                self._send(lane, pa.concat_batches(pending[start:i]))
                 start = i
-        self._pending[target] = []
-        self._pending_bytes[target] = 0
+
+    def _send(self, lane: int, records: pa.RecordBatch) -> None:
+        """Sends buffers of about 1 MiB; a record larger than that gets one of its own."""
+        rows = max(records.num_rows * BUFFER_SIZE // max(records.nbytes, 1), 1)
+        # Records of one batch are of like size: what is up to half a buffer over is not split.
+        rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
+        for start in range(0, records.num_rows, rows):
+            payload = encode_buffer(records.slice(start, rows))
+            for target in self._lanes[lane]:
+                self._row(target, Kind.BUFFER, payload)
 
     def _row(self, target: int, kind: Kind, payload: Any) -> None:
         self._output.add(target, self._edge.id, self._subtask, self._seq[target], kind, payload)
@@ -360,3 +426,16 @@ class RecordWriter:
         self.flush()
         for target in self._targets:
             self._row(target, kind, payload)
+
+    def barrier(self, payload: bytes) -> None:
+        """Sends a barrier. Seq leaps behind it, so that channels which are sorted by seq reach it together."""
+        self.event(Kind.BARRIER, payload)
+        for target in self._targets:
+            self._seq[target] = ((self._seq[target] >> SEQ_BITS) + 1) << SEQ_BITS
+
+    def latency_marker(self, payload: bytes) -> None:
+        """Sends a latency marker to one subtask, each in turn (Flink: ``RecordWriter.randomEmit``)."""
+        target = self._targets[self._markers % len(self._targets)]
+        self._markers += 1
+        self.flush_lane(target if target in self._lanes else 0)
+        self._row(target, Kind.LATENCY_MARKER, payload)
