@@ -133,6 +133,8 @@ class TableSnapshot:
     """None for timers. MAP: of an entry's value; LIST: of the list."""
     runs: tuple[RunHandle, ...]
     """Oldest first: a row of a later run replaces that of an earlier one."""
+    ttl: bool = False
+    """Whether there is a column ``expires_at``: milliseconds since 1970; of LIST a list of them, one per element."""
 
     @property
     def rows(self) -> int:
@@ -153,6 +155,7 @@ class TableSnapshot:
             "namespace": self.namespace_type,
             "map_key": self.map_key_type,
             "value": self.value_type,
+            **({"ttl": True} if self.ttl else {}),
         }
 
     def to_json(self) -> Json:
@@ -178,6 +181,7 @@ class TableSnapshot:
                 map_key_type=raw["map_key"],
                 value_type=raw["value"],
                 runs=tuple(RunHandle.from_json(run) for run in raw["runs"]),
+                ttl=bool(raw.get("ttl", False)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptMetadataError(f"not the snapshot of a state ({error!r}): {raw!r}") from error

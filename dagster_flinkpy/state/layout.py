@@ -30,7 +30,9 @@ __all__ = [
     "SortKeys",
     "TableLayout",
     "check_key_like",
+    "distinct_rows",
     "equal_rows",
+    "expired_rows",
     "hashes_of",
     "key_groups_of",
     "make_sort_keys",
@@ -46,6 +48,8 @@ SortKeys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
+_NEVER = (1 << 63) - 1
+
 
 @dataclass(frozen=True)
 class TableLayout:
@@ -57,6 +61,8 @@ class TableLayout:
     namespace_type: TypeInformation | None = None
     map_key_type: TypeInformation | None = None
     value_type: TypeInformation | None = None
+    ttl: bool = False
+    """Whether values expire."""
 
     @cached_property
     def identity(self) -> list[str]:
@@ -76,6 +82,8 @@ class TableLayout:
         fields = [pa.field(name, kind.arrow_type) for name, kind in typed.items() if kind is not None]
         if self.kind == "TIMER":
             fields.append(pa.field("time", pa.int64(), nullable=False))
+        if self.ttl:
+            fields.append(pa.field("expires_at", pa.list_(pa.int64()) if self.kind == "LIST" else pa.int64()))
         return [*fields, pa.field("deleted", pa.bool_(), nullable=False)]
 
     @cached_property
@@ -99,6 +107,7 @@ class TableLayout:
             map_key_type=to_json(self.map_key_type),
             value_type=to_json(self.value_type),
             runs=runs,
+            ttl=self.ttl,
         )
 
     @staticmethod
@@ -111,6 +120,7 @@ class TableLayout:
             namespace_type=_from_json(table.namespace_type),
             map_key_type=_from_json(table.map_key_type),
             value_type=_from_json(table.value_type),
+            ttl=table.ttl,
         )
 
 
@@ -189,6 +199,20 @@ def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
     return equal
 
 
+def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
+    """Where each distinct value occurs first, and the number of each row's value among these; equal as above."""
+    codes = np.zeros(len(column), dtype=np.int64)
+    for leaf in _leaves(column):
+        encoded = leaf.dictionary_encode(null_encoding="encode")
+        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
+        if len(column):
+            encoded = pa.array(codes).dictionary_encode()
+            codes = encoded.indices.to_numpy().astype(np.int64)
+    first = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
+    first[codes[::-1]] = np.arange(len(codes))[::-1]
+    return first, codes
+
+
 def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     """The stable order of rows by sort key, then by the identity columns."""
     order = np.argsort(sort_keys, kind="stable")
@@ -209,13 +233,37 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     return order
 
 
-def merge_runs(layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool) -> pa.Table:
+def expired_rows(table: pa.Table, now: int) -> Mask:
+    """Which rows have expired: of a list, all of whose elements have.
+
+    Args:
+        table: of state with a time to live.
+        now: milliseconds.
+    """
+    column = table.column("expires_at").combine_chunks()
+    if pa.types.is_list(column.type):
+        lists: Any = column
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+        expires = np.full(len(lists), _NEVER, dtype=np.int64)
+        filled = lengths > 0
+        if filled.any():
+            starts = (np.cumsum(lengths) - lengths)[filled]
+            expires[filled] = np.maximum.reduceat(lists.flatten().to_numpy(), starts)
+    else:
+        expires = pc.fill_null(column, _NEVER).to_numpy()
+    return expires <= now
+
+
+def merge_runs(
+    layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool, now: int | None = None
+) -> pa.Table:
     """Merges sorted tables into one: of rows with one identity the newest wins.
 
     Args:
         layout: of all tables.
         newest_first: tables with ``local_schema``.
         drop_deleted: leave tombstones out; right if no older run can hold what they hide.
+        now: then leave out, too, what has expired by this time, in milliseconds; None for nothing.
     """
     table = pa.concat_tables(newest_first).combine_chunks()
     if not len(table):
@@ -233,4 +281,6 @@ def merge_runs(layout: TableLayout, newest_first: list[pa.Table], *, drop_delete
         kept[tied[repeated] + 1] = False
     if drop_deleted:
         kept &= ~columns["deleted"].to_numpy(zero_copy_only=False)[order]
+        if layout.ttl and now is not None:
+            kept &= ~expired_rows(table, now)[order]
     return table.take(pa.array(order[kept])).combine_chunks()

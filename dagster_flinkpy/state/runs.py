@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,16 +14,21 @@ from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.layout import TableLayout, equal_rows, merge_runs
+from dagster_flinkpy.state.layout import TableLayout, equal_rows, expired_rows, merge_runs
 from dagster_flinkpy.state.run_file import encode_run, upload_run
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["MAX_RUNS", "Match", "RunFiles", "Runs", "merge_from"]
+__all__ = ["MAX_RUNS", "Match", "RunFiles", "Runs", "merge_from", "system_time"]
 
 MAX_RUNS = 8
 """Runs of a table; more are merged when the next delta is written."""
 
 Indices = npt.NDArray[np.int64]
+
+
+def system_time() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 @dataclass
@@ -33,6 +39,8 @@ class RunFiles:
     cache: RunCache
     key_groups: KeyGroupRange
     """Those of the subtask."""
+    now: Callable[[], int] = system_time
+    """Processing time in milliseconds, for state with a time to live."""
     written_bytes: int = field(default=0, init=False)
     """Bytes of all runs written so far, those of compaction included."""
     written_rows: int = field(default=0, init=False)
@@ -135,10 +143,18 @@ class Runs:
         if start < len(sizes) - 1:
             tables = [] if delta is None else [delta]
             tables += [run.table() for run in self.newest_first()][: len(handles) - start]
-            delta = merge_runs(self.layout, tables, drop_deleted=start == 0)
+            delta = merge_runs(self.layout, tables, drop_deleted=start == 0, now=self._files.now())
             del self._runs[start:]
         if delta is not None and len(delta):
             self._runs.append(self._files.write(self.layout, delta))
+
+    def drop_expired(self) -> None:
+        """Rewrites the runs if a row in them has expired."""
+        now = self._files.now()
+        tables = [run.table() for run in self.newest_first()]
+        if any(expired_rows(table, now).any() for table in tables):
+            live = merge_runs(self.layout, tables, drop_deleted=True, now=now)
+            self._runs = [self._files.write(self.layout, live)] if len(live) else []
 
     def _without_idle_tombstones(self, delta: pa.Table) -> pa.Table:
         """Leaves out the tombstones that hide nothing: of what came and went since the last snapshot."""

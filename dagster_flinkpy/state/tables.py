@@ -41,6 +41,8 @@ class OverlayTable(ABC):
     layout: TableLayout
     """Set, like ``runs``, by :meth:`bind`."""
     runs: Runs
+    ttl = False
+    """Whether each value lies beside the time at which it expires."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class OverlayTable(ABC):
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
         self.layout = TableLayout(
-            self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type
+            self.name, self.kind, key_type, self.namespace_type, self.map_key_type, self.value_type, self.ttl
         )
         self.runs = Runs(self.layout, self._handles, self._files)
 
@@ -83,6 +85,7 @@ class OverlayTable(ABC):
             "namespace": to_json(self.namespace_type),
             "map_key": to_json(self.map_key_type),
             "value": to_json(self.value_type),
+            **({"ttl": True} if self.ttl else {}),
         }
 
     def snapshot(self) -> TableSnapshot:
@@ -144,12 +147,25 @@ class OverlayTable(ABC):
     def _written(self) -> None:
         """Forgets what changed."""
 
-    def _find(self, keys: KeySlots) -> Iterator[tuple[Match, list[int], list[bool], list[Any]]]:
-        """The stored rows of some keys, run by run from the oldest: match, slots, whether deleted, namespaces."""
+    def _stored_values(self, match: Match) -> Sequence[Any]:
+        """The stored values of some rows, as the overlay holds them."""
+        assert self.value_type is not None
+        return self.value_type.from_arrow(match.run.take("value", match.rows))
+
+    def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
+        """The columns of values of the overlay; None is no value."""
+        return {"value": values}
+
+    def _matches(self, keys: KeySlots) -> Iterator[Match]:
+        """The stored rows of some keys, run by run from the oldest."""
         matches = list(self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"])))
         if self.layout.identity == ["key"]:
             matches = list(_newest(matches, len(keys.column)))
-        for match in reversed(matches):
+        yield from reversed(matches)
+
+    def _find(self, keys: KeySlots) -> Iterator[tuple[Match, list[int], list[bool], list[Any]]]:
+        """The stored rows of some keys, run by run from the oldest: match, slots, whether deleted, namespaces."""
+        for match in self._matches(keys):
             slots = (match.wanted + keys.first).tolist()
             deleted = match.run.take("deleted", match.rows).to_pylist()
             yield match, slots, deleted, self._cells(slots, match)
@@ -165,7 +181,7 @@ class OverlayTable(ABC):
 
         Args:
             cells: one per row.
-            columns: map keys, times and values; one per row.
+            columns: map keys, times, values and when they expire; one per row.
             deleted: which rows are tombstones.
         """
         keys = self.keys.all()
@@ -184,7 +200,8 @@ class OverlayTable(ABC):
         types = {"namespace": self.namespace_type, "map_key": self.map_key_type, "value": self.value_type}
         for name, values in columns.items():
             kind = types.get(name)
-            arrays[name] = pa.array(values, type=pa.int64()) if kind is None else self._to_arrow(kind, values, slots)
+            plain = self.layout.local_schema.field(name).type
+            arrays[name] = pa.array(values, type=plain) if kind is None else self._to_arrow(kind, values, slots)
         table = pa.table([arrays[name] for name in self.layout.local_schema.names], schema=self.layout.local_schema)
         order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
         return table.take(pa.array(order))
@@ -230,7 +247,10 @@ class CellTable(OverlayTable):
 
     def put(self, value: Any) -> None:
         """Sets the value of the current cell."""
-        cell = self.cell
+        self.put_into(self.cell, value)
+
+    def put_into(self, cell: Any, value: Any) -> None:
+        """Sets the value of a cell."""
         self.values[cell] = self.name_fields(value)
         self.changed.add(cell)
 
@@ -241,10 +261,8 @@ class CellTable(OverlayTable):
             self.changed.add(cell)
 
     def load(self, keys: KeySlots) -> None:
-        assert self.value_type is not None
         for match, _, deleted, cells in self._find(keys):
-            values = self.value_type.from_arrow(match.run.take("value", match.rows))
-            for cell, gone, value in zip(cells, deleted, values, strict=True):
+            for cell, gone, value in zip(cells, deleted, self._stored_values(match), strict=True):
                 if gone:
                     self.values.pop(cell, None)
                 else:
@@ -257,7 +275,7 @@ class CellTable(OverlayTable):
     def _changes(self) -> pa.Table | None:
         cells = list(self.changed)
         values = [self.values.get(cell) for cell in cells]
-        return self._delta(cells, {"value": values}, [value is None for value in values])
+        return self._delta(cells, self._columns(values), [value is None for value in values])
 
     def _written(self) -> None:
         self.changed.clear()
@@ -275,6 +293,8 @@ class MapTable(OverlayTable):
         """By cell, then by dict key of the map key. Written to only through the methods."""
         self._changed: dict[Any, set[Any]] = {}
         self._size = 0
+        assert self.value_type is not None
+        self.name_fields = self.value_type.name_fields
 
     @property
     def size(self) -> int:
@@ -284,9 +304,8 @@ class MapTable(OverlayTable):
         """Sets entries of the current cell, given by their dict keys."""
         cell = self.cell
         self._size += len(entries)
-        assert self.value_type is not None
         for value in entries.values():
-            self.value_type.name_fields(value)
+            self.name_fields(value)
         self.maps.setdefault(cell, {}).update(entries)
         self._changed.setdefault(cell, set()).update(entries)
 
@@ -305,10 +324,9 @@ class MapTable(OverlayTable):
 
     def load(self, keys: KeySlots) -> None:
         assert self.map_key_type is not None
-        assert self.value_type is not None
         for match, _, deleted, cells in self._find(keys):
             map_keys = self.codec.encode_all(self.map_key_type.from_arrow(match.run.take("map_key", match.rows)))
-            values = self.value_type.from_arrow(match.run.take("value", match.rows))
+            values = self._stored_values(match)
             for cell, map_key, gone, value in zip(cells, map_keys, deleted, values, strict=True):
                 if gone:
                     self.maps.get(cell, {}).pop(map_key, None)
@@ -330,7 +348,8 @@ class MapTable(OverlayTable):
                 map_keys.append(map_key)
                 values.append(entries.get(map_key))
                 deleted.append(map_key not in entries)
-        return self._delta(cells, {"map_key": list(self.codec.decode_all(map_keys)), "value": values}, deleted)
+        columns = {"map_key": list(self.codec.decode_all(map_keys)), **self._columns(values)}
+        return self._delta(cells, columns, deleted)
 
     def _written(self) -> None:
         self._changed.clear()

@@ -1,0 +1,279 @@
+"""How long state lives (``pyflink.datastream.state.StateTtlConfig``)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from enum import Enum
+
+from dagster_flinkpy.common.time import Duration, Time, to_millis
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["StateTtlConfig"]
+
+
+class StateTtlConfig:
+    """Time to live of a state, in processing time; made by :meth:`new_builder`.
+
+    The time lies with each value: with each entry of a map state and each element of a list state. Expired state is
+    dropped when it is read, and when runs are merged. What was written keeps the time it was given, whatever TTL the
+    program sets later.
+    """
+
+    class UpdateType(Enum):
+        """When the time to live starts anew."""
+
+        Disabled = 0
+        """Never: state does not expire."""
+        OnCreateAndWrite = 1
+        OnReadAndWrite = 2
+
+    class StateVisibility(Enum):
+        """Whether expired state that is still there can be read; reading it drops it."""
+
+        ReturnExpiredIfNotCleanedUp = 0
+        NeverReturnExpired = 1
+
+    class TtlTimeCharacteristic(Enum):
+        """The time that counts."""
+
+        ProcessingTime = 0
+
+    class CleanupStrategies:
+        """When expired state is dropped, beside reading it."""
+
+        class Strategies(Enum):
+            """The strategies."""
+
+            FULL_STATE_SCAN_SNAPSHOT = 0
+            INCREMENTAL_CLEANUP = 1
+            ROCKSDB_COMPACTION_FILTER = 2
+
+        class CleanupStrategy:
+            """Settings of a strategy."""
+
+        class EmptyCleanupStrategy(CleanupStrategy):
+            """No settings."""
+
+        class IncrementalCleanupStrategy(CleanupStrategy):
+            """Settings of Flink's heap backend; here runs are merged all the same."""
+
+            def __init__(self, cleanup_size: int, run_cleanup_for_every_record: bool) -> None:
+                if cleanup_size <= 0:
+                    raise ConfigurationError(f"cleanup_size must be above 0, not {cleanup_size}")
+                self._cleanup_size = cleanup_size
+                self._run_cleanup_for_every_record = run_cleanup_for_every_record
+
+            def get_cleanup_size(self) -> int:
+                """Keys to look at."""
+                return self._cleanup_size
+
+            def run_cleanup_for_every_record(self) -> bool:
+                """Whether for each record."""
+                return self._run_cleanup_for_every_record
+
+        class RocksdbCompactFilterCleanupStrategy(CleanupStrategy):
+            """Settings of Flink's RocksDB backend; here runs are merged all the same."""
+
+            def __init__(
+                self, query_time_after_num_entries: int, periodic_compaction_time: Duration | None = None
+            ) -> None:
+                self._query_time_after_num_entries = query_time_after_num_entries
+                self._periodic_compaction_time = periodic_compaction_time or Duration.of_days(30)
+
+            def get_query_time_after_num_entries(self) -> int:
+                """Entries between two looks at the clock."""
+                return self._query_time_after_num_entries
+
+            def get_periodic_compaction_time(self) -> Duration:
+                """Age at which files are compacted."""
+                return self._periodic_compaction_time
+
+        EMPTY_STRATEGY = EmptyCleanupStrategy()
+
+        def __init__(self, strategies: dict[Strategies, CleanupStrategy], is_cleanup_in_background: bool) -> None:
+            self._strategies = strategies
+            self._is_cleanup_in_background = is_cleanup_in_background
+
+        def is_cleanup_in_background(self) -> bool:
+            """Whether the defaults of Flink's backends apply."""
+            return self._is_cleanup_in_background
+
+        def in_full_snapshot(self) -> bool:
+            """Whether each snapshot leaves out what has expired."""
+            return self.Strategies.FULL_STATE_SCAN_SNAPSHOT in self._strategies
+
+        def get_incremental_cleanup_strategy(self) -> CleanupStrategy | None:
+            """Settings of that strategy, or None."""
+            default = self.IncrementalCleanupStrategy(5, False) if self._is_cleanup_in_background else None
+            return self._strategies.get(self.Strategies.INCREMENTAL_CLEANUP, default)
+
+        def get_rocksdb_compact_filter_cleanup_strategy(self) -> CleanupStrategy | None:
+            """Settings of that strategy, or None."""
+            default = self.RocksdbCompactFilterCleanupStrategy(1000) if self._is_cleanup_in_background else None
+            return self._strategies.get(self.Strategies.ROCKSDB_COMPACTION_FILTER, default)
+
+    class Builder:
+        """Puts a :class:`StateTtlConfig` together.
+
+        Args:
+            ttl: How long state lives.
+
+        Raises:
+            ConfigurationError: It is no span of time above 0.
+        """
+
+        def __init__(self, ttl: Time | Duration | timedelta) -> None:
+            self._update_type = StateTtlConfig.UpdateType.OnCreateAndWrite
+            self._state_visibility = StateTtlConfig.StateVisibility.NeverReturnExpired
+            self._ttl_time_characteristic = StateTtlConfig.TtlTimeCharacteristic.ProcessingTime
+            self._is_cleanup_in_background = True
+            self._strategies: dict[
+                StateTtlConfig.CleanupStrategies.Strategies, StateTtlConfig.CleanupStrategies.CleanupStrategy
+            ] = {}
+            self.set_ttl(ttl)
+
+        def set_update_type(self, update_type: StateTtlConfig.UpdateType) -> StateTtlConfig.Builder:
+            """Sets when the time starts anew; by default when state is created or written."""
+            if not isinstance(update_type, StateTtlConfig.UpdateType):
+                raise ConfigurationError(f"update type {update_type!r} is none of StateTtlConfig.UpdateType")
+            self._update_type = update_type
+            return self
+
+        def update_ttl_on_create_and_write(self) -> StateTtlConfig.Builder:
+            """The time starts anew when state is created or written."""
+            return self.set_update_type(StateTtlConfig.UpdateType.OnCreateAndWrite)
+
+        def update_ttl_on_read_and_write(self) -> StateTtlConfig.Builder:
+            """The time starts anew when state is read, too."""
+            return self.set_update_type(StateTtlConfig.UpdateType.OnReadAndWrite)
+
+        def set_state_visibility(self, state_visibility: StateTtlConfig.StateVisibility) -> StateTtlConfig.Builder:
+            """Sets whether expired state can be read; by default it cannot."""
+            if not isinstance(state_visibility, StateTtlConfig.StateVisibility):
+                raise ConfigurationError(f"visibility {state_visibility!r} is none of StateTtlConfig.StateVisibility")
+            self._state_visibility = state_visibility
+            return self
+
+        def return_expired_if_not_cleaned_up(self) -> StateTtlConfig.Builder:
+            """Expired state that is still there can be read, once."""
+            return self.set_state_visibility(StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp)
+
+        def never_return_expired(self) -> StateTtlConfig.Builder:
+            """Expired state cannot be read."""
+            return self.set_state_visibility(StateTtlConfig.StateVisibility.NeverReturnExpired)
+
+        def set_ttl_time_characteristic(
+            self, ttl_time_characteristic: StateTtlConfig.TtlTimeCharacteristic
+        ) -> StateTtlConfig.Builder:
+            """Sets the time that counts: processing time."""
+            self._ttl_time_characteristic = ttl_time_characteristic
+            return self
+
+        def use_processing_time(self) -> StateTtlConfig.Builder:
+            """Processing time counts."""
+            return self.set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.ProcessingTime)
+
+        def cleanup_full_snapshot(self) -> StateTtlConfig.Builder:
+            """Each snapshot leaves out what has expired: the state is rewritten when some has."""
+            strategies = StateTtlConfig.CleanupStrategies
+            self._strategies[strategies.Strategies.FULL_STATE_SCAN_SNAPSHOT] = strategies.EMPTY_STRATEGY
+            return self
+
+        def cleanup_incrementally(
+            self, cleanup_size: int, run_cleanup_for_every_record: bool
+        ) -> StateTtlConfig.Builder:
+            """Taken for Flink's heap backend; has no effect here, where runs are merged all the same."""
+            strategies = StateTtlConfig.CleanupStrategies
+            self._strategies[strategies.Strategies.INCREMENTAL_CLEANUP] = strategies.IncrementalCleanupStrategy(
+                cleanup_size, run_cleanup_for_every_record
+            )
+            return self
+
+        def cleanup_in_rocksdb_compact_filter(
+            self, query_time_after_num_entries: int, periodic_compaction_time: Duration | None = None
+        ) -> StateTtlConfig.Builder:
+            """Taken for Flink's RocksDB backend; has no effect here, where runs are merged all the same."""
+            strategies = StateTtlConfig.CleanupStrategies
+            self._strategies[strategies.Strategies.ROCKSDB_COMPACTION_FILTER] = (
+                strategies.RocksdbCompactFilterCleanupStrategy(query_time_after_num_entries, periodic_compaction_time)
+            )
+            return self
+
+        def disable_cleanup_in_background(self) -> StateTtlConfig.Builder:
+            """Turns the defaults of Flink's backends off."""
+            self._is_cleanup_in_background = False
+            return self
+
+        def set_ttl(self, ttl: Time | Duration | timedelta) -> StateTtlConfig.Builder:
+            """Sets how long state lives."""
+            if not isinstance(ttl, (Time, Duration, timedelta)) or to_millis(ttl) <= 0:
+                raise ConfigurationError(
+                    f"the time to live of a state must be a Time or Duration of 1 ms or more, not {ttl!r}"
+                )
+            self._ttl = ttl
+            return self
+
+        def build(self) -> StateTtlConfig:
+            """The configuration."""
+            return StateTtlConfig(
+                self._update_type,
+                self._state_visibility,
+                self._ttl_time_characteristic,
+                self._ttl,
+                StateTtlConfig.CleanupStrategies(self._strategies, self._is_cleanup_in_background),
+            )
+
+    def __init__(
+        self,
+        update_type: UpdateType,
+        state_visibility: StateVisibility,
+        ttl_time_characteristic: TtlTimeCharacteristic,
+        ttl: Time | Duration | timedelta,
+        cleanup_strategies: CleanupStrategies,
+    ) -> None:
+        self._update_type = update_type
+        self._state_visibility = state_visibility
+        self._ttl_time_characteristic = ttl_time_characteristic
+        self._ttl = ttl
+        self._cleanup_strategies = cleanup_strategies
+
+    @staticmethod
+    def new_builder(ttl: Time | Duration | timedelta) -> StateTtlConfig.Builder:
+        """Starts a configuration.
+
+        Args:
+            ttl: How long state lives.
+        """
+        return StateTtlConfig.Builder(ttl)
+
+    def get_update_type(self) -> StateTtlConfig.UpdateType:
+        """When the time starts anew."""
+        return self._update_type
+
+    def get_state_visibility(self) -> StateTtlConfig.StateVisibility:
+        """Whether expired state can be read."""
+        return self._state_visibility
+
+    def get_ttl(self) -> Time | Duration | timedelta:
+        """How long state lives."""
+        return self._ttl
+
+    @property
+    def ttl_millis(self) -> int:
+        """The same in milliseconds."""
+        return to_millis(self._ttl)
+
+    def get_ttl_time_characteristic(self) -> StateTtlConfig.TtlTimeCharacteristic:
+        """The time that counts."""
+        return self._ttl_time_characteristic
+
+    def is_enabled(self) -> bool:
+        """Whether state expires."""
+        return self._update_type is not StateTtlConfig.UpdateType.Disabled
+
+    def get_cleanup_strategies(self) -> StateTtlConfig.CleanupStrategies:
+        """When expired state is dropped, beside reading it."""
+        return self._cleanup_strategies
+
+    def __repr__(self) -> str:
+        return f"StateTtlConfig<{self._update_type.name}, {self._state_visibility.name}, ttl={self.ttl_millis} ms>"

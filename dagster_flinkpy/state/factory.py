@@ -1,0 +1,114 @@
+"""Which state object and which table a descriptor stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.handles import RunHandle, StateKind
+from dagster_flinkpy.state.keys import TouchedKeys
+from dagster_flinkpy.state.runs import RunFiles
+from dagster_flinkpy.state.states import (
+    KeyedAggregatingState,
+    KeyedListState,
+    KeyedMapState,
+    KeyedReducingState,
+    KeyedValueState,
+)
+from dagster_flinkpy.state.tables import CellTable, MapTable
+from dagster_flinkpy.state.ttl import (
+    TtlAggregatingState,
+    TtlCellTable,
+    TtlListState,
+    TtlMapState,
+    TtlMapTable,
+    TtlReducingState,
+    TtlRules,
+    TtlValueState,
+)
+
+__all__ = ["InternalState", "make_state"]
+
+InternalState = (
+    KeyedValueState
+    | KeyedListState
+    | KeyedReducingState
+    | KeyedAggregatingState
+    | KeyedMapState
+    | TtlValueState
+    | TtlListState
+    | TtlReducingState
+    | TtlAggregatingState
+)
+"""Every state object has a ``table`` and ``set_current_namespace``."""
+
+_KINDS: dict[type[StateDescriptor], StateKind] = {
+    ValueStateDescriptor: "VALUE",
+    ListStateDescriptor: "LIST",
+    ReducingStateDescriptor: "REDUCING",
+    AggregatingStateDescriptor: "AGGREGATING",
+}
+
+
+def make_state(
+    descriptor: StateDescriptor,
+    namespace_type: TypeInformation | None,
+    keys: TouchedKeys,
+    files: RunFiles,
+    handles: Sequence[RunHandle],
+) -> InternalState:
+    """The state of a descriptor, with its table.
+
+    Args:
+        descriptor: what the user declared.
+        namespace_type: None for state without a namespace.
+        keys: the touched keys of the backend.
+        files: where runs are kept.
+        handles: the restored runs.
+
+    Raises:
+        ConfigurationError: it is no descriptor of keyed state.
+        UnsupportedKeyTypeError: the namespace or map key has a type that cannot tell rows apart.
+    """
+    config = descriptor.ttl_config
+    rules = None if config is None or not config.is_enabled() else TtlRules(config, files.now)
+    where: Any = (keys, files, handles, descriptor.name)
+    if isinstance(descriptor, MapStateDescriptor):
+        types = {
+            "namespace_type": namespace_type,
+            "map_key_type": descriptor.key_type_info,
+            "value_type": descriptor.value_type_info,
+        }
+        if rules is not None:
+            return TtlMapState(TtlMapTable(*where, "MAP", **types), rules)
+        return KeyedMapState(MapTable(*where, "MAP", **types))
+    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
+    if kind is None:
+        raise ConfigurationError(f"state {descriptor.name!r}: {type(descriptor).__name__} is no kind of keyed state")
+    types = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
+    if rules is not None:
+        return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
+    table = CellTable(*where, kind, **types)
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return KeyedReducingState(table, descriptor.reduce_function)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return KeyedAggregatingState(table, descriptor.agg_function)
+    return KeyedListState(table) if isinstance(descriptor, ListStateDescriptor) else KeyedValueState(table)
+
+
+def _with_ttl(descriptor: StateDescriptor, table: TtlCellTable, rules: TtlRules) -> InternalState:
+    if isinstance(descriptor, ReducingStateDescriptor):
+        return TtlReducingState(table, rules, descriptor.reduce_function)
+    if isinstance(descriptor, AggregatingStateDescriptor):
+        return TtlAggregatingState(table, rules, descriptor.agg_function)
+    return TtlListState(table, rules) if isinstance(descriptor, ListStateDescriptor) else TtlValueState(table, rules)

@@ -1,0 +1,268 @@
+"""State with a time to live (Flink: ``TtlValueState``, ``TtlMapState``, ...).
+
+In the overlay a value lies beside the time at which it expires, in milliseconds of processing time; that of a list has
+a time per element, that of a map one per entry. Expired values are dropped when they are read and when runs are merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
+from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
+from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
+from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.states import KeyedMapState
+from dagster_flinkpy.state.tables import CellTable, MapTable
+
+__all__ = [
+    "TtlAggregatingState",
+    "TtlCellTable",
+    "TtlListState",
+    "TtlMapState",
+    "TtlMapTable",
+    "TtlReducingState",
+    "TtlRules",
+    "TtlState",
+    "TtlValueState",
+]
+
+
+class TtlRules:
+    """When state expires, and whether it may still be read.
+
+    Args:
+        config: What the user declared.
+        now: Processing time in milliseconds.
+    """
+
+    def __init__(self, config: StateTtlConfig, now: Callable[[], int]) -> None:
+        self.now = now
+        self._ttl = config.ttl_millis
+        self.on_read = config.get_update_type() is StateTtlConfig.UpdateType.OnReadAndWrite
+        """Whether the time starts anew when state is read."""
+        self.return_expired = (
+            config.get_state_visibility() is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
+        )
+        """Whether expired state that is still there is given, once."""
+
+    def expiry(self) -> int:
+        """When what is written now expires."""
+        return self.now() + self._ttl
+
+
+def _read(values: Sequence[Any], match: Match) -> list[Any]:
+    return list(zip(values, match.run.take("expires_at", match.rows).to_pylist(), strict=True))
+
+
+def _columns(stamped: Iterable[Any]) -> dict[str, list[Any]]:
+    pairs = [(None, None) if each is None else each for each in stamped]
+    return {"value": [value for value, _ in pairs], "expires_at": [expires for _, expires in pairs]}
+
+
+class TtlCellTable(CellTable):
+    """Of each cell the value and when it expires; of LIST state the elements and when each of them does."""
+
+    ttl = True
+
+    def put_stamped(self, value: Any, expires: Any) -> None:
+        """Sets the value of the current cell."""
+        cell = self.cell
+        self.values[cell] = (self.name_fields(value), expires)
+        self.changed.add(cell)
+
+    def _stored_values(self, match: Match) -> Sequence[Any]:
+        return _read(super()._stored_values(match), match)
+
+    def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
+        return _columns(values)
+
+
+class TtlMapTable(MapTable):
+    """Of each entry the value and when it expires."""
+
+    ttl = True
+
+    def put_stamped(self, entries: dict[Any, Any], expires: int) -> None:
+        """Sets entries of the current cell, given by their dict keys."""
+        for value in entries.values():
+            self.name_fields(value)
+        self.put({key: (value, expires) for key, value in entries.items()})
+
+    def _stored_values(self, match: Match) -> Sequence[Any]:
+        return _read(super()._stored_values(match), match)
+
+    def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
+        return _columns(values)
+
+
+class _TtlCellState:
+    """State with one value per cell."""
+
+    def __init__(self, table: TtlCellTable, rules: TtlRules) -> None:
+        self.table, self._rules = table, rules
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace of the accesses that follow."""
+        self.table.set_current_namespace(namespace)
+
+    def clear(self) -> None:
+        """Forgets the value of the current key."""
+        self.table.remove()
+
+    def _get(self) -> Any:
+        """The value, if it may be read (Flink: ``getWrappedWithTtlCheckAndUpdate``)."""
+        stamped = self.table.values.get(self.table.cell)
+        if stamped is None:
+            return None
+        value, expires = stamped
+        rules = self._rules
+        if expires <= rules.now():
+            self.table.remove()
+            return value if rules.return_expired else None
+        if rules.on_read:
+            self.table.put_stamped(value, rules.expiry())
+        return value
+
+    def _unexpired(self) -> Any:
+        """The value to go on from when another one is added."""
+        stamped = self.table.values.get(self.table.cell)
+        if stamped is None or (stamped[1] <= self._rules.now() and not self._rules.return_expired):
+            return None
+        return stamped[0]
+
+    def _put(self, value: Any) -> None:
+        self.table.put_stamped(value, self._rules.expiry())
+
+
+class TtlValueState(_TtlCellState, ValueState[Any]):
+    """One value per key, for a time."""
+
+    def value(self) -> Any:
+        return self._get()
+
+    def update(self, value: Any) -> None:
+        if value is None:
+            self.table.remove()
+        else:
+            self._put(value)
+
+
+class TtlReducingState(_TtlCellState, ReducingState[Any]):
+    """A reduced value per key; one that has expired is not reduced into."""
+
+    def __init__(self, table: TtlCellTable, rules: TtlRules, reduce_function: ReduceFunction) -> None:
+        super().__init__(table, rules)
+        self._reduce = reduce_function.reduce
+
+    def get(self) -> Any:
+        return self._get()
+
+    def add(self, value: Any) -> None:
+        stored = self._unexpired()
+        self._put(value if stored is None else self._reduce(stored, value))
+
+
+class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
+    """An accumulator per key; one that has expired is not added to."""
+
+    def __init__(self, table: TtlCellTable, rules: TtlRules, function: AggregateFunction) -> None:
+        super().__init__(table, rules)
+        self._function = function
+
+    def get(self) -> Any:
+        accumulator = self._get()
+        return None if accumulator is None else self._function.get_result(accumulator)
+
+    def add(self, value: Any) -> None:
+        stored = self._unexpired()
+        accumulator = self._function.create_accumulator() if stored is None else stored
+        self._put(self._function.add(value, accumulator))
+
+
+class TtlListState(_TtlCellState, ListState[Any]):
+    """A list per key, each of whose elements expires by itself."""
+
+    def get(self) -> list[Any]:
+        stamped = self.table.values.get(self.table.cell)
+        if stamped is None:
+            return []
+        values, expires = stamped
+        rules = self._rules
+        now = rules.now()
+        live = [value for value, time in zip(values, expires, strict=True) if time > now]
+        if not live:
+            self.table.remove()
+        elif rules.on_read:
+            self.table.put_stamped(live, [rules.expiry()] * len(live))
+        elif len(live) < len(values):
+            self.table.put_stamped(live, [time for time in expires if time > now])
+        return list(values if rules.return_expired else live)
+
+    def add(self, value: Any) -> None:
+        self.add_all([value])
+
+    def add_all(self, values: list[Any]) -> None:
+        stamped = self.table.values.get(self.table.cell)
+        if values:
+            before, expires = stamped or ([], [])
+            self.table.put_stamped([*before, *values], [*expires, *([self._rules.expiry()] * len(values))])
+
+    def update(self, values: list[Any]) -> None:
+        if values:
+            self.table.put_stamped(list(values), [self._rules.expiry()] * len(values))
+        else:
+            self.table.remove()
+
+
+class TtlMapState(KeyedMapState):
+    """A map per key, each of whose entries expires by itself."""
+
+    table: TtlMapTable
+
+    def __init__(self, table: TtlMapTable, rules: TtlRules) -> None:
+        super().__init__(table)
+        self._rules = rules
+
+    def get(self, key: Any) -> Any:
+        return self._live([self._encoded(key)]).get(self._encoded(key))
+
+    def put(self, key: Any, value: Any) -> None:
+        self.table.put_stamped({self._encoded(key): value}, self._rules.expiry())
+
+    def put_all(self, dict_value: dict[Any, Any]) -> None:
+        self.table.put_stamped({self._encoded(key): value for key, value in dict_value.items()}, self._rules.expiry())
+
+    def contains(self, key: Any) -> bool:
+        return self._encoded(key) in self._live([self._encoded(key)])
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        live = self._live()
+        return list(zip(self.table.codec.decode_all(list(live)), live.values(), strict=True))
+
+    def keys(self) -> Iterable[Any]:
+        return list(self.table.codec.decode_all(list(self._live())))
+
+    def values(self) -> Iterable[Any]:
+        return list(self._live().values())
+
+    def is_empty(self) -> bool:
+        now = self._rules.now()
+        # Looks only: the time of what it finds does not start anew.
+        return not any(self._rules.return_expired or expires > now for _, expires in self._entries().values())
+
+    def _live(self, only: Sequence[Any] | None = None) -> dict[Any, Any]:
+        """The values that may be read, by dict key of the map key; drops what has expired."""
+        rules = self._rules
+        now, entries = rules.now(), self._entries()
+        found = {key: entries[key] for key in (list(entries) if only is None else only) if key in entries}
+        live = {key: stamped for key, stamped in found.items() if stamped[1] > now}
+        for key in found.keys() - live.keys():
+            self.table.remove(key)
+        if rules.on_read and live:
+            self.table.put_stamped({key: value for key, (value, _) in live.items()}, rules.expiry())
+        return {key: value for key, (value, _) in (found if rules.return_expired else live).items()}
+
+
+TtlState = TtlValueState | TtlListState | TtlReducingState | TtlAggregatingState | TtlMapState
