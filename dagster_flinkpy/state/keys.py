@@ -17,7 +17,8 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import StructAs, java_hash_codes
-from dagster_flinkpy.state.layout import SortKeys
+from dagster_flinkpy.state.int_index import IntIndex
+from dagster_flinkpy.state.layout import SortKeys, distinct_rows, equal_rows
 
 __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
 
@@ -163,7 +164,10 @@ class TouchedKeys:
         """Dict keys, by slot."""
         self.sort_keys: list[int] = []
         """By slot."""
-        self._columns: list[pa.Array[Any]] = []
+        self._parts: list[KeySlots] = []
+        self._by_sort_key = IntIndex()  # Numbers the sort keys of the slots that `add_column` has seen.
+        self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers, the first slot with the sort key.
+        self._indexed = 0  # Slots that it has seen.
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -196,18 +200,21 @@ class TouchedKeys:
         Raises:
             UnsupportedKeyTypeError: a key cannot be hashed.
         """
-        slots, get = self.slots, self.slots.get
-        found: list[int] = []
+        slots = self.slots
         fresh: list[int] = []
         i = 0
         try:
-            for i, key in enumerate(self.codec.encode_all(keys)):
-                slot = get(key)
-                if slot is None:
-                    slot = slots[key] = len(slots)
-                    fresh.append(i)
-                    self.encoded.append(key)
-                found.append(slot)
+            encoded = self.codec.encode_all(keys)
+            found: list[Any] = list(map(slots.get, encoded))
+            if None in found:
+                for i, key in enumerate(encoded):
+                    if found[i] is None:
+                        slot = slots.get(key)
+                        if slot is None:
+                            slot = slots[key] = len(slots)
+                            fresh.append(i)
+                            self.encoded.append(key)
+                        found[i] = slot
         except TypeError as error:
             raise UnsupportedKeyTypeError(f"key {keys[i]!r} is no key of type {self.key_type!r}: {error}") from error
         if not fresh:
@@ -215,16 +222,56 @@ class TouchedKeys:
         taken = np.array(fresh)
         added = KeySlots(len(self.sort_keys), column.take(pa.array(taken)), sort_keys[taken])
         self.sort_keys.extend(added.sort_keys.tolist())
-        self._columns.append(added.column)
+        self._parts.append(added)
         return found, added
+
+    def add_column(
+        self, column: pa.Array[Any], sort_keys: SortKeys
+    ) -> tuple[npt.NDArray[np.int64], list[KeySlots]]:
+        """As :meth:`add`; keys that have slots already cost no Python, each.
+
+        Returns:
+            The slot of each key, and the keys that were new, if any.
+        """
+        slots = self._find(column, sort_keys)
+        unknown = np.flatnonzero(slots < 0)
+        if not len(unknown):
+            return slots, []
+        keys = column.take(pa.array(unknown))
+        first, codes = distinct_rows(keys)
+        distinct = keys.take(pa.array(first))
+        found, added = self.add(self.key_type.from_arrow(distinct), distinct, sort_keys[unknown[first]])
+        slots[unknown] = np.array(found, dtype=np.int64)[codes]
+        return slots, [] if added is None else [added]
+
+    def _find(self, column: pa.Array[Any], sort_keys: SortKeys) -> npt.NDArray[np.int64]:
+        """The slots of keys; -1 for those that have none, or share their sort key with one that came before."""
+        known = self.all()
+        slots = np.full(len(column), -1, dtype=np.int64)
+        if known is None:
+            return slots
+        if self._indexed < len(known.column):
+            _, first = self._by_sort_key.add(known.sort_keys[self._indexed :].view(np.int64))
+            self._first_slots.append(first + self._indexed)
+            self._indexed = len(known.column)
+        if len(self._first_slots) > 1:
+            self._first_slots = [np.concatenate(self._first_slots)]
+        numbers = self._by_sort_key.find(sort_keys.view(np.int64))
+        rows = np.flatnonzero(numbers >= 0)
+        candidates = self._first_slots[0][numbers[rows]]
+        keys = column if len(rows) == len(column) else column.take(pa.array(rows))
+        same = equal_rows([known.column.take(pa.array(candidates))], [keys])
+        slots[rows[same]] = candidates[same]
+        return slots
 
     def all(self) -> KeySlots | None:
         """All keys, if any."""
-        if not self._columns:
+        if not self._parts:
             return None
-        if len(self._columns) > 1:
-            self._columns = [pa.concat_arrays(self._columns)]
-        return KeySlots(0, self._columns[0], np.array(self.sort_keys, dtype=np.uint64))
+        if len(self._parts) > 1:
+            column = pa.concat_arrays([part.column for part in self._parts])
+            self._parts = [KeySlots(0, column, np.concatenate([part.sort_keys for part in self._parts]))]
+        return self._parts[0]
 
     def set_current(self, key: Any) -> bool:
         """Makes a key the current one; False if it has no slot."""
@@ -240,6 +287,9 @@ class TouchedKeys:
         """Forgets all keys."""
         self.slots.clear()
         self.sort_keys.clear()
-        self._columns.clear()
+        self._parts.clear()
         self.encoded.clear()
+        self._by_sort_key.clear()
+        self._first_slots.clear()
+        self._indexed = 0
         self.slot = -1

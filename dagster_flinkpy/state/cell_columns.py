@@ -1,0 +1,169 @@
+"""Values by cell number, in columns: what a :class:`ColumnTable` keeps in memory."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+__all__ = ["CellColumn", "Cells", "FixedColumn", "StructColumn", "VariableColumn", "grown", "make_column"]
+
+Cells = npt.NDArray[np.int64]
+
+_SPARE_ROWS = 1024
+"""Rows that nobody refers to and that are left where they are, beside as many as there are live ones."""
+
+
+class CellColumn(ABC):
+    """A value, or null, per cell. Cells count from 0; the column must have grown to hold them."""
+
+    @abstractmethod
+    def grow(self, cells: int) -> None:
+        """Makes room for so many cells; the new ones are null."""
+
+    @abstractmethod
+    def take(self, cells: Cells) -> pa.Array[Any]:
+        """The values of some cells."""
+
+    @abstractmethod
+    def put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        """Sets the values of some cells; of those that repeat the last one counts."""
+
+
+def make_column(kind: pa.DataType) -> CellColumn:
+    """A column of an Arrow type, without cells."""
+    if pa.types.is_struct(kind):
+        return StructColumn(kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+        return FixedColumn(kind)
+    return VariableColumn(kind)
+
+
+class FixedColumn(CellColumn):
+    """Numbers, in place."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self.values: npt.NDArray[Any] = np.zeros(0, dtype=kind.to_pandas_dtype())
+        """By cell; anything where there is none."""
+        self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """By cell: whether there is a value."""
+
+    def grow(self, cells: int) -> None:
+        self.values = grown(self.values, cells, 0)
+        self.valid = grown(self.valid, cells, 0)
+
+    def take(self, cells: Cells) -> pa.Array[Any]:
+        valid = self.valid[cells]
+        return pa.array(self.values[cells], type=self._kind, mask=None if valid.all() else ~valid)
+
+    def put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        if values.null_count:
+            self.values[cells] = values.fill_null(0).to_numpy()
+            self.valid[cells] = values.is_valid().to_numpy(zero_copy_only=False)
+        else:
+            self.values[cells] = values.to_numpy()
+            self.valid[cells] = True
+
+
+class StructColumn(CellColumn):
+    """Fields, each in a column of its own."""
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._fields = list(kind)
+        self.children = [make_column(field.type) for field in kind]
+        """By field."""
+        self._valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+
+    def grow(self, cells: int) -> None:
+        self._valid = grown(self._valid, cells, 0)
+        for child in self.children:
+            child.grow(cells)
+
+    def take(self, cells: Cells) -> pa.Array[Any]:
+        return self.with_children(cells, [child.take(cells) for child in self.children])
+
+    def with_children(self, cells: Cells, children: list[pa.Array[Any]]) -> pa.Array[Any]:
+        """The structs of some cells, made of these children."""
+        missing = ~self._valid[cells]
+        mask = pa.array(missing) if missing.any() else None
+        if not children:
+            return pa.array([None if gone else {} for gone in missing.tolist()], type=pa.struct(self._fields))
+        return pa.StructArray.from_arrays(children, fields=self._fields, mask=mask)
+
+    def put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        structs: Any = values
+        self._valid[cells] = structs.is_valid().to_numpy(zero_copy_only=False) if structs.null_count else True
+        for child, column in zip(self.children, structs.flatten(), strict=True):
+            child.put(cells, column)
+
+
+class VariableColumn(CellColumn):
+    """Values of any size: appended, and compacted when most of them are out of date.
+
+    There are few chunks, because a new one is merged with those before it that are not larger.
+    """
+
+    def __init__(self, kind: pa.DataType) -> None:
+        self._kind = kind
+        self._chunks: list[pa.Array[Any]] = []
+        self._appended = 0  # Rows of all chunks.
+        self._rows: Cells = np.zeros(0, dtype=np.int64)  # By cell; -1 for null.
+        self._live = 0
+
+    def grow(self, cells: int) -> None:
+        self._rows = grown(self._rows, cells, -1)
+
+    def take(self, cells: Cells) -> pa.Array[Any]:
+        rows = self._rows[cells]
+        wanted = rows >= 0
+        if not wanted.any():
+            return pa.nulls(len(cells), self._kind)
+        if len(self._chunks) == 1:
+            return self._chunks[0].take(pa.array(rows, mask=None if wanted.all() else ~wanted))
+        starts = np.cumsum([0, *map(len, self._chunks)])
+        of_chunk = np.where(wanted, np.searchsorted(starts, rows, side="right") - 1, -1)
+        parts: list[pa.Array[Any]] = []
+        position = np.full(len(cells), -1, dtype=np.int64)
+        taken = 0
+        for i, chunk in enumerate(self._chunks):
+            at = np.flatnonzero(of_chunk == i)
+            parts.append(chunk.take(pa.array(rows[at] - starts[i])))
+            position[at] = taken + np.arange(len(at))
+            taken += len(at)
+        return pa.concat_arrays(parts).take(pa.array(position, mask=~wanted))
+
+    def put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        if not len(cells):
+            return
+        self._rows[cells] = np.where(
+            values.is_valid().to_numpy(zero_copy_only=False), self._appended + np.arange(len(values)), -1
+        )
+        self._append(values)
+        if self._appended > 2 * self._live + _SPARE_ROWS:
+            self._compact()
+
+    def _append(self, values: pa.Array[Any]) -> None:
+        self._appended += len(values)
+        self._chunks.append(values)
+        while len(self._chunks) > 1 and len(self._chunks[-2]) <= len(self._chunks[-1]):
+            last = self._chunks.pop()
+            self._chunks[-1] = pa.concat_arrays([self._chunks[-1], last])
+
+    def _compact(self) -> None:
+        used = np.flatnonzero(self._rows >= 0)
+        values = self.take(used)
+        self._rows[used] = np.arange(len(used))
+        self._chunks, self._appended, self._live = [values], len(values), len(values)
+
+
+def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:
+    """The array with room for so many cells: at least doubled, so that growing is cheap per cell."""
+    if cells <= len(array):
+        return array
+    larger = np.full(max(cells, 2 * len(array), 1024), fill, dtype=array.dtype)
+    larger[: len(array)] = array
+    return larger

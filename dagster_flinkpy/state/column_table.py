@@ -1,0 +1,192 @@
+"""State with one value per cell, read and written many cells at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.state.cell_columns import CellColumn, Cells, grown, make_column
+from dagster_flinkpy.state.int_index import IntIndex
+from dagster_flinkpy.state.keys import KeyCodec, KeySlots
+from dagster_flinkpy.state.layout import distinct_rows, sort_order
+from dagster_flinkpy.state.tables import OverlayTable
+
+__all__ = ["ColumnTable", "NamespacedCells"]
+
+Mask = npt.NDArray[np.bool_]
+
+_SLOT_BITS = 32
+
+
+class NamespacedCells:
+    """Numbers the pairs of key slot and namespace.
+
+    Args:
+        namespace_type: of the namespaces.
+    """
+
+    def __init__(self, namespace_type: TypeInformation) -> None:
+        self._type = namespace_type
+        self._codec = KeyCodec(namespace_type)
+        self._ids: dict[Hashable, int] = {}
+        self._index = IntIndex()
+        self._codes: Cells = np.zeros(0, dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def namespace_ids(self, namespaces: Sequence[Any]) -> list[int]:
+        """A number for each namespace."""
+        ids = self._ids
+        return [ids.setdefault(encoded, len(ids)) for encoded in self._codec.encode_all(namespaces)]
+
+    def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
+        """The cells of slots and namespaces, and for each cell that is new, in order, where it occurs first."""
+        codes = namespace_ids << _SLOT_BITS | slots
+        cells, first = self._index.add(codes)
+        self._codes = grown(self._codes, len(self._index), 0)
+        self._codes[len(self._index) - len(first) : len(self._index)] = codes[first]
+        return cells, first
+
+    def slots(self, cells: Cells) -> Cells:
+        """The slot of each cell."""
+        return self._codes[cells] & ((1 << _SLOT_BITS) - 1)
+
+    def ids(self, cells: Cells) -> Cells:
+        """The number of the namespace of each cell."""
+        return self._codes[cells] >> _SLOT_BITS
+
+    def namespaces(self) -> Sequence[Any]:
+        """The namespaces, by their numbers."""
+        return self._codec.decode_all(list(self._ids))
+
+    def column(self, cells: Cells) -> pa.Array[Any]:
+        """The namespace of each cell."""
+        return self._type.to_arrow(self.namespaces()).take(pa.array(self.ids(cells)))
+
+    def ids_of(self, column: pa.Array[Any]) -> Cells:
+        """The numbers of a column of namespaces."""
+        first, codes = distinct_rows(column)
+        ids = self.namespace_ids(self._type.from_arrow(column.take(pa.array(first))))
+        return np.array(ids, dtype=np.int64)[codes]
+
+    def clear(self) -> None:
+        """Forgets all."""
+        self._ids.clear()
+        self._index.clear()
+
+
+class ColumnTable(OverlayTable):
+    """VALUE, REDUCING and AGGREGATING state in columns. In storage it is what a :class:`CellTable` writes.
+
+    A cell is a number: the slot of the key, or what :attr:`cells` says for slot and namespace. A null is no value.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert self.value_type is not None
+        self._arrow_type = self.value_type.arrow_type
+        self.cells = None if self.namespace_type is None else NamespacedCells(self.namespace_type)
+        """Of state with a namespace."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self.column: CellColumn = make_column(self._arrow_type)
+        """The values. One that is written in place must be marked with :meth:`mark`."""
+        self._present: Mask = np.zeros(0, dtype=np.bool_)  # Whether the cell has a value.
+        self._changed: Mask = np.zeros(0, dtype=np.bool_)
+        self._stored: Mask = np.zeros(0, dtype=np.bool_)  # Whether storage has a value for the cell.
+
+    @property
+    def size(self) -> int:
+        return len(self.keys) if self.cells is None else len(self.cells)
+
+    def reserve(self) -> None:
+        """Makes room for all cells there are; call it after keys were touched or cells were added."""
+        size = self.size
+        if size > len(self._present):
+            self._present = grown(self._present, size, 0)
+            self._changed = grown(self._changed, size, 0)
+            self._stored = grown(self._stored, size, 0)
+            self.column.grow(len(self._present))
+
+    def contains(self, cells: Cells) -> Mask:
+        """Which cells have a value."""
+        self.reserve()
+        return self._present[cells]
+
+    def lookup(self, cells: Cells) -> pa.Array[Any]:
+        """The value of each cell; null where there is none."""
+        self.reserve()
+        values = self.column.take(cells)
+        missing = ~self._present[cells]
+        return values.take(pa.array(np.arange(len(cells)), mask=missing)) if missing.any() else values
+
+    def update(self, cells: Cells, values: pa.Array[Any]) -> None:
+        """Sets the value of each cell; of cells that repeat the last one counts, and a null deletes.
+
+        Args:
+            cells: may repeat.
+            values: with the Arrow type of the state.
+        """
+        self.reserve()
+        self.column.put(cells, values)
+        self._present[cells] = values.is_valid().to_numpy(zero_copy_only=False) if values.null_count else True
+        self._changed[cells] = True
+
+    def mark(self, cells: Cells) -> None:
+        """Says that the values of cells were written in place."""
+        self._present[cells] = True
+        self._changed[cells] = True
+
+    def delete(self, cells: Cells) -> None:
+        """Drops the values of cells."""
+        self.reserve()
+        self._present[cells] = False
+        self._changed[cells] = True
+
+    def load(self, keys: KeySlots) -> None:
+        for match in self._matches(keys):
+            slots = match.wanted + keys.first
+            if self.cells is None:
+                cells = slots
+            else:
+                cells, _ = self.cells.of(slots, self.cells.ids_of(match.run.take("namespace", match.rows)))
+            self.reserve()
+            live = ~match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False)
+            self.column.put(cells[live], match.run.take("value", match.rows[live]))
+            self._present[cells] = live
+            self._stored[cells] = live
+
+    def clear(self) -> None:
+        if self.cells is not None:
+            self.cells.clear()
+        self._reset()
+
+    def _changes(self) -> pa.Table | None:
+        keys = self.keys.all()
+        # What came and went since it was last written needs no tombstone.
+        cells = np.flatnonzero(self._changed & (self._present | self._stored))
+        if not len(cells) or keys is None:
+            return None
+        slots = cells if self.cells is None else self.cells.slots(cells)
+        arrays: dict[str, pa.Array[Any]] = {
+            "sort_key": pa.array(keys.sort_keys[slots]),
+            "key": keys.column.take(pa.array(slots)),
+            "value": self.lookup(cells),
+            "deleted": pa.array(~self._present[cells]),
+        }
+        if self.cells is not None:
+            arrays["namespace"] = self.cells.column(cells)
+        order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
+        schema = self.layout.local_schema
+        return pa.table([arrays[name] for name in schema.names], schema=schema).take(pa.array(order))
+
+    def _written(self) -> None:
+        self._stored[self._changed] = self._present[self._changed]
+        self._changed[:] = False
