@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.state import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    MapStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
-    ValueStateDescriptor,
-)
+from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
 from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.column_timers import ColumnTimers
+from dagster_flinkpy.state.factory import InternalState, make_state
 from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot
-from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
+from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import SortKeys, check_key_like, key_groups_of, make_sort_keys
-from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.states import (
-    InternalState,
-    KeyedAggregatingState,
-    KeyedListState,
-    KeyedMapState,
-    KeyedReducingState,
-    KeyedValueState,
-)
-from dagster_flinkpy.state.tables import CellTable, MapTable, OverlayTable
+from dagster_flinkpy.state.runs import RunFiles, system_time
+from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
 
@@ -43,6 +31,8 @@ __all__ = ["BackendStatistics", "ColumnarKeyedStateBackend", "KeyedStateBackend"
 
 OVERLAY_ROWS = 1_000_000
 """Keys and rows in the overlay above which it is written out and emptied before more are touched."""
+
+T = TypeVar("T", bound=OverlayTable)
 
 _TableId = tuple[bool, str]
 """Whether it is of timers, and the name."""
@@ -160,6 +150,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         store: rooted at the job's prefix.
         cache: local copies of runs.
         restored: where to start from; None for nothing.
+        now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
         overlay_rows: Keys and rows in memory above which the overlay is written out early. Default: 1,000,000.
     """
 
@@ -172,12 +163,13 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         store: ObjectStore,
         cache: RunCache,
         restored: KeyedSnapshot | None,
+        now: Callable[[], int] = system_time,
         overlay_rows: int = OVERLAY_ROWS,
     ) -> None:
         self._operator = operator
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
-        self._files = RunFiles(store, cache, key_groups)
+        self._files = RunFiles(store, cache, key_groups, now)
         self._cache = cache
         self._overlay_rows = overlay_rows
         self._keys = TouchedKeys()
@@ -186,6 +178,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         self._tables: dict[_TableId, OverlayTable] = {}
         self._states: dict[str, InternalState] = {}
         self._timers: dict[str, TimerQueue] = {}
+        self._full_cleanup: set[_TableId] = set()
         mine = restored.restrict(key_groups) if restored else None
         self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
 
@@ -207,6 +200,21 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
     def key_context(self) -> TouchedKeys:
         return self._keys
 
+    def touch_column(
+        self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
+    ) -> npt.NDArray[np.int64]:
+        """As :meth:`touch`, for keys in a column.
+
+        Args:
+            key_column: may repeat.
+            hashes: their Java hash codes.
+            beside: keep the slots of the batch that was touched before.
+        """
+        if not beside:
+            self._make_room()
+        sort_keys = make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes)
+        return self._touch_column(key_column, sort_keys)
+
     def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
         self._make_room()
         return self._touch(
@@ -226,11 +234,14 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
 
     def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
         handles = self._handles((False, descriptor.name))
-        state = _make_state(descriptor, namespace_type, self._keys, self._files, handles)
+        state = make_state(descriptor, namespace_type, self._keys, self._files, handles)
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
             self._states[descriptor.name] = state
             self._add((False, descriptor.name), state.table)
+            config = descriptor.ttl_config
+            if state.table.ttl and config is not None and config.get_cleanup_strategies().in_full_snapshot():
+                self._full_cleanup.add((False, descriptor.name))
         return self._states[descriptor.name]
 
     def get_timers(self, name: str, namespace_type: TypeInformation | None = None) -> TimerQueue:
@@ -249,6 +260,65 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             self._add((True, name), timers)
         return self._timers[name]
 
+    def get_columns(
+        self, descriptor: StateDescriptor, kind: StateKind, namespace_type: TypeInformation | None = None
+    ) -> ColumnTable:
+        """The state of a name, to be used in columns; the same object for the same name.
+
+        Args:
+            descriptor: name and type.
+            kind: of the state: one with one value per cell.
+            namespace_type: None for state without a namespace.
+
+        Raises:
+            ConfigurationError: it has a time to live, or is used per record in the same operator.
+            StateSchemaError: it was stored, or asked for before, with another kind or type; names both.
+        """
+        name = descriptor.name
+        if descriptor.ttl_config is not None:
+            raise ConfigurationError(f"state {name!r} has a time to live; use it per record, with process()")
+        identity = (False, name)
+        table = ColumnTable(
+            self._keys,
+            self._files,
+            self._handles(identity),
+            name,
+            kind,
+            namespace_type=namespace_type,
+            value_type=descriptor.type_info,
+        )
+        return self._declare(identity, table)
+
+    def get_column_timers(self, name: str, namespace_type: TypeInformation) -> ColumnTimers:
+        """The timers of a name, to be used in columns; the same object for the same name.
+
+        Raises:
+            ConfigurationError: they are used per record in the same operator.
+            StateSchemaError: they were stored, or asked for before, with another namespace type; names both.
+        """
+        identity = (True, name)
+        timers = ColumnTimers(
+            self._keys,
+            self._files,
+            self._handles(identity),
+            name,
+            namespace_type=namespace_type,
+            make_room=self._make_room,
+            touch=self._touch_column,
+        )
+        return self._declare(identity, timers)
+
+    def _declare(self, identity: _TableId, table: T) -> T:
+        self._check(identity, table)
+        if identity not in self._tables:
+            self._add(identity, table)
+        known = self._tables[identity]
+        if not isinstance(known, type(table)):
+            raise ConfigurationError(
+                f"operator {self._operator!r}: {table.name!r} is used per record and in columns; use it in one way"
+            )
+        return known
+
     def flush(self) -> None:
         """Writes what changed, and empties the overlay: no key is current, or touched, afterwards."""
         for table in self._tables.values():
@@ -261,6 +331,8 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         if self._key_type is not None:
             for identity, table in self._tables.items():
                 table.flush()
+                if identity in self._full_cleanup:
+                    table.runs.drop_expired()
                 tables[identity] = table.snapshot()
         return KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
 
@@ -279,20 +351,35 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         )
 
     def _touch(self, keys: Sequence[Any], key_column: pa.Array[Any], sort_keys: SortKeys) -> list[int]:
+        self._check_mine(key_column, sort_keys)
+        slots, added = self._keys.add(keys, key_column, sort_keys)
+        if added is not None:
+            self._load(added)
+        return slots
+
+    def _touch_column(self, key_column: pa.Array[Any], sort_keys: SortKeys) -> npt.NDArray[np.int64]:
+        self._check_mine(key_column, sort_keys)
+        slots, added = self._keys.add_column(key_column, sort_keys)
+        for keys in added:
+            self._load(keys)
+        return slots
+
+    def _load(self, keys: KeySlots) -> None:
+        self._keys_touched += len(keys.column)
+        for table in self._tables.values():
+            table.load(keys)
+
+    def _check_mine(self, key_column: pa.Array[Any], sort_keys: SortKeys) -> None:
         groups = key_groups_of(sort_keys)
         foreign = np.flatnonzero((groups < self._key_groups.start) | (groups > self._key_groups.end))
         if len(foreign):
             i = int(foreign[0])
+            assert self._key_type is not None
+            key = self._key_type.from_arrow(key_column.slice(i, 1))[0]
             raise ConfigurationError(
-                f"operator {self._operator!r}: key {keys[i]!r} is of key group {groups[i]}, but this subtask has "
+                f"operator {self._operator!r}: key {key!r} is of key group {groups[i]}, but this subtask has "
                 f"{self._key_groups.start} to {self._key_groups.end}; does the key selector give one record two keys?"
             )
-        slots, added = self._keys.add(keys, key_column, sort_keys)
-        if added is not None:
-            self._keys_touched += len(added.column)
-            for table in self._tables.values():
-                table.load(added)
-        return slots
 
     def _make_room(self) -> None:
         if len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows:
@@ -331,45 +418,3 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
 
 def _id_of(table: TableSnapshot) -> _TableId:
     return table.kind == "TIMER", table.name
-
-
-def _make_state(
-    descriptor: StateDescriptor,
-    namespace_type: TypeInformation | None,
-    keys: TouchedKeys,
-    files: RunFiles,
-    handles: Sequence[RunHandle],
-) -> InternalState:
-    if isinstance(descriptor, MapStateDescriptor):
-        entries = MapTable(
-            keys,
-            files,
-            handles,
-            descriptor.name,
-            "MAP",
-            namespace_type=namespace_type,
-            map_key_type=descriptor.key_type_info,
-            value_type=descriptor.value_type_info,
-        )
-        return KeyedMapState(entries)
-
-    def cells(kind: StateKind) -> CellTable:
-        return CellTable(
-            keys,
-            files,
-            handles,
-            descriptor.name,
-            kind,
-            namespace_type=namespace_type,
-            value_type=descriptor.type_info,
-        )
-
-    if isinstance(descriptor, ValueStateDescriptor):
-        return KeyedValueState(cells("VALUE"))
-    if isinstance(descriptor, ListStateDescriptor):
-        return KeyedListState(cells("LIST"))
-    if isinstance(descriptor, ReducingStateDescriptor):
-        return KeyedReducingState(cells("REDUCING"), descriptor.reduce_function)
-    if isinstance(descriptor, AggregatingStateDescriptor):
-        return KeyedAggregatingState(cells("AGGREGATING"), descriptor.agg_function)
-    raise ConfigurationError(f"state {descriptor.name!r}: {type(descriptor).__name__} is no kind of keyed state")
