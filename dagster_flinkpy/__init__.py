@@ -9,3 +9,7 @@ __version__ = "0.1.0"
 __all__ = ["__version__"]
 
 register("executor", "dagster_flinkpy.runtime.local_executor:LocalExecutor")
+register("file_enumerator", "dagster_flinkpy.connectors.file_source:FileEnumerator")
+register("file_reader", "dagster_flinkpy.connectors.file_source:read_lines")
+register("file_writer", "dagster_flinkpy.connectors.file_sink:FileWriter")
+register("file_committer", "dagster_flinkpy.connectors.file_sink:file_committer")

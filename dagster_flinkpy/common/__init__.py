@@ -1,14 +1,29 @@
 """Types, time and watermarks (``pyflink.common``)."""
 
-from dagster_flinkpy.common.time import Duration, Time
+from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.serialization import (
+    ByteArraySchema,
+    DeserializationSchema,
+    Encoder,
+    SerializationSchema,
+    SimpleStringSchema,
+)
+from dagster_flinkpy.common.time import Duration, Instant, Time
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row, RowKind
 from dagster_flinkpy.common.watermark_strategy import TimestampAssigner, WatermarkStrategy
 
 __all__ = [
+    "ByteArraySchema",
+    "Configuration",
+    "DeserializationSchema",
     "Duration",
+    "Encoder",
+    "Instant",
     "Row",
     "RowKind",
+    "SerializationSchema",
+    "SimpleStringSchema",
     "Time",
     "TimestampAssigner",
     "TypeInformation",

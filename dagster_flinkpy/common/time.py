@@ -1,11 +1,11 @@
-"""Durations, as ``pyflink.common.time`` names them."""
+"""Durations and instants, as ``pyflink.common.time`` names them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
 
-__all__ = ["Duration", "Time", "to_millis"]
+__all__ = ["Duration", "Instant", "Time", "to_millis"]
 
 
 @dataclass(frozen=True, order=True)
@@ -17,6 +17,9 @@ class Time:
     def to_milliseconds(self) -> int:
         """The span in milliseconds."""
         return self.millis
+
+    def __str__(self) -> str:
+        return f"{self.millis} ms"
 
     @staticmethod
     def milliseconds(milliseconds: int) -> Time:
@@ -78,6 +81,26 @@ class Duration:
     def of_millis(millis: int) -> Duration:
         """A span of so many milliseconds."""
         return Duration(millis)
+
+
+@dataclass(frozen=True, order=True, repr=False)
+class Instant:
+    """A point in time: seconds and nanoseconds since the epoch, UTC. ``Types.INSTANT()`` keeps its microseconds."""
+
+    seconds: int
+    nanos: int
+
+    def to_epoch_milli(self) -> int:
+        """Milliseconds since the epoch."""
+        return self.seconds * 1000 + self.nanos // 1_000_000
+
+    @staticmethod
+    def of_epoch_milli(epoch_milli: int) -> Instant:
+        """The instant so many milliseconds after the epoch."""
+        return Instant(epoch_milli // 1000, epoch_milli % 1000 * 1_000_000)
+
+    def __repr__(self) -> str:
+        return f"Instant<{self.seconds}, {self.nanos}>"
 
 
 def to_millis(span: Time | Duration | timedelta) -> int:

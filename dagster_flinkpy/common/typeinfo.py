@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedKeyTypeError
 
@@ -93,7 +94,7 @@ class BasicTypeInfo(TypeInformation):
     """A type with one Arrow column and plain Python values."""
 
     def __init__(self, name: str, arrow_type: pa.DataType) -> None:
-        self._name = name
+        self.name = name
         self._arrow_type = arrow_type
         self._by_numpy = (
             pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type)
@@ -108,7 +109,7 @@ class BasicTypeInfo(TypeInformation):
         try:
             return self._build(values)
         except _ARROW_REFUSES as e:
-            raise TypeMismatchError(f"declared {self._name}, produced {self._first_misfit(values)}") from e
+            raise TypeMismatchError(f"declared {self.name}, produced {self._first_misfit(values)}") from e
 
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if self._fits is None:
@@ -138,10 +139,10 @@ class BasicTypeInfo(TypeInformation):
         return listed
 
     def to_json(self) -> Json:
-        return {"type": self._name}
+        return {"type": self.name}
 
     def __repr__(self) -> str:
-        return f"Types.{self._name}()"
+        return f"Types.{self.name}()"
 
 
 class PickledBytesTypeInfo(TypeInformation):
@@ -400,6 +401,8 @@ _BASIC: dict[str, pa.DataType] = {
     "SQL_TIME": pa.time64("us"),
     "SQL_TIMESTAMP": pa.timestamp("us"),
     "BYTES": pa.binary(),
+    "BIG_INT": pa.decimal256(76, 0),
+    "INSTANT": pa.timestamp("us", tz="UTC"),
 }
 
 
@@ -455,6 +458,16 @@ class Types:
     def BIG_DEC() -> TypeInformation:
         """``decimal.Decimal``; 38 digits, 18 of them after the point."""
         return _basic("BIG_DEC")
+
+    @staticmethod
+    def BIG_INT() -> TypeInformation:
+        """``int`` of up to 76 digits."""
+        return _basic("BIG_INT")
+
+    @staticmethod
+    def INSTANT() -> TypeInformation:
+        """:class:`~dagster_flinkpy.common.time.Instant`, in microseconds."""
+        return _basic("INSTANT")
 
     @staticmethod
     def SQL_DATE() -> TypeInformation:
@@ -519,8 +532,35 @@ class Types:
         return PickledBytesTypeInfo()
 
 
+class _BigIntTypeInfo(BasicTypeInfo):
+    """Python's ``int``, wider than Arrow's."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if any(not isinstance(v, (int, type(None))) or isinstance(v, bool) for v in values):
+            raise TypeError("not int")
+        return pa.array([None if v is None else decimal.Decimal(v) for v in values], type=self._arrow_type)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        return [None if v is None else int(v) for v in column.to_pylist()]
+
+
+class _InstantTypeInfo(BasicTypeInfo):
+    """:class:`Instant`."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if any(not isinstance(v, (Instant, type(None))) for v in values):
+            raise TypeError("not Instant")
+        micros = [None if v is None else v.seconds * 1_000_000 + v.nanos // 1000 for v in values]
+        return pa.array(micros, type=pa.int64()).cast(self._arrow_type)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        micros = column.cast(pa.int64()).to_pylist()
+        return [None if v is None else Instant(v // 1_000_000, v % 1_000_000 * 1000) for v in micros]
+
+
 def _basic(name: str) -> BasicTypeInfo:
-    return BasicTypeInfo(name, _BASIC[name])
+    kinds = {"BIG_INT": _BigIntTypeInfo, "INSTANT": _InstantTypeInfo}
+    return kinds.get(name, BasicTypeInfo)(name, _BASIC[name])
 
 
 def type_from_json(description: Json) -> TypeInformation:

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.arrow_types import row_type_of
+from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
@@ -216,32 +215,6 @@ class _ParquetEnumerator(SplitEnumerator):
         }
 
 
-class _RangedFile(io.RawIOBase):
-    """An object as a file that fetches what is read of it."""
-
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store, self._key, self._size, self._position = store, key, size, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset + (0, self._position, self._size)[whence]
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._store.get_range(self._key, self._position, min(len(buffer), self._size - self._position))
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)
-
-
 @contextmanager
 def _naming(store: ObjectStore, key: str) -> Iterator[None]:
     """Turns what goes wrong with one file into a SourceReadError that names it."""
@@ -252,7 +225,7 @@ def _naming(store: ObjectStore, key: str) -> Iterator[None]:
 
 
 def _open(store: ObjectStore, key: str, size: int) -> pq.ParquetFile:
-    return pq.ParquetFile(_RangedFile(store, key, size), pre_buffer=True)
+    return pq.ParquetFile(RangedFile(store, key, size), pre_buffer=True)
 
 
 def _version(info: ObjectInfo) -> str:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.registry import resolve
 
@@ -22,6 +23,8 @@ class ExecutionSettings:
     savepoint_path: str | None = None
     """The checkpoint or savepoint to start from."""
     allow_non_restored_state: bool = False
+    checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
+    """The other checkpoint settings of the program."""
 
 
 @dataclass(frozen=True)

@@ -4,39 +4,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from itertools import islice
+from dataclasses import replace
 from typing import Any
 
+from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor
+from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, build_job_graph
-from dagster_flinkpy.datastream.operators import CollectSpec, OperatorSpec, SourceSpec
+from dagster_flinkpy.datastream.operators import CollectSpec, OperatorSpec, ReduceSpec, SourceSpec, TimestampsSpec
 from dagster_flinkpy.datastream.transformation import Input, Transformation
-from dagster_flinkpy.errors import ConfigurationError, ParallelismError
+from dagster_flinkpy.errors import ParallelismError
 from dagster_flinkpy.key_groups import compute_default_max_parallelism
 
-__all__ = ["CheckpointConfig", "StreamExecutionEnvironment"]
-
-
-@dataclass
-class CheckpointConfig:
-    """Checkpoint settings of a program."""
-
-    interval: timedelta | None = None
-    """Time between two checkpoints; None: no periodic trigger."""
-    storage_dir: str | None = None
-    """Where checkpoints go: a directory or ``s3://bucket/prefix``."""
-
-    def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
-        """Sets where checkpoints go."""
-        self.storage_dir = checkpoint_path
-        return self
+__all__ = ["StreamExecutionEnvironment"]
 
 
 class StreamExecutionEnvironment:
@@ -44,14 +32,22 @@ class StreamExecutionEnvironment:
 
     def __init__(self) -> None:
         self._transformations: list[Transformation] = []
+        self._runtime_mode = RuntimeExecutionMode.STREAMING
         self._parallelism = 1
         self._max_parallelism: int | None = None
         self._checkpoint_config = CheckpointConfig()
 
     @staticmethod
-    def get_execution_environment() -> StreamExecutionEnvironment:
-        """A new, empty environment."""
-        return StreamExecutionEnvironment()
+    def get_execution_environment(configuration: Configuration | None = None) -> StreamExecutionEnvironment:
+        """A new, empty environment.
+
+        Args:
+            configuration: See :meth:`configure`.
+        """
+        env = StreamExecutionEnvironment()
+        if configuration is not None:
+            env.configure(configuration)
+        return env
 
     # --- settings ----------------------------------------------------------------------------------------------------
 
@@ -73,11 +69,39 @@ class StreamExecutionEnvironment:
         """The default number of key groups; None: from the parallelism, by Flink's rule."""
         return self._max_parallelism
 
-    def enable_checkpointing(self, interval: int) -> StreamExecutionEnvironment:
-        """Wishes for a checkpoint each ``interval`` milliseconds; `build_checkpoint_sensor` reads it."""
-        if interval < 10:
-            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {interval}")
-        self._checkpoint_config.interval = timedelta(milliseconds=interval)
+    def configure(self, configuration: Configuration) -> None:
+        """Takes the options that there are here; all others are left alone.
+
+        They are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
+        ``execution.checkpointing.interval`` and ``execution.checkpointing.dir``.
+        """
+        options = configuration.to_dict()
+        if "parallelism.default" in options:
+            self.set_parallelism(configuration.get_integer("parallelism.default", 1))
+        if "pipeline.max-parallelism" in options:
+            self.set_max_parallelism(configuration.get_integer("pipeline.max-parallelism", 128))
+        if "execution.runtime-mode" in options:
+            self.set_runtime_mode(RuntimeExecutionMode[options["execution.runtime-mode"].upper()])
+        if "execution.checkpointing.interval" in options:
+            self._checkpoint_config.interval = parse_duration(options["execution.checkpointing.interval"])
+        if "execution.checkpointing.dir" in options:
+            self._checkpoint_config.storage_dir = options["execution.checkpointing.dir"]
+
+    def set_runtime_mode(self, execution_mode: RuntimeExecutionMode) -> StreamExecutionEnvironment:
+        """Sets whether results come record by record, or once at the end of bounded input."""
+        self._runtime_mode = execution_mode
+        return self
+
+    def enable_checkpointing(self, interval: int, mode: CheckpointingMode | None = None) -> StreamExecutionEnvironment:
+        """Wishes for a checkpoint each ``interval`` milliseconds; `build_checkpoint_sensor` reads it.
+
+        Args:
+            interval: Milliseconds.
+            mode: EXACTLY_ONCE by default.
+        """
+        self._checkpoint_config.set_checkpoint_interval(interval)
+        if mode is not None:
+            self._checkpoint_config.set_checkpointing_mode(mode)
         return self
 
     def get_checkpoint_config(self) -> CheckpointConfig:
@@ -107,7 +131,18 @@ class StreamExecutionEnvironment:
         """A stream of the values of a collection. Without ``type_info`` they travel pickled."""
         type_info = type_info or PickledBytesTypeInfo()
         source = CollectionSource(list(collection), type_info)
-        return self.from_source(source, WatermarkStrategy.no_watermarks(), "Collection Source")
+        stream = self.from_source(source, WatermarkStrategy.no_watermarks(), "Collection Source")
+        return stream.set_parallelism(1)  # Flink: forceNonParallel
+
+    def read_text_file(self, file_path: str, charset_name: str = "UTF-8") -> DataStream:
+        """A stream of the lines of a file, or of the files in a folder.
+
+        Args:
+            file_path: A local path or ``s3://bucket/prefix``.
+            charset_name: Their encoding.
+        """
+        source = FileSource.for_record_stream_format(StreamFormat.text_line_format(charset_name), file_path).build()
+        return self.from_source(source, WatermarkStrategy.no_watermarks(), "Text File Source")
 
     # --- the program -------------------------------------------------------------------------------------------------
 
@@ -130,7 +165,8 @@ class StreamExecutionEnvironment:
         """
         return self._build(self._transformations)
 
-    def _build(self, transformations: Sequence[Transformation]) -> JobGraph:
+    def _build(self, roots: Sequence[Transformation]) -> JobGraph:
+        transformations = _upstream(roots)
         uids = _uids(transformations)
         vertices = [self._vertex(t, uids[id(t)]) for t in transformations]
         edges: list[JobEdge] = []
@@ -154,7 +190,7 @@ class StreamExecutionEnvironment:
         return JobVertex(
             uid=uid,
             name=t.name,
-            spec=t.spec,
+            spec=self._fit(t.spec),
             parallelism=parallelism,
             max_parallelism=key_groups,
             max_parallelism_set=max_parallelism is not None,
@@ -165,18 +201,49 @@ class StreamExecutionEnvironment:
             slot_sharing_group=t.slot_sharing_group,
         )
 
+    def _fit(self, spec: OperatorSpec) -> OperatorSpec:
+        """The operator as it is in this runtime mode."""
+        if self._runtime_mode is not RuntimeExecutionMode.BATCH:
+            return spec
+        if isinstance(spec, (SourceSpec, TimestampsSpec)):
+            return replace(spec, watermark_strategy=replace(spec.watermark_strategy, max_out_of_orderness=None))
+        return replace(spec, final_only=True) if isinstance(spec, ReduceSpec) else spec
+
     def _settings(self, job_name: str | None) -> ExecutionSettings:
-        return ExecutionSettings(job_name or "flink-job", self._checkpoint_config.storage_dir)
+        return ExecutionSettings(
+            job_name or "flink-job", self._checkpoint_config.storage_dir, checkpointing=self._checkpoint_config
+        )
 
     def execute(self, job_name: str | None = None) -> JobExecutionResult:
-        """Runs the program until its input has ended and all sinks have committed."""
-        return get_executor().execute(self.get_job_graph(), self._settings(job_name))
+        """Runs the program until its input has ended and all sinks have committed.
 
-    def _execute_and_collect(self, inputs: tuple[Input, ...], job_name: str | None, limit: int | None) -> Iterator[Any]:
+        The environment then forgets it, as in Flink: what is declared next is another program.
+        """
+        graph = self.get_job_graph()
+        self._transformations.clear()
+        return get_executor().execute(graph, self._settings(job_name))
+
+    def _execute_and_collect(self, inputs: tuple[Input, ...], job_name: str | None) -> Iterator[Any]:
         collect = Transformation("Collect", CollectSpec(), [inputs], inputs[0].type_info)
         graph = self._build([*self._transformations, collect])
-        records = get_executor().execute_and_collect(graph, self._settings(job_name))
-        return islice(records, limit)
+        self._transformations.clear()
+        return get_executor().execute_and_collect(graph, self._settings(job_name))
+
+
+def _upstream(roots: Sequence[Transformation]) -> list[Transformation]:
+    """The operators and all that they read, inputs first."""
+    found: dict[int, Transformation] = {}
+
+    def visit(t: Transformation) -> None:
+        if id(t) not in found:
+            for united in t.inputs:
+                for i in united:
+                    visit(i.transformation)
+            found[id(t)] = t
+
+    for t in roots:
+        visit(t)
+    return list(found.values())
 
 
 def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:

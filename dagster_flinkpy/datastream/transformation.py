@@ -20,6 +20,7 @@ class Transformation:
     inputs: list[tuple[Input, ...]]
     """Per input of the operator the streams that are united in it."""
     output_type: TypeInformation
+    description: str = ""
     uid: str | None = None
     parallelism: int | None = None
     max_parallelism: int | None = None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
+from dagster_flinkpy.checkpoint.config import CheckpointConfig, CheckpointingMode
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import CollectSpec
@@ -56,7 +57,7 @@ class LocalExecutor:
                 job_id = _job_id(settings.job_name) + (f".{i}" if len(regions) > 1 else "")
                 attempt = JobAttempt(
                     region,
-                    JobConfig(job_id, StorageLocation(folder)),
+                    JobConfig(job_id, StorageLocation(folder), checkpointing=_checkpointing(settings)),
                     owner="env.execute()",
                     restore_from=settings.savepoint_path,
                     allow_non_restored_state=settings.allow_non_restored_state,
@@ -72,6 +73,18 @@ class LocalExecutor:
                                 f"job {job_id!r}: there is nothing more to read, but the input does not end; "
                                 "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
                             )
+
+
+def _checkpointing(settings: ExecutionSettings) -> CheckpointConfig:
+    declared = settings.checkpointing
+    return CheckpointConfig(
+        interval=declared.interval,
+        mode=CheckpointingMode(declared.mode.name),
+        timeout=declared.timeout,
+        min_pause=declared.min_pause,
+        max_concurrent=declared.max_concurrent,
+        tolerable_failed=declared.tolerable_failed,
+    )
 
 
 def _job_id(name: str) -> str:

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.connectors.parquet_sink import ParquetCommitter, ParquetSink, ParquetWriter
+from dagster_flinkpy.connectors.parquet_sink import ParquetSink, ParquetWriter
+from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -218,7 +219,7 @@ class Flaky(LocalObjectStore):
 def test_commit_is_tried_again_with_growing_pauses(tmp_path):
     requests = stage(StorageLocation(str(tmp_path)), [1])
     waited = []
-    assert ParquetCommitter(Flaky(tmp_path, 4), COMMITTER, wait=waited.append).commit(requests) == 0
+    assert StagedFileCommitter(Flaky(tmp_path, 4), COMMITTER, wait=waited.append).commit(requests) == 0
     assert waited == [0.1, 0.2, 0.4, 0.8]
     assert visible(StorageLocation(str(tmp_path))) == [1]
 
@@ -227,6 +228,6 @@ def test_commit_gives_up_after_ten_tries_and_can_be_repeated(tmp_path):
     requests = stage(StorageLocation(str(tmp_path)), [1], checkpoint_id=5)
     waited = []
     with pytest.raises(SinkCommitError, match=r"checkpoint 5 .*after 10 tries: 503 Slow Down"):
-        ParquetCommitter(Flaky(tmp_path, 99), COMMITTER, wait=waited.append).commit(requests)
+        StagedFileCommitter(Flaky(tmp_path, 99), COMMITTER, wait=waited.append).commit(requests)
     assert len(waited) == 9
     assert committer(StorageLocation(str(tmp_path))).commit(requests) == 0

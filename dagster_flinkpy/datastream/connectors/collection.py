@@ -10,7 +10,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 
-__all__ = ["CollectionSource"]
+__all__ = ["CollectionSource", "SliceEnumerator"]
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ class CollectionSource(Source):
         return self._type_info
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        return _CollectionEnumerator(len(self._column), self._records_per_epoch, (restored or {}).get("next", 0))
+        return SliceEnumerator(len(self._column), self._records_per_epoch, (restored or {}).get("next", 0))
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         end = split.properties["end"]
@@ -52,7 +52,7 @@ class CollectionSource(Source):
             yield self._column.slice(start, stop - start), stop
 
 
-class _CollectionEnumerator(SplitEnumerator):
+class SliceEnumerator(SplitEnumerator):
     """Deals out consecutive slices."""
 
     def __init__(self, total: int, per_epoch: int | None, start: int) -> None:

@@ -1,0 +1,134 @@
+"""Options by name (``pyflink.common.configuration``)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["Configuration", "parse_duration"]
+
+_UNITS = {"ms": 0.001, "s": 1, "sec": 1, "min": 60, "m": 60, "h": 3600, "d": 86400, "": 0.001}
+_DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
+
+
+class Configuration:
+    """Options as strings, set and read with a type.
+
+    Args:
+        other: Starts with its options.
+    """
+
+    def __init__(self, other: Configuration | None = None) -> None:
+        self._options: dict[str, str] = {} if other is None else other.to_dict()
+
+    @classmethod
+    def from_dict(cls, map: Mapping[str, str]) -> Configuration:
+        """The options of a dict."""
+        configuration = cls()
+        for key, value in map.items():
+            configuration.set_string(key, value)
+        return configuration
+
+    def get_string(self, key: str, default_value: str) -> str:
+        """The option, or the default."""
+        return self._options.get(key, default_value)
+
+    def set_string(self, key: str, value: str) -> Configuration:
+        """Sets an option."""
+        self._options[key] = str(value)
+        return self
+
+    def get_integer(self, key: str, default_value: int) -> int:
+        """The option as a number, or the default.
+
+        Raises:
+            ConfigurationError: It is not a number.
+        """
+        try:
+            return int(self._options[key]) if key in self._options else default_value
+        except ValueError:
+            raise ConfigurationError(f"option {key!r} is not a whole number: {self._options[key]!r}") from None
+
+    def set_integer(self, key: str, value: int) -> Configuration:
+        """Sets an option."""
+        return self.set_string(key, str(value))
+
+    def get_boolean(self, key: str, default_value: bool) -> bool:
+        """The option as a truth value, or the default.
+
+        Raises:
+            ConfigurationError: It is neither ``true`` nor ``false``.
+        """
+        text = self._options.get(key, str(default_value)).lower()
+        if text not in ("true", "false"):
+            raise ConfigurationError(f"option {key!r} is neither true nor false: {text!r}")
+        return text == "true"
+
+    def set_boolean(self, key: str, value: bool) -> Configuration:
+        """Sets an option."""
+        return self.set_string(key, str(value).lower())
+
+    def get_float(self, key: str, default_value: float) -> float:
+        """The option as a number, or the default.
+
+        Raises:
+            ConfigurationError: It is not a number.
+        """
+        try:
+            return float(self._options.get(key, default_value))
+        except ValueError:
+            raise ConfigurationError(f"option {key!r} is not a number: {self._options[key]!r}") from None
+
+    def set_float(self, key: str, value: float) -> Configuration:
+        """Sets an option."""
+        return self.set_string(key, str(float(value)))
+
+    def key_set(self) -> set[str]:
+        """Names of all options."""
+        return set(self._options)
+
+    def contains_key(self, key: str) -> bool:
+        """Whether the option is set."""
+        return key in self._options
+
+    def to_dict(self) -> dict[str, str]:
+        """A copy of all options."""
+        return dict(self._options)
+
+    def add_all_to_dict(self, target_dict: dict[str, str]) -> None:
+        """Puts all options into a dict."""
+        target_dict.update(self._options)
+
+    def add_all(self, other: Configuration, prefix: str | None = None) -> Configuration:
+        """Takes the options of another one, their names behind the prefix."""
+        for key, value in other.to_dict().items():
+            self._options[(prefix or "") + key] = value
+        return self
+
+    def remove_config(self, key: str) -> bool:
+        """Removes an option; whether there was one."""
+        return self._options.pop(key, None) is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Configuration) and self._options == other._options
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._options.items()))
+
+    def __str__(self) -> str:
+        return str(self._options)
+
+
+def parse_duration(text: str) -> timedelta:
+    """A duration as Flink's options write it: ``10 s``, ``500ms``, ``3min``; a bare number is milliseconds.
+
+    Raises:
+        ConfigurationError: It is not one.
+    """
+    match = _DURATION.fullmatch(text.lower())
+    if match is None or match[2] not in _UNITS:
+        raise ConfigurationError(f"not a duration: {text!r}; write '10 s', '500 ms', '3 min', '1 h' or '1 d'")
+    return timedelta(seconds=int(match[1]) * _UNITS[match[2]])

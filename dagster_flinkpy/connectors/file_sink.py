@@ -1,0 +1,72 @@
+"""What executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSink`: files of lines, in two phases."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, StagedUpload, file_name
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json, SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.connectors.file_system import FileSink
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["FileWriter", "file_committer"]
+
+
+def file_committer(sink: FileSink, context: CommitterInitContext) -> StagedFileCommitter:
+    """The committer of a sink."""
+    prefix = f"{sink.output_file_config.part_prefix}-"
+    return StagedFileCommitter(StorageLocation(sink.base_path).open(), context, prefix=prefix)
+
+
+class FileWriter(SinkWriter):
+    """Writes one epoch of one subtask: a file, or several where they become full.
+
+    Args:
+        sink: Where and how.
+        context: Who is writing.
+        type_info: Of the records.
+    """
+
+    def __init__(self, sink: FileSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        self._sink = sink
+        self._type_info = type_info
+        self._store = StorageLocation(sink.base_path).open()
+        self._name = file_name(context)
+        self._upload: StagedUpload | None = None
+        self._rows = 0
+        self._finished: list[StagedFile] = []
+        self._uploads: list[StagedUpload] = []
+
+    def write(self, column: pa.Array) -> None:
+        encode, limit = self._sink.encoder.encode, self._sink.rolling_policy.part_size
+        for record in self._type_info.from_arrow(column):
+            if self._upload is None:
+                self._upload = self._begin()
+            self._upload.write(encode(self._type_info, record))
+            self._rows += 1
+            if limit is not None and self._upload.tell() >= limit:
+                self._finish()
+
+    def _begin(self) -> StagedUpload:
+        bucket = self._sink.bucket_assigner.bucket_id(datetime.now(timezone.utc))
+        config = self._sink.output_file_config
+        name = f"{config.part_prefix}-{self._name}-{len(self._finished)}{config.part_suffix}"
+        upload = StagedUpload(self._store, f"{bucket}/{name}" if bucket else name)
+        self._uploads.append(upload)
+        return upload
+
+    def _finish(self) -> None:
+        if self._upload is not None:
+            self._finished.append(self._upload.finish(self._rows))
+        self._upload, self._rows = None, 0
+
+    def prepare_commit(self) -> list[Json]:
+        self._finish()
+        return [file.to_json() for file in self._finished]
+
+    def abort(self) -> None:
+        for upload in self._uploads:
+            upload.abort()

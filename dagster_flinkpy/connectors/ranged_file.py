@@ -1,0 +1,44 @@
+"""An object of a store as a file that can be read."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["RangedFile"]
+
+
+class RangedFile(io.RawIOBase):
+    """An object as a file that fetches what is read of it.
+
+    Args:
+        store: Where it is.
+        key: Its name.
+        size: Its bytes.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._store, self._key, self._size, self._position = store, key, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        if self._position >= self._size:
+            return 0
+        data = self._store.get_range(self._key, self._position, min(len(buffer), self._size - self._position))
+        buffer[: len(data)] = data
+        self._position += len(data)
+        return len(data)

@@ -1,0 +1,259 @@
+"""Files that are staged as uploads nobody sees, and completed after the checkpoint: the two phases of file sinks.
+
+Completing an upload a second time is recognised by what the object is made of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+from urllib.parse import quote
+
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitterInitContext,
+    Json,
+    SinkCommitter,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import (
+    PathEscapesPrefixError,
+    PreconditionFailedError,
+    SinkCommitError,
+    StorageError,
+    UploadNotFoundError,
+)
+from dagster_flinkpy.storage import ObjectStore, UploadedPart, check_relative
+
+__all__ = ["PART_BYTES", "StagedFile", "StagedFileCommitter", "StagedUpload", "file_name"]
+
+PART_BYTES = 8 << 20
+"""Size of the parts of an upload; S3 wants at least 5 MiB in each part but the last."""
+
+_COMMIT_TRIES = 10
+_COMMIT_THREADS = 8
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A staged file, as checkpoint metadata keeps it."""
+
+    key: str
+    """Relative to the sink's location."""
+    upload_id: str
+    parts: tuple[UploadedPart, ...]
+    rows: int
+    bytes: int
+    sha256: str
+    """Of the whole file, in hex."""
+
+    def to_json(self) -> Json:
+        """For checkpoint metadata."""
+        return {
+            "key": self.key,
+            "upload_id": self.upload_id,
+            "parts": [[part.number, part.etag] for part in self.parts],
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "sha256": self.sha256,
+        }
+
+    @staticmethod
+    def from_json(data: Json) -> StagedFile:
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            SinkCommitError: It is not that, or its key leads out of the location.
+        """
+        try:
+            return StagedFile(
+                check_relative(data["key"]),
+                data["upload_id"],
+                tuple(UploadedPart(int(number), str(etag)) for number, etag in data["parts"]),
+                int(data["rows"]),
+                int(data["bytes"]),
+                str(data["sha256"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, PathEscapesPrefixError) as error:
+            raise SinkCommitError(f"not a committable of a file sink: {data!r} ({error!r})") from error
+
+
+class StagedUpload(io.RawIOBase):
+    """A file being written that goes out in parts, begun with the first byte.
+
+    Args:
+        store: Rooted at the sink's location.
+        key: Name of the file.
+        part_bytes: Size of the parts that are sent.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, part_bytes: int = PART_BYTES) -> None:
+        self._store = store
+        self._key = key
+        self._part_bytes = part_bytes
+        self._upload_id: str | None = None
+        self._parts: list[UploadedPart] = []
+        self._pending = bytearray()
+        self._digest = hashlib.sha256()
+        self._size = 0
+        self._aborted = False
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._size
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._aborted:  # the Parquet footer, when the writer is dropped
+            return len(view)
+        self._pending += view
+        self._digest.update(view)
+        self._size += len(view)
+        while len(self._pending) >= self._part_bytes:
+            self._send(self._part_bytes)
+        return len(view)
+
+    def _send(self, size: int) -> None:
+        if self._upload_id is None:
+            self._upload_id = self._store.create_upload(self._key)
+        number = len(self._parts) + 1
+        self._parts.append(self._store.upload_part(self._key, self._upload_id, number, bytes(self._pending[:size])))
+        del self._pending[:size]
+
+    def finish(self, rows: int) -> StagedFile:
+        """Sends what is left, and gives what is needed to complete the upload."""
+        if self._pending:
+            self._send(len(self._pending))
+        return StagedFile(
+            self._key, self._upload_id or "", tuple(self._parts), rows, self._size, self._digest.hexdigest()
+        )
+
+    def abort(self) -> None:
+        """Drops what was written."""
+        self._pending.clear()
+        self._aborted = True
+        if self._upload_id is not None:
+            with suppress(StorageError):  # what stays is found by abort_lingering
+                self._store.abort_upload(self._key, self._upload_id)
+
+
+class StagedFileCommitter(SinkCommitter):
+    """Completes staged uploads: in the order of checkpoints, the files of one checkpoint side by side.
+
+    Args:
+        store: Rooted at the sink's location.
+        context: Who is committing.
+        prefix: What the names of the sink's files start with, before job and uid.
+        wait: Waits so many seconds between two tries.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        context: CommitterInitContext,
+        *,
+        prefix: str = "",
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._store = store
+        self._mine = f"{prefix}{_name_start(context.job_id, context.uid)}"
+        self._wait = wait
+
+    def commit(self, requests: Sequence[CommitRequest]) -> int:
+        before = 0
+        with ThreadPoolExecutor(_COMMIT_THREADS, "file-commit") as pool:
+            for _, group in groupby(sorted(requests, key=_checkpoint), key=_checkpoint):
+                pending = [pool.submit(self._commit_one, request) for request in group]
+                # All are tried, so that one lost file does not hide the others; then the first error is raised.
+                before += sum([future.result() for future in pending if future.exception() is None])
+                for future in pending:
+                    future.result()
+        return before
+
+    def _commit_one(self, request: CommitRequest) -> bool:
+        """Commits one file; says whether it was there before."""
+        file = StagedFile.from_json(request.committable)
+        where = f"{self._store.url}/{file.key} of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
+        there: bool | None = None
+        for tries in range(1, _COMMIT_TRIES + 1):
+            try:
+                if there is None:
+                    there = any(info.key == file.key for info in self._store.list(file.key))
+                self._complete(file, where)
+                return there
+            except StorageError as error:
+                if tries == _COMMIT_TRIES:
+                    raise SinkCommitError(
+                        f"cannot commit {where} after {tries} tries: {error}. The checkpoint keeps it; run again."
+                    ) from error
+                self._wait(min(0.1 * 2 ** (tries - 1), 10.0))
+        raise AssertionError("unreachable")
+
+    def _complete(self, file: StagedFile, where: str) -> None:
+        try:
+            self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+        except PreconditionFailedError as error:
+            if self._is(file):
+                return
+            raise SinkCommitError(
+                f"cannot commit {where}: another object has its name. Its {file.rows} rows are not in the table; they "
+                f"stay staged as upload {file.upload_id!r}. Move the other object away and run again."
+            ) from error
+        except UploadNotFoundError as error:
+            if self._is(file):
+                return
+            raise SinkCommitError(
+                f"cannot commit {where}: its upload is gone and the file is not there, so its {file.rows} rows are "
+                "lost. Either the upload was aborted (by a lifecycle rule of the bucket?) or the file was deleted "
+                "after it was committed. Restore from an older checkpoint to write the rows again."
+            ) from error
+
+    def _is(self, file: StagedFile) -> bool:
+        """Whether the object there is the file, whatever its ETag is made of (encrypted objects have odd ones)."""
+        if not any(info.key == file.key and info.size == file.bytes for info in self._store.list(file.key)):
+            return False
+        digest = hashlib.sha256()
+        for start in range(0, file.bytes, PART_BYTES):
+            digest.update(self._store.get_range(file.key, start, PART_BYTES))
+        return digest.hexdigest() == file.sha256
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        kept = {(file.key, file.upload_id) for file in (StagedFile.from_json(r.committable) for r in keep)}
+        lingering = [
+            upload
+            for upload in self._store.list_uploads()
+            if upload.key.rpartition("/")[2].startswith(self._mine) and (upload.key, upload.upload_id) not in kept
+        ]
+        for upload in lingering:
+            self._store.abort_upload(upload.key, upload.upload_id)
+        return len(lingering)
+
+
+def _checkpoint(request: CommitRequest) -> int:
+    return request.checkpoint_id
+
+
+def _plain(text: str) -> str:
+    """``text`` without slashes and dots, so that names can be told apart at the dots."""
+    return quote(text, safe="").replace(".", "%2E")
+
+
+def _name_start(job_id: str, uid: str) -> str:
+    return f"{_plain(job_id)}.{_plain(uid)}."
+
+
+def file_name(context: WriterInitContext) -> str:
+    """A name that is unique to a writer; it starts with job and uid."""
+    return (
+        f"{_name_start(context.job_id, context.uid)}{context.checkpoint_id:010d}.{context.subtask:05d}."
+        f"{_plain(context.execution)}"
+    )

@@ -1,0 +1,112 @@
+"""Checkpoint settings of a program (``pyflink.datastream.checkpoint_config``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["CheckpointConfig"]
+
+_MAX_INT = 2**31 - 1
+
+
+@dataclass
+class CheckpointConfig:
+    """Checkpoint settings of a program; all times are in milliseconds in the methods."""
+
+    interval: timedelta | None = None
+    """Time between two checkpoints; None: no periodic trigger."""
+    storage_dir: str | None = None
+    """Where checkpoints go: a directory or ``s3://bucket/prefix``."""
+    mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
+    timeout: timedelta = timedelta(minutes=10)
+    """A checkpoint that takes longer is aborted."""
+    min_pause: timedelta = timedelta(0)
+    """Time from the end of a checkpoint to the next periodic one."""
+    max_concurrent: int = 1
+    tolerable_failed: int = 0
+    """Checkpoints in a row that may fail before the job does."""
+
+    def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
+        """Sets where checkpoints go."""
+        self.storage_dir = checkpoint_path
+        return self
+
+    def is_checkpointing_enabled(self) -> bool:
+        """Whether there is a periodic trigger."""
+        return self.interval is not None
+
+    def get_checkpoint_interval(self) -> int:
+        """Milliseconds between two checkpoints; -1: there is no periodic trigger."""
+        return -1 if self.interval is None else _millis(self.interval)
+
+    def set_checkpoint_interval(self, checkpoint_interval: int) -> CheckpointConfig:
+        """Sets the milliseconds between two checkpoints.
+
+        Raises:
+            ConfigurationError: They are less than 10.
+        """
+        if checkpoint_interval < 10:
+            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {checkpoint_interval}")
+        self.interval = timedelta(milliseconds=checkpoint_interval)
+        return self
+
+    def get_checkpointing_mode(self) -> CheckpointingMode:
+        """What a record counts for after a failure."""
+        return self.mode
+
+    def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> CheckpointConfig:
+        """Sets what a record counts for after a failure."""
+        self.mode = checkpointing_mode
+        return self
+
+    def get_checkpoint_timeout(self) -> int:
+        """Milliseconds after which a checkpoint is aborted."""
+        return _millis(self.timeout)
+
+    def set_checkpoint_timeout(self, checkpoint_timeout: int) -> CheckpointConfig:
+        """Sets the milliseconds after which a checkpoint is aborted."""
+        self.timeout = timedelta(milliseconds=checkpoint_timeout)
+        return self
+
+    def get_min_pause_between_checkpoints(self) -> int:
+        """Milliseconds from the end of a checkpoint to the next periodic one."""
+        return _millis(self.min_pause)
+
+    def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int) -> CheckpointConfig:
+        """Sets the milliseconds from the end of a checkpoint to the next periodic one."""
+        self.min_pause = timedelta(milliseconds=min_pause_between_checkpoints)
+        return self
+
+    def get_max_concurrent_checkpoints(self) -> int:
+        """How many checkpoints may be pending at once."""
+        return self.max_concurrent
+
+    def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> CheckpointConfig:
+        """Sets how many checkpoints may be pending at once."""
+        self.max_concurrent = max_concurrent_checkpoints
+        return self
+
+    def get_tolerable_checkpoint_failure_number(self) -> int:
+        """How many checkpoints in a row may fail before the job does."""
+        return self.tolerable_failed
+
+    def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
+        """Sets how many checkpoints in a row may fail before the job does."""
+        self.tolerable_failed = tolerable_checkpoint_failure_number
+        return self
+
+    def is_fail_on_checkpointing_errors(self) -> bool:
+        """Whether the first failed checkpoint fails the job."""
+        return self.tolerable_failed == 0
+
+    def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
+        """Sets whether the first failed checkpoint fails the job; else none does."""
+        return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
+
+
+def _millis(span: timedelta) -> int:
+    return span // timedelta(milliseconds=1)

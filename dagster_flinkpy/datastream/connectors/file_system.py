@@ -1,0 +1,297 @@
+"""Files as source and sink (``pyflink.datastream.connectors.file_system``).
+
+Declarations; what reads and writes files is found through the registry.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.serialization import Encoder, check_charset
+from dagster_flinkpy.common.time import Duration
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    Json,
+    SinkCommitter,
+    SinkWriter,
+    Source,
+    SourceSplit,
+    SplitEnumerator,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+
+__all__ = [
+    "BucketAssigner",
+    "FileSink",
+    "FileSource",
+    "FileSourceBuilder",
+    "OutputFileConfig",
+    "RollingPolicy",
+    "StreamFormat",
+]
+
+
+def _absolute(path: str) -> str:
+    """The path for any process: workers have another working directory."""
+    return path if "://" in path else os.path.abspath(path)
+
+
+@dataclass(frozen=True)
+class StreamFormat:
+    """How a file becomes records."""
+
+    charset_name: str
+
+    @staticmethod
+    def text_line_format(charset_name: str = "UTF-8") -> StreamFormat:
+        """Each line is a record, without its end."""
+        return StreamFormat(check_charset(charset_name))
+
+
+class FileSourceBuilder:
+    """Builds a :class:`FileSource`.
+
+    Args:
+        stream_format: How a file becomes records.
+        paths: Files and folders.
+    """
+
+    def __init__(self, stream_format: StreamFormat, paths: tuple[str, ...]) -> None:
+        self._source = FileSource(stream_format, paths)
+
+    def monitor_continuously(self, discovery_interval: Duration) -> FileSourceBuilder:
+        """Reads files that arrive later, too. Folders are listed when a checkpoint begins, whatever the interval."""
+        if discovery_interval.millis <= 0:
+            raise ConfigurationError(f"discovery_interval must be positive, not {discovery_interval.millis} ms")
+        self._source = replace(self._source, bounded=False)
+        return self
+
+    def process_static_file_set(self) -> FileSourceBuilder:
+        """Reads the files that are there when the program starts, then ends; the default."""
+        self._source = replace(self._source, bounded=True)
+        return self
+
+    def build(self) -> FileSource:
+        """The source."""
+        return self._source
+
+
+@dataclass(frozen=True)
+class FileSource(Source):
+    """Reads text files; one split per file. Hidden files (``.`` or ``_`` first) below folders are left out."""
+
+    stream_format: StreamFormat
+    paths: tuple[str, ...]
+    """Files and folders, local or ``s3://bucket/prefix``."""
+    bounded: bool = True
+    """Whether it ends with the files that were there at the start."""
+
+    @staticmethod
+    def for_record_stream_format(stream_format: StreamFormat, *paths: str) -> FileSourceBuilder:
+        """Files of a format.
+
+        Args:
+            stream_format: How a file becomes records.
+            paths: Files and folders.
+        """
+        if not paths:
+            raise ConfigurationError("FileSource.for_record_stream_format() needs a path")
+        return FileSourceBuilder(stream_format, tuple(map(_absolute, paths)))
+
+    @property
+    def produced_type(self) -> TypeInformation:
+        return Types.STRING()
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator: SplitEnumerator = resolve("file_enumerator")(self, restored)
+        return enumerator
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        batches: Iterator[tuple[pa.Array, int]] = resolve("file_reader")(self, split)
+        return batches
+
+    def kinds(self) -> set[str]:
+        return {"file"}
+
+
+@dataclass(frozen=True)
+class RollingPolicy:
+    """When a file is closed and another one begun. A checkpoint always ends it: files of an epoch are committed."""
+
+    part_size: int | None = None
+    """Bytes after which a file is full; None: only checkpoints end it."""
+
+    @staticmethod
+    def default_rolling_policy(
+        part_size: int = 1024 * 1024 * 128, rollover_interval: int = 60 * 1000, inactivity_interval: int = 60 * 1000
+    ) -> RollingPolicy:
+        """Ends files at a size.
+
+        Args:
+            part_size: Bytes.
+            rollover_interval: Without effect: no file outlives its checkpoint.
+            inactivity_interval: Without effect, likewise.
+        """
+        if part_size <= 0:
+            raise ConfigurationError(f"part_size must be positive, not {part_size}")
+        return RollingPolicy(part_size)
+
+    @staticmethod
+    def on_checkpoint_rolling_policy() -> RollingPolicy:
+        """Ends files at checkpoints only."""
+        return RollingPolicy()
+
+
+@dataclass(frozen=True)
+class BucketAssigner:
+    """The folder below the base path that records go to."""
+
+    time_format: str = ""
+    """For ``strftime``; empty: the base path itself."""
+    timezone_id: str | None = None
+
+    @staticmethod
+    def base_path_bucket_assigner() -> BucketAssigner:
+        """All files lie in the base path."""
+        return BucketAssigner()
+
+    @staticmethod
+    def date_time_bucket_assigner(format_str: str = "yyyy-MM-dd--HH", timezone_id: str | None = None) -> BucketAssigner:
+        """A folder per hour, or per what the format says, of the time of writing.
+
+        Args:
+            format_str: Java's ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm`` and ``ss``; other letters are refused.
+            timezone_id: e.g. ``Europe/Berlin``; None: that of the machine.
+        """
+        time_format = format_str
+        for java, python in (("yyyy", "%Y"), ("MM", "%m"), ("dd", "%d"), ("HH", "%H"), ("mm", "%M"), ("ss", "%S")):
+            time_format = time_format.replace(java, python)
+        left = time_format
+        for directive in ("%Y", "%m", "%d", "%H", "%M", "%S"):
+            left = left.replace(directive, "")
+        if any(c.isalpha() for c in left):
+            raise ConfigurationError(f"date_time_bucket_assigner({format_str!r}): use yyyy, MM, dd, HH, mm and ss only")
+        return BucketAssigner(time_format, timezone_id)
+
+    def bucket_id(self, now: datetime) -> str:
+        """The folder at this time (with a zone)."""
+        zone = None if self.timezone_id is None else ZoneInfo(self.timezone_id)
+        return now.astimezone(zone).strftime(self.time_format)
+
+
+@dataclass(frozen=True)
+class OutputFileConfig:
+    """Names of the files."""
+
+    part_prefix: str = "part"
+    part_suffix: str = ""
+
+    @staticmethod
+    def builder() -> OutputFileConfig.OutputFileConfigBuilder:
+        """A builder with the prefix ``part`` and no suffix."""
+        return OutputFileConfig.OutputFileConfigBuilder()
+
+    def get_part_prefix(self) -> str:
+        """What names start with."""
+        return self.part_prefix
+
+    def get_part_suffix(self) -> str:
+        """What names end with."""
+        return self.part_suffix
+
+    class OutputFileConfigBuilder:
+        """Builds an :class:`OutputFileConfig`."""
+
+        def __init__(self) -> None:
+            self.part_prefix = "part"
+            self.part_suffix = ""
+
+        def with_part_prefix(self, prefix: str) -> OutputFileConfig.OutputFileConfigBuilder:
+            """Sets what names start with."""
+            self.part_prefix = prefix
+            return self
+
+        def with_part_suffix(self, suffix: str) -> OutputFileConfig.OutputFileConfigBuilder:
+            """Sets what names end with."""
+            self.part_suffix = suffix
+            return self
+
+        def build(self) -> OutputFileConfig:
+            """The names."""
+            return OutputFileConfig(self.part_prefix, self.part_suffix)
+
+
+@dataclass(frozen=True)
+class FileSink(TwoPhaseCommittingSink):
+    """Writes records as lines of text; a reader sees the files of completed checkpoints only.
+
+    Files are named ``{prefix}-{job}.{uid}.{checkpoint}.{subtask}.{execution}-{number}{suffix}``; a subtask without
+    records writes none.
+    """
+
+    base_path: str
+    """A folder, local or ``s3://bucket/prefix``."""
+    encoder: Encoder
+    bucket_assigner: BucketAssigner = BucketAssigner("%Y-%m-%d--%H")
+    """By default a folder per hour, as in Flink."""
+    rolling_policy: RollingPolicy = RollingPolicy()
+    output_file_config: OutputFileConfig = OutputFileConfig()
+
+    @staticmethod
+    def for_row_format(base_path: str, encoder: Encoder) -> FileSink.RowFormatBuilder:
+        """Files of records one behind another.
+
+        Args:
+            base_path: A folder, local or ``s3://bucket/prefix``.
+            encoder: How a record is written.
+        """
+        return FileSink.RowFormatBuilder(FileSink(_absolute(base_path), encoder))
+
+    class RowFormatBuilder:
+        """Builds a :class:`FileSink`."""
+
+        def __init__(self, sink: FileSink) -> None:
+            self._sink = sink
+
+        def with_bucket_assigner(self, bucket_assigner: BucketAssigner) -> FileSink.RowFormatBuilder:
+            """Sets the folders below the base path; by default one per hour."""
+            self._sink = replace(self._sink, bucket_assigner=bucket_assigner)
+            return self
+
+        def with_output_file_config(self, output_file_config: OutputFileConfig) -> FileSink.RowFormatBuilder:
+            """Sets the names of files."""
+            self._sink = replace(self._sink, output_file_config=output_file_config)
+            return self
+
+        def with_rolling_policy(self, rolling_policy: RollingPolicy) -> FileSink.RowFormatBuilder:
+            """Sets when files are full."""
+            self._sink = replace(self._sink, rolling_policy=rolling_policy)
+            return self
+
+        def build(self) -> FileSink:
+            """The sink."""
+            return self._sink
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        pass  # everything has a text
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        writer: SinkWriter = resolve("file_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+        committer: SinkCommitter = resolve("file_committer")(self, context)
+        return committer
+
+    def kinds(self) -> set[str]:
+        return {"file"}

@@ -1,0 +1,42 @@
+"""Numbers in order (``pyflink.datastream.connectors.number_seq``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.collection import SliceEnumerator
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["NumberSequenceSource"]
+
+
+class NumberSequenceSource(Source):
+    """The whole numbers from ``start`` to ``end``, both included; each subtask reads a slice of them in order.
+
+    Args:
+        start: The first number.
+        end: The last number.
+    """
+
+    def __init__(self, start: int, end: int) -> None:
+        if start > end:
+            raise ConfigurationError(f"NumberSequenceSource: start {start} is greater than end {end}")
+        self._start, self._end = start, end
+
+    @property
+    def produced_type(self) -> TypeInformation:
+        return Types.LONG()
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        return SliceEnumerator(self._end - self._start + 1, None, (restored or {}).get("next", 0))
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        end = split.properties["end"]
+        for start in range(split.offset, end, 1 << 16):
+            stop = min(start + (1 << 16), end)
+            yield pa.array(np.arange(self._start + start, self._start + stop, dtype=np.int64)), stop

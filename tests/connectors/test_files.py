@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from dagster_flinkpy.common import Duration, Encoder, Types
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
+from dagster_flinkpy.datastream.connectors.file_system import (
+    BucketAssigner,
+    FileSink,
+    FileSource,
+    OutputFileConfig,
+    RollingPolicy,
+    StreamFormat,
+)
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+
+FORMAT = StreamFormat.text_line_format()
+
+
+def write(folder: Path, **files: str) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def read_epoch(source: FileSource, enumerator, parallelism: int = 1) -> list[str]:
+    lines = []
+    for share in enumerator.plan_epoch(parallelism):
+        read = []
+        for split in share:
+            for column, offset in source.read(split):
+                lines += column.to_pylist()
+                split = split.advanced(offset, finished=False)
+            read.append(split.advanced(split.offset, finished=True))
+        enumerator.on_epoch_read(read)
+    return lines
+
+
+def test_all_line_ends_are_known_and_a_last_line_needs_none(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes("ä\r\nb\rc\n\nd".encode())
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path / "a")).build()
+    enumerator = source.create_enumerator(None)
+    assert read_epoch(source, enumerator) == ["ä", "b", "c", "", "d"]
+    assert enumerator.exhausted
+
+
+def test_a_split_is_read_on_from_an_offset(tmp_path: Path) -> None:
+    write(tmp_path, a="\n".join(map(str, range(20_000))))
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path)).build()
+    ((split,),) = source.create_enumerator(None).plan_epoch(1)
+    batches = list(source.read(split.advanced(9_000, finished=False)))
+    assert [line for column, _ in batches for line in column.to_pylist()] == [str(i) for i in range(9_000, 20_000)]
+    assert batches[-1][1] == 20_000
+
+
+def test_folders_and_files_are_read_and_hidden_files_are_not(tmp_path: Path) -> None:
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    write(tmp_path / "in", a="1", b="2", _temporary="no", **{".hidden": "no"})
+    write(tmp_path / "in" / "deep", c="3")
+    write(tmp_path, other="4")
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path / "in"), str(tmp_path / "other")).build()
+    shares = source.create_enumerator(None).plan_epoch(2)
+    assert [len(share) for share in shares] == [2, 2]
+    assert sorted(read_epoch(source, source.create_enumerator(None), 3)) == ["1", "2", "3", "4"]
+
+
+def test_a_source_that_monitors_a_folder_reads_what_arrives_once(tmp_path: Path) -> None:
+    write(tmp_path, b="1")
+    source = (
+        FileSource.for_record_stream_format(FORMAT, str(tmp_path)).monitor_continuously(Duration.of_seconds(1)).build()
+    )
+    enumerator = source.create_enumerator(None)
+    assert read_epoch(source, enumerator) == ["1"]
+    write(tmp_path, a="2")
+    restored = source.create_enumerator(enumerator.snapshot_state())
+    assert read_epoch(source, restored) == ["2"]
+    assert read_epoch(source, restored) == []
+    assert not restored.exhausted
+
+
+def test_a_static_set_of_files_is_listed_once(tmp_path: Path) -> None:
+    write(tmp_path, a="1")
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path)).process_static_file_set().build()
+    enumerator = source.create_enumerator(None)
+    enumerator.plan_epoch(1)  # the epoch fails before it is read
+    write(tmp_path, b="2")
+    assert read_epoch(source, source.create_enumerator(enumerator.snapshot_state())) == ["1"]
+
+
+@pytest.mark.parametrize("name", ["missing", "empty"])
+def test_a_path_without_files_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path / name)).build()
+    with pytest.raises(SourceReadError, match=name):
+        source.create_enumerator(None).plan_epoch(1)
+
+
+def test_bytes_that_are_no_text_are_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_bytes(b"\xff\xfe\xfd")
+    source = FileSource.for_record_stream_format(FORMAT, str(tmp_path)).build()
+    with pytest.raises(SourceReadError, match="broken"):
+        read_epoch(source, source.create_enumerator(None))
+
+
+def test_bad_settings_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="unknown charset 'klingon'"):
+        StreamFormat.text_line_format("klingon")
+    with pytest.raises(ConfigurationError, match="part_size"):
+        RollingPolicy.default_rolling_policy(part_size=0)
+    with pytest.raises(ConfigurationError, match="yyyy"):
+        BucketAssigner.date_time_bucket_assigner("EEE yyyy")
+
+
+def context(subtask: int = 0, checkpoint: int = 1) -> WriterInitContext:
+    return WriterInitContext("job", "sink", subtask, 1, checkpoint, f"try{subtask}")
+
+
+def sink_into(folder: Path, policy: RollingPolicy | None = None) -> FileSink:
+    return (
+        FileSink.for_row_format(str(folder), Encoder.simple_string_encoder())
+        .with_bucket_assigner(BucketAssigner.base_path_bucket_assigner())
+        .with_output_file_config(OutputFileConfig.builder().with_part_prefix("pre").with_part_suffix(".txt").build())
+        .with_rolling_policy(policy or RollingPolicy.on_checkpoint_rolling_policy())
+        .build()
+    )
+
+
+def visible(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.rglob("pre-*.txt") if p.is_file())
+
+
+def test_files_are_visible_after_the_commit_only_and_once(tmp_path: Path) -> None:
+    sink = sink_into(tmp_path)
+    writer = sink.create_writer(context(), Types.STRING())
+    writer.write(pa.array(["a", "ü"]))
+    committables = writer.prepare_commit()
+    assert visible(tmp_path) == []
+    requests = [CommitRequest(1, 0, c) for c in committables]
+    committer = sink.create_committer(CommitterInitContext("job", "sink", 1))
+    assert committer.commit(requests) == 0
+    assert [p.read_text() for p in visible(tmp_path)] == ["a\nü\n"]
+    assert committer.commit(requests) == 1
+    assert len(visible(tmp_path)) == 1
+
+
+def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
+    sink = sink_into(tmp_path, RollingPolicy.default_rolling_policy(part_size=4))
+    writer = sink.create_writer(context(), Types.INT())
+    writer.write(pa.array([1, 2, 3, 4, 5], type=pa.int32()))
+    committables = writer.prepare_commit()
+    assert [c["rows"] for c in committables] == [2, 2, 1]
+    sink.create_committer(CommitterInitContext("job", "sink", 1)).commit([CommitRequest(1, 0, c) for c in committables])
+    assert [p.read_text() for p in visible(tmp_path)] == ["1\n2\n", "3\n4\n", "5\n"]
+
+
+def test_what_dead_attempts_left_is_aborted_and_what_others_write_is_not(tmp_path: Path) -> None:
+    sink = sink_into(tmp_path)
+    kept, dead, foreign = (
+        sink.create_writer(c, Types.STRING())
+        for c in (context(0), context(1), WriterInitContext("job", "sink2", 0, 1, 1, "try"))
+    )
+    files = []
+    for writer in (kept, dead, foreign):
+        writer.write(pa.array(["x"]))
+        files.append(writer.prepare_commit()[0])
+    committer = sink.create_committer(CommitterInitContext("job", "sink", 2))
+    assert committer.abort_lingering([CommitRequest(1, 0, files[0])]) == 1
+    assert committer.commit([CommitRequest(1, 0, files[0])]) == 0
+    other = sink.create_committer(CommitterInitContext("job", "sink2", 2))
+    assert other.commit([CommitRequest(1, 0, files[2])]) == 0
+
+
+def test_an_aborted_writer_leaves_nothing(tmp_path: Path) -> None:
+    sink = sink_into(tmp_path)
+    writer = sink.create_writer(context(), Types.STRING())
+    writer.write(pa.array(["x"]))
+    writer.prepare_commit()
+    writer.abort()
+    assert sink.create_committer(CommitterInitContext("job", "sink", 2)).abort_lingering([]) == 0
+
+
+def test_a_writer_without_records_writes_no_file(tmp_path: Path) -> None:
+    assert sink_into(tmp_path).create_writer(context(), Types.STRING()).prepare_commit() == []
+
+
+def test_buckets_are_named_by_the_time() -> None:
+    at = datetime(2020, 1, 2, 23, 30, tzinfo=timezone.utc)
+    assert BucketAssigner.date_time_bucket_assigner(timezone_id="Europe/Berlin").bucket_id(at) == "2020-01-03--00"
+    assert BucketAssigner.date_time_bucket_assigner("yyyy/MM-dd HHmmss", "UTC").bucket_id(at) == "2020/01-02 233000"
+    assert BucketAssigner.base_path_bucket_assigner().bucket_id(at) == ""
