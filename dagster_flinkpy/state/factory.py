@@ -18,6 +18,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.runs import RunFiles
+from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable
 from dagster_flinkpy.state.states import (
     KeyedAggregatingState,
     KeyedListState,
@@ -40,7 +41,8 @@ from dagster_flinkpy.state.ttl import (
 __all__ = ["InternalState", "make_state"]
 
 InternalState = (
-    KeyedValueState
+    KeyedSlotState
+    | KeyedValueState
     | KeyedListState
     | KeyedReducingState
     | KeyedAggregatingState
@@ -98,6 +100,8 @@ def make_state(
     types = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
     if rules is not None:
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
+    if kind == "VALUE" and namespace_type is None:
+        return KeyedSlotState(SlotTable(*where, kind, **types))
     table = CellTable(*where, kind, **types)
     if isinstance(descriptor, ReducingStateDescriptor):
         return KeyedReducingState(table, descriptor.reduce_function)

@@ -1,0 +1,84 @@
+"""VALUE state without a namespace: the state most programs use for each record."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.state import ValueState
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.tables import OverlayTable
+
+__all__ = ["KeyedSlotState", "SlotTable"]
+
+
+class SlotTable(OverlayTable):
+    """One value per key, in a list by slot: at 100,000 keys that takes less than half the time of a dict."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.values: list[Any] = []
+        """By slot; None is no value."""
+        self.changed = bytearray()
+        """By slot: 1 if the value is not in storage."""
+
+    @property
+    def size(self) -> int:
+        return len(self.values)
+
+    def load(self, keys: KeySlots) -> None:
+        self.values.extend([None] * len(keys.column))
+        self.changed.extend(bytes(len(keys.column)))
+        for match, slots, deleted, _ in self._find(keys):
+            for slot, gone, value in zip(slots, deleted, self._stored_values(match), strict=True):
+                self.values[slot] = None if gone else value
+
+    def clear(self) -> None:
+        self.values.clear()
+        self.changed.clear()
+
+    def _changes(self) -> pa.Table | None:
+        slots: list[int] = np.flatnonzero(np.frombuffer(bytes(self.changed), dtype=np.uint8)).tolist()
+        values = [self.values[slot] for slot in slots]
+        return self._delta(slots, self._columns(values), [value is None for value in values])
+
+    def _written(self) -> None:
+        self.changed[:] = bytes(len(self.changed))
+
+
+class KeyedSlotState(ValueState[Any]):
+    """One value per key."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self.table = table
+        self._values, self._changed, self._keys = table.values, table.changed, table.keys
+        assert table.value_type is not None
+        named = type(table.value_type).name_fields is not TypeInformation.name_fields
+        self._name_fields = table.value_type.name_fields if named else None
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Refused: it has none."""
+        raise ConfigurationError(f"state {self.table.name!r} has no namespace")
+
+    def value(self) -> Any:
+        slot = self._keys.slot
+        return self._values[slot if slot >= 0 else self.table.require_key()]
+
+    def update(self, value: Any) -> None:
+        slot = self._keys.slot
+        if slot < 0:
+            self.table.require_key()
+        if self._name_fields is not None and value is not None:
+            value = self._name_fields(value)
+        self._values[slot] = value
+        self._changed[slot] = 1
+
+    def clear(self) -> None:
+        slot = self.table.require_key()
+        if self._values[slot] is not None:
+            self._values[slot] = None
+            self._changed[slot] = 1
