@@ -33,8 +33,8 @@ class ParquetSink(TwoPhaseCommittingSink):
     """Writes Parquet files into a location; a reader sees those of completed checkpoints only.
 
     Rows and tuples give one column per field, any other type one column ``value``. Files are named
-    ``{job}.{uid}.{checkpoint}.{subtask}.{execution}.parquet``, and lie in ``partition={partition}/`` where the run has
-    a Dagster partition. A subtask without records writes none.
+    ``{job}.{uid}.{checkpoint}.{subtask}.{attempt}-{execution}.parquet``, and lie in ``partition={partition}/`` where
+    the run has a Dagster partition. A subtask without records writes none.
 
     Args:
         location: A folder on S3 or a local one.

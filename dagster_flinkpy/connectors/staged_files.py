@@ -166,6 +166,7 @@ class StagedFileCommitter(SinkCommitter):
     ) -> None:
         self._store = store
         self._mine = f"{prefix}{_name_start(context.job_id, context.uid)}"
+        self._attempt = context.attempt
         self._wait = wait
 
     def commit(self, requests: Sequence[CommitRequest]) -> int:
@@ -231,11 +232,19 @@ class StagedFileCommitter(SinkCommitter):
         lingering = [
             upload
             for upload in self._store.list_uploads()
-            if upload.key.rpartition("/")[2].startswith(self._mine) and (upload.key, upload.upload_id) not in kept
+            if self._is_mine(upload.key) and (upload.key, upload.upload_id) not in kept
         ]
         for upload in lingering:
             self._store.abort_upload(upload.key, upload.upload_id)
         return len(lingering)
+
+    def _is_mine(self, key: str) -> bool:
+        """Whether a file is of this job and sink, and not of a newer attempt, which a fenced one must not abort."""
+        name = key.rpartition("/")[2]
+        if not name.startswith(self._mine):
+            return False
+        attempt = name.removeprefix(self._mine).split(".")[2].partition("-")[0]
+        return not attempt.isdigit() or int(attempt) <= self._attempt
 
 
 def _checkpoint(request: CommitRequest) -> int:
@@ -252,8 +261,8 @@ def _name_start(job_id: str, uid: str) -> str:
 
 
 def file_name(context: WriterInitContext) -> str:
-    """A name that is unique to a writer; it starts with job and uid."""
+    """A name that is unique to a writer: job, uid, checkpoint, subtask, attempt and execution."""
     return (
         f"{_name_start(context.job_id, context.uid)}{context.checkpoint_id:010d}.{context.subtask:05d}."
-        f"{_plain(context.execution)}"
+        f"{context.attempt}-{_plain(context.execution)}"
     )

@@ -85,6 +85,13 @@ def test_lingering_uploads_are_aborted_and_kept_ones_commit(location):
     assert committer(location).abort_lingering([]) == 0
 
 
+def test_a_fenced_attempt_does_not_abort_what_a_newer_one_stages(location):
+    newer = stage(location, [1], attempt=COMMITTER.attempt + 1)
+    stage(location, [2])
+    assert committer(location).abort_lingering([]) == 1
+    assert uploads(location) == [newer[0].committable["key"]]
+
+
 def test_lingering_uploads_of_a_partition_are_found(location):
     stage(location, [1], partition="2013-02-01")
     assert committer(location).abort_lingering([]) == 1
@@ -162,7 +169,7 @@ def test_large_output_goes_out_in_parts_and_row_groups(location):
 def test_name_says_who_wrote_it_and_when(tmp_path):
     location = StorageLocation(str(tmp_path))
     [request] = stage(location, [1], job_id="a.b", uid="c/d", subtask=3, checkpoint_id=12)
-    assert request.committable["key"] == "a%2Eb.c%2Fd.0000000012.00003.e0.parquet"
+    assert request.committable["key"] == "a%2Eb.c%2Fd.0000000012.00003.1-e0.parquet"
     [request] = stage(location, [1], partition="2013-02-01|x/y")
     assert request.committable["key"] == "partition=2013-02-01%7Cx%2Fy/job.table.0000000001.00000.e0.parquet"
 
