@@ -19,6 +19,7 @@ from dagster_flinkpy.datastream.functions import (
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.datastream.window import TimeWindow
 
 __all__ = [
     "AIRPORT_DELAY",
@@ -178,7 +179,7 @@ class DelayAggregate(AggregateFunction):
         return acc_a[0] + acc_b[0], acc_a[1] + acc_b[1], max(longest, default=None)
 
 
-class AirportDelayWindow(ProcessWindowFunction[Any]):
+class AirportDelayWindow(ProcessWindowFunction[Any, Any, Any, TimeWindow]):
     """Puts the airport and the hour to the delays of a window."""
 
     def process(self, key: str, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterator[Row]:

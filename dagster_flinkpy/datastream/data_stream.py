@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.adapters import (
+    Accumulation,
+    CoFlatMapAdapter,
+    CoMapAdapter,
+    Fold,
+    KeyedCoFlatMapAdapter,
+    KeyedCoMapAdapter,
+    KeyedCoProcessAdapter,
+    KeyedFilterAdapter,
+    KeyedFlatMapAdapter,
+    KeyedMapAdapter,
+)
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.functions import (
-    AggregateFunction,
     CoFlatMapFunction,
     CoMapFunction,
     CoProcessFunction,
@@ -21,7 +33,6 @@ from dagster_flinkpy.datastream.functions import (
     MapFunction,
     Partitioner,
     ProcessFunction,
-    ProcessWindowFunction,
     ReduceFunction,
 )
 from dagster_flinkpy.datastream.job_graph import Partitioner as EdgePartitioner
@@ -34,23 +45,36 @@ from dagster_flinkpy.datastream.operators import (
     KeyedProcessSpec,
     MapSpec,
     OperatorSpec,
+    PrintSpec,
     ProcessSpec,
     ReduceSpec,
     Selector,
     SinkSpec,
     TimestampsSpec,
-    WindowSpec,
     as_callable,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.transformation import Input, Transformation
-from dagster_flinkpy.datastream.window import WindowAssigner
+from dagster_flinkpy.datastream.window import (
+    CountSlidingWindowAssigner,
+    CountTumblingWindowAssigner,
+    WindowAssigner,
+)
+from dagster_flinkpy.datastream.windowed_stream import AllWindowedStream, WindowedStream
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 
-__all__ = ["ConnectedStreams", "DataStream", "DataStreamSink", "KeyedStream", "WindowedStream"]
+__all__ = [
+    "AllWindowedStream",
+    "CloseableIterator",
+    "ConnectedStreams",
+    "DataStream",
+    "DataStreamSink",
+    "KeyedStream",
+    "WindowedStream",
+]
 
 _FORWARD = EdgePartitioner(PartitionerKind.FORWARD)
 S = TypeVar("S", bound="_Configurable")
@@ -92,6 +116,15 @@ class _Configurable:
         self._operator.slot_sharing_group = slot_sharing_group
         return self
 
+    def set_description(self: S, description: str) -> S:
+        """Sets a longer text than the name; it is not shown here."""
+        self._operator.description = description
+        return self
+
+    def disable_chaining(self: S) -> S:
+        """Accepted without effect: what is chained follows from the edges, and has no effect on results."""
+        return self
+
 
 class DataStreamSink(_Configurable):
     """The end of a stream."""
@@ -120,6 +153,27 @@ class DataStream(_Configurable):
                 "set_parallelism(), ... on the operator before or behind it"
             )
         return self._transformation
+
+    def start_new_chain(self: S) -> S:
+        """Accepted without effect, as :meth:`disable_chaining`."""
+        return self
+
+    def set_buffer_timeout(self: S, timeout_millis: int) -> S:
+        """Accepted without effect: buffers are sent when they are full, and at barriers."""
+        return self
+
+    def force_non_parallel(self: S) -> S:
+        """Sets parallelism and max parallelism to 1."""
+        self.set_parallelism(1)
+        return self.set_max_parallelism(1)
+
+    def get_name(self) -> str:
+        """The operator's name."""
+        return self._operator.name
+
+    def get_execution_environment(self) -> StreamExecutionEnvironment:
+        """The environment the stream was made with."""
+        return self._env
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
@@ -200,6 +254,10 @@ class DataStream(_Configurable):
         if other._env is not self._env:
             raise JobGraphError("streams of two environments cannot be joined; make both with one")
 
+    def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
+        """Groups all records of the stream into windows, in one subtask."""
+        return AllWindowedStream(self, window_assigner)
+
     def connect(self, ds: DataStream) -> ConnectedStreams:
         """Two streams for one function; they may differ in type."""
         self._check_same_program(ds)
@@ -218,6 +276,28 @@ class DataStream(_Configurable):
         return DataStream(self._env, self._transformation, inputs=(side,))
 
     # --- partitioning ------------------------------------------------------------------------------------------------
+
+    def rescale(self) -> DataStream:
+        """Round robin over a share of the subtasks downstream; the shares of all subtasks make up the whole."""
+        return self._partitioned(PartitionerKind.RESCALE)
+
+    def shuffle(self) -> DataStream:
+        """Each record to any subtask downstream; a replay finds it where it was."""
+        return self._partitioned(PartitionerKind.SHUFFLE)
+
+    def partition_custom(
+        self, partitioner: Partitioner | Callable[[Any, int], int], key_selector: KeySelector | Callable[[Any], Any]
+    ) -> DataStream:
+        """Each record to the subtask that the partitioner names.
+
+        Args:
+            partitioner: Given a key and the number of subtasks, the index of one.
+            key_selector: Gives a record its key.
+        """
+        as_callable(partitioner, Partitioner, "partition")
+        as_callable(key_selector, KeySelector, "get_key")
+        edge = EdgePartitioner(PartitionerKind.CUSTOM, key_selector, custom=partitioner)
+        return DataStream(self._env, self._transformation, inputs=tuple(i.with_partitioner(edge) for i in self._inputs))
 
     def forward(self) -> DataStream:
         """Subtask i to subtask i; the default. Between different parallelisms it rebalances."""
@@ -242,18 +322,96 @@ class DataStream(_Configurable):
         sink.validate(None if isinstance(self.get_type(), PickledBytesTypeInfo) else self.get_type())
         return DataStreamSink(self._then("Sink", SinkSpec(sink), self.get_type())._transformation)
 
-    def execute_and_collect(self, job_execution_name: str | None = None, limit: int | None = None) -> Iterator[Any]:
+    def print(self, sink_identifier: str | None = None) -> DataStreamSink:
+        """Prints the records where the program was started, each after the checkpoint that covers it is complete.
+
+        Args:
+            sink_identifier: Put before each line; with more than one subtask the subtask's number is, too.
+        """
+        return DataStreamSink(self._then("Print", PrintSpec(sink_identifier or ""), self.get_type())._transformation)
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, limit: None = None) -> CloseableIterator: ...
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, *, limit: int) -> list[Any]: ...
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None, limit: int) -> list[Any]: ...
+
+    def execute_and_collect(
+        self, job_execution_name: str | None = None, limit: int | None = None
+    ) -> CloseableIterator | list[Any]:
         """Runs the program and brings this stream's records back; for tests and notebooks.
+
+        The program runs while the records are read, and what was declared is forgotten, as by ``env.execute()``.
 
         Args:
             job_execution_name: Name of the job.
-            limit: At most so many records.
+            limit: At most so many records, as a list.
         """
-        return self._env._execute_and_collect(self._inputs, job_execution_name, limit)
+        records = CloseableIterator(self._env._execute_and_collect(self._inputs, job_execution_name))
+        if limit is None:
+            return records
+        with records:
+            return list(islice(records, limit))
+
+
+class CloseableIterator(Iterator[Any]):
+    """The records of a program that runs while they are read; ``with`` or :meth:`close` ends it early.
+
+    Args:
+        records: A generator.
+    """
+
+    def __init__(self, records: Iterator[Any]) -> None:
+        self._records = records
+
+    def __iter__(self) -> CloseableIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return next(self._records)
+
+    def next(self) -> Any:
+        """The next record."""
+        return next(self)
+
+    def __enter__(self) -> CloseableIterator:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the program, if it still runs."""
+        close = getattr(self._records, "close", None)
+        if close is not None:
+            close()
 
 
 class KeyedStream(DataStream):
     """A stream whose records have a key."""
+
+    def map(self, func: MapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None) -> DataStream:
+        """One record to one; a MapFunction may use keyed state."""
+        if isinstance(func, MapFunction):
+            return self.process(KeyedMapAdapter(func), output_type).name("Map")
+        return super().map(func, output_type)
+
+    def flat_map(
+        self, func: FlatMapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None
+    ) -> DataStream:
+        """One record to any number; a FlatMapFunction may use keyed state."""
+        if isinstance(func, FlatMapFunction):
+            return self.process(KeyedFlatMapAdapter(func), output_type).name("FlatMap")
+        return super().flat_map(func, output_type)
+
+    def filter(self, func: FilterFunction | Callable[[Any], bool]) -> DataStream:
+        """Keeps the records for which the function is true; a FilterFunction may use keyed state."""
+        if isinstance(func, FilterFunction):
+            return self.process(KeyedFilterAdapter(func), self.get_type()).name("Filter")
+        return super().filter(func)
 
     def process(
         self, func: KeyedProcessFunction | ProcessFunction, output_type: TypeInformation | None = None
@@ -270,9 +428,49 @@ class KeyedStream(DataStream):
         as_callable(func, ReduceFunction, "reduce")
         return self._then("Reduce", ReduceSpec(func, self.get_type()), self.get_type())
 
-    def window(self, window_assigner: WindowAssigner) -> WindowedStream:
-        """Groups the records of a key by time."""
+    def sum(self, position_to_sum: int | str = 0) -> DataStream:
+        """A running sum of a field per key; the other fields are those of the first record.
+
+        Args:
+            position_to_sum: Index or name of the field; 0 for records that are plain values.
+        """
+        return self._accumulate("sum", position_to_sum)
+
+    def min(self, position_to_min: int | str = 0) -> DataStream:
+        """The least value of a field per key so far; the other fields are those of the first record."""
+        return self._accumulate("min", position_to_min)
+
+    def max(self, position_to_max: int | str = 0) -> DataStream:
+        """The greatest value of a field per key so far; the other fields are those of the first record."""
+        return self._accumulate("max", position_to_max)
+
+    def min_by(self, position_to_min_by: int | str = 0) -> DataStream:
+        """The record with the least value of a field per key so far; the first of equal ones."""
+        return self._accumulate("min_by", position_to_min_by)
+
+    def max_by(self, position_to_max_by: int | str = 0) -> DataStream:
+        """The record with the greatest value of a field per key so far; the first of equal ones."""
+        return self._accumulate("max_by", position_to_max_by)
+
+    def _accumulate(self, fold: Fold, position: int | str) -> DataStream:
+        if not isinstance(position, (int, str)):
+            raise ConfigurationError(f"{fold}() needs the index or the name of a field, not {position!r}")
+        return self.reduce(Accumulation(fold, position)).name(fold.title())
+
+    def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream:
+        """Groups the records of a key into windows."""
         return WindowedStream(self, window_assigner)
+
+    def count_window(self, size: int, slide: int = 0) -> WindowedStream:
+        """Groups the records of a key by their number.
+
+        Args:
+            size: Records of a window.
+            slide: A window begins each so many records. Default: when the one before is full.
+        """
+        if slide == 0:
+            return WindowedStream(self, CountTumblingWindowAssigner(size))
+        return WindowedStream(self, CountSlidingWindowAssigner(size, slide))
 
 
 class ConnectedStreams:
@@ -289,90 +487,35 @@ class ConnectedStreams:
             self._env, self._first.key_by(key_selector1, key_type), self._second.key_by(key_selector2, key_type)
         )
 
+    @property
+    def _keyed(self) -> bool:
+        return isinstance(self._first, KeyedStream) and isinstance(self._second, KeyedStream)
+
+    def map(self, func: CoMapFunction, output_type: TypeInformation | None = None) -> DataStream:
+        """One record of either stream to one; with keyed state where both are keyed."""
+        if not isinstance(func, CoMapFunction):
+            raise ConfigurationError(f"map() of connected streams needs a CoMapFunction, not {func!r}")
+        adapter = KeyedCoMapAdapter(func) if self._keyed else CoMapAdapter(func)
+        return self.process(adapter, output_type).name("Co-Map")
+
+    def flat_map(self, func: CoFlatMapFunction, output_type: TypeInformation | None = None) -> DataStream:
+        """One record of either stream to any number; with keyed state where both are keyed."""
+        if not isinstance(func, CoFlatMapFunction):
+            raise ConfigurationError(f"flat_map() of connected streams needs a CoFlatMapFunction, not {func!r}")
+        adapter = KeyedCoFlatMapAdapter(func) if self._keyed else CoFlatMapAdapter(func)
+        return self.process(adapter, output_type).name("Co-Flat-Map")
+
     def process(
         self, func: CoProcessFunction | KeyedCoProcessFunction, output_type: TypeInformation | None = None
     ) -> DataStream:
         """A function of both streams; with keyed state and timers where both are keyed."""
-        keyed = isinstance(self._first, KeyedStream) and isinstance(self._second, KeyedStream)
         inputs = [self._first._inputs, self._second._inputs]
+        if isinstance(func, CoProcessFunction) and self._keyed:
+            func = KeyedCoProcessAdapter(func)
         if isinstance(func, KeyedCoProcessFunction):
-            if not keyed:
+            if not self._keyed:
                 raise JobGraphError("a KeyedCoProcessFunction needs two keyed streams; call key_by() on both")
             return self._env._add("KeyedCoProcess", KeyedCoProcessSpec(func), inputs, output_type)
         if isinstance(func, CoProcessFunction):
             return self._env._add("CoProcess", CoProcessSpec(func), inputs, output_type)
         raise ConfigurationError(f"process() needs a CoProcessFunction or a KeyedCoProcessFunction, not {func!r}")
-
-
-class WindowedStream:
-    """Records of a key grouped by time."""
-
-    def __init__(self, stream: KeyedStream, assigner: WindowAssigner) -> None:
-        self._stream, self._assigner = stream, assigner
-        self._lateness = 0
-        self._late_tag: OutputTag | None = None
-
-    def allowed_lateness(self, time_ms: int) -> WindowedStream:
-        """Keeps a window's state so many milliseconds after its end; late records make it fire again."""
-        if time_ms < 0:
-            raise ConfigurationError(f"allowed lateness is negative: {time_ms} ms")
-        self._lateness = time_ms
-        return self
-
-    def side_output_late_data(self, output_tag: OutputTag) -> WindowedStream:
-        """Sends records that come too late to a side output, where they are dropped otherwise."""
-        self._late_tag = output_tag
-        return self
-
-    def _then(self, name: str, spec: WindowSpec, output_type: TypeInformation | None) -> DataStream:
-        stream = self._stream._then(name, spec, output_type)
-        if self._late_tag is not None:
-            stream._transformation.side_outputs[self._late_tag.tag_id] = self._stream.get_type()
-        return stream
-
-    def _spec(self, **how: Any) -> WindowSpec:
-        return WindowSpec(
-            self._assigner,
-            self._stream.get_type(),
-            allowed_lateness=self._lateness,
-            late_tag=None if self._late_tag is None else self._late_tag.tag_id,
-            **how,
-        )
-
-    def reduce(
-        self,
-        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
-        window_function: ProcessWindowFunction[Any] | None = None,
-        output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """One reduced record per window; only that is kept as state."""
-        as_callable(reduce_function, ReduceFunction, "reduce")
-        spec = self._spec(
-            reduce=reduce_function, window_function=window_function, accumulator_type=self._stream.get_type()
-        )
-        return self._then("Window", spec, output_type if window_function else self._stream.get_type())
-
-    def aggregate(
-        self,
-        aggregate_function: AggregateFunction,
-        window_function: ProcessWindowFunction[Any] | None = None,
-        accumulator_type: TypeInformation | None = None,
-        output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """One result per window; only the accumulator is kept as state."""
-        if not isinstance(aggregate_function, AggregateFunction):
-            raise ConfigurationError(f"aggregate() needs an AggregateFunction, not {aggregate_function!r}")
-        spec = self._spec(
-            aggregate=aggregate_function,
-            window_function=window_function,
-            accumulator_type=accumulator_type or PickledBytesTypeInfo(),
-        )
-        return self._then("Window", spec, output_type)
-
-    def process(
-        self, process_window_function: ProcessWindowFunction[Any], output_type: TypeInformation | None = None
-    ) -> DataStream:
-        """A function of all elements of a window; they are kept as state."""
-        if not isinstance(process_window_function, ProcessWindowFunction):
-            raise ConfigurationError(f"process() needs a ProcessWindowFunction, not {process_window_function!r}")
-        return self._then("Window", self._spec(window_function=process_window_function), output_type)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
         ValueState,
         ValueStateDescriptor,
     )
-    from dagster_flinkpy.datastream.window import TimeWindow
 
 __all__ = [
     "AggregateFunction",
+    "AllWindowFunction",
     "CoFlatMapFunction",
     "CoMapFunction",
     "CoProcessFunction",
@@ -35,19 +35,50 @@ __all__ = [
     "KeySelector",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
+    "KeyedStateStore",
     "MapFunction",
     "Partitioner",
+    "ProcessAllWindowFunction",
     "ProcessFunction",
     "ProcessWindowFunction",
     "ReduceFunction",
     "RuntimeContext",
     "TimerService",
+    "WindowFunction",
 ]
 
+IN = TypeVar("IN")
+OUT = TypeVar("OUT")
+KEY = TypeVar("KEY")
 W = TypeVar("W")
+W2 = TypeVar("W2")
 
 
-class RuntimeContext(ABC):
+class KeyedStateStore(ABC):
+    """Gives keyed state by its descriptor."""
+
+    @abstractmethod
+    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        """Keyed value state."""
+
+    @abstractmethod
+    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        """Keyed list state."""
+
+    @abstractmethod
+    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        """Keyed map state."""
+
+    @abstractmethod
+    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        """Keyed reducing state."""
+
+    @abstractmethod
+    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+        """Keyed aggregating state."""
+
+
+class RuntimeContext(KeyedStateStore):
     """What a function may ask of the task it runs in."""
 
     @abstractmethod
@@ -69,26 +100,6 @@ class RuntimeContext(ABC):
     @abstractmethod
     def get_attempt_number(self) -> int:
         """Number of the execution attempt; greater than that of every attempt before."""
-
-    @abstractmethod
-    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Keyed value state."""
-
-    @abstractmethod
-    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Keyed list state."""
-
-    @abstractmethod
-    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        """Keyed map state."""
-
-    @abstractmethod
-    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        """Keyed reducing state."""
-
-    @abstractmethod
-    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
-        """Keyed aggregating state."""
 
 
 class Function:
@@ -277,20 +288,80 @@ class KeyedCoProcessFunction(Function, ABC):
         """Called when a timer fires; yields like ``process_element1``."""
 
 
-class ProcessWindowFunction(Function, ABC, Generic[W]):
+class WindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
     """Turns the contents of a window of a key into records."""
 
-    class Context(ABC):
-        """The window."""
+    @abstractmethod
+    def apply(self, key: KEY, window: W, inputs: Iterable[IN]) -> Iterable[OUT]:
+        """Yields records; ``inputs`` holds the one aggregate where the window aggregates."""
+
+
+class AllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
+    """Turns the contents of a window of a stream without keys into records."""
+
+    @abstractmethod
+    def apply(self, window: W, inputs: Iterable[IN]) -> Iterable[OUT]:
+        """Yields records; ``inputs`` holds the one aggregate where the window aggregates."""
+
+
+class ProcessWindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
+    """Turns the contents of a window of a key into records, and may keep state."""
+
+    class Context(ABC, Generic[W2]):
+        """The window, time and state."""
 
         @abstractmethod
-        def window(self) -> TimeWindow:
+        def window(self) -> W2:
             """The window that fires."""
+
+        @abstractmethod
+        def current_processing_time(self) -> int:
+            """Milliseconds since 1970."""
 
         @abstractmethod
         def current_watermark(self) -> int:
             """Event time in milliseconds."""
 
+        @abstractmethod
+        def window_state(self) -> KeyedStateStore:
+            """State of the key and window; to be cleared in :meth:`ProcessWindowFunction.clear`.
+
+            A name has to differ from those of ``global_state()``. Windows that merge have none.
+            """
+
+        @abstractmethod
+        def global_state(self) -> KeyedStateStore:
+            """State of the key, whatever the window."""
+
     @abstractmethod
-    def process(self, key: Any, context: Any, elements: Iterable[Any]) -> Iterable[Any]:
+    def process(self, key: KEY, context: ProcessWindowFunction.Context[W], elements: Iterable[IN]) -> Iterable[OUT]:
         """Yields records; ``elements`` holds the one aggregate where the window aggregates."""
+
+    def clear(self, context: ProcessWindowFunction.Context[W]) -> None:
+        """Called when a window is over; the place to clear its state."""
+
+
+class ProcessAllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
+    """Turns the contents of a window of a stream without keys into records, and may keep state."""
+
+    class Context(ABC, Generic[W2]):
+        """The window and state."""
+
+        @abstractmethod
+        def window(self) -> W2:
+            """The window that fires."""
+
+        @abstractmethod
+        def window_state(self) -> KeyedStateStore:
+            """State of the window; to be cleared in :meth:`ProcessAllWindowFunction.clear`."""
+
+        @abstractmethod
+        def global_state(self) -> KeyedStateStore:
+            """State, whatever the window."""
+
+    @abstractmethod
+    def process(self, context: ProcessAllWindowFunction.Context[W], elements: Iterable[IN]) -> Iterable[OUT]:
+        """Yields records; ``elements`` holds the one aggregate where the window aggregates."""
+
+    def clear(self, context: ProcessAllWindowFunction.Context[W]) -> None:
+        """Called when a window is over; the place to clear its state."""

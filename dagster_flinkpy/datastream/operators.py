@@ -11,6 +11,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.base import Sink, Source, TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
+    AllWindowFunction,
     CoProcessFunction,
     FilterFunction,
     FlatMapFunction,
@@ -18,11 +19,13 @@ from dagster_flinkpy.datastream.functions import (
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
+    ProcessAllWindowFunction,
     ProcessFunction,
     ProcessWindowFunction,
     ReduceFunction,
+    WindowFunction,
 )
-from dagster_flinkpy.datastream.window import WindowAssigner
+from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
@@ -182,15 +185,22 @@ class ReduceSpec(_FunctionSpec):
 
 @dataclass(frozen=True)
 class WindowSpec(OperatorSpec):
-    """Records of a key grouped by time; exactly one of ``reduce``, ``aggregate`` or neither (all elements are kept)."""
+    """Records of a key in windows; exactly one of ``reduce``, ``aggregate`` or neither (all elements are kept)."""
 
-    assigner: WindowAssigner
+    assigner: WindowAssigner[Any, Any]
     element_type: TypeInformation
     """Type of the records of a window without aggregation."""
+    trigger: Trigger[Any, Any]
     aggregate: AggregateFunction | None = None
     reduce: ReduceFunction | Callable[[Any, Any], Any] | None = None
     accumulator_type: TypeInformation = field(default_factory=PickledBytesTypeInfo)
-    window_function: ProcessWindowFunction[Any] | None = None
+    window_function: (
+        WindowFunction[Any, Any, Any, Any]
+        | AllWindowFunction[Any, Any, Any]
+        | ProcessWindowFunction[Any, Any, Any, Any]
+        | ProcessAllWindowFunction[Any, Any, Any]
+        | None
+    ) = None
     allowed_lateness: int = 0
     """Milliseconds a window's state is kept after its end."""
     late_tag: str | None = None
@@ -200,7 +210,7 @@ class WindowSpec(OperatorSpec):
     keyed: ClassVar[bool] = True
 
     def user_functions(self) -> list[Any]:
-        return [self.aggregate, self.reduce, self.window_function, self.assigner]
+        return [self.aggregate, self.reduce, self.window_function, self.assigner, self.trigger]
 
 
 @dataclass(frozen=True)

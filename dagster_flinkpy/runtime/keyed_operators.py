@@ -1,7 +1,6 @@
-"""Operators with keyed state and timers: process functions, running reductions, windows.
+"""Operators with keyed state and timers: process functions, running reductions.
 
-Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``StreamGroupedReduceOperator`` and
-``WindowOperator``.
+Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator`` and ``StreamGroupedReduceOperator``.
 """
 
 from __future__ import annotations
@@ -10,26 +9,20 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from dagster_flinkpy.common.typeinfo import TypeInformation, Types, type_from_json
-from dagster_flinkpy.datastream.functions import Function, ProcessWindowFunction, ReduceFunction, RuntimeContext
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.datastream.functions import Function, ReduceFunction, RuntimeContext
 from dagster_flinkpy.datastream.operators import (
     KeyedCoProcessSpec,
     KeyedProcessSpec,
     ReduceSpec,
-    WindowSpec,
     as_callable,
 )
 from dagster_flinkpy.datastream.state import (
-    AggregatingStateDescriptor,
-    ListStateDescriptor,
-    ReducingStateDescriptor,
-    StateDescriptor,
     ValueStateDescriptor,
 )
 from dagster_flinkpy.datastream.time_domain import TimeDomain
-from dagster_flinkpy.datastream.window import TimeWindow
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.batch import StreamBatch
 from dagster_flinkpy.runtime.operators import (
     Collector,
     OperatorContext,
@@ -41,24 +34,9 @@ from dagster_flinkpy.runtime.operators import (
 )
 from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache, TimerQueue
 
-__all__ = ["KeyedCoProcessOperator", "KeyedProcessOperator", "ReduceOperator", "WindowOperator"]
+__all__ = ["KeyedCoProcessOperator", "KeyedOperator", "KeyedProcessOperator", "KeyedTimerService", "ReduceOperator"]
 
 _EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
-_WINDOW_TYPE = Types.TUPLE([Types.LONG(), Types.LONG()])
-
-
-class _ReduceCallable(ReduceFunction):
-    """A plain callable as a ReduceFunction."""
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        self._function = function
-
-    def reduce(self, value1: Any, value2: Any) -> Any:
-        return self._function(value1, value2)
-
-
-def _as_reduce_function(function: ReduceFunction | Callable[[Any, Any], Any]) -> ReduceFunction:
-    return function if isinstance(function, ReduceFunction) else _ReduceCallable(function)
 
 
 class KeyedTimerService(UnkeyedTimerService):
@@ -282,120 +260,3 @@ class ReduceOperator(KeyedOperator):
         except Exception as e:
             raise self.user_error(e, "reduce()", key=key_context.current_key(), keyed=True) from e
         self.collector.flush()
-
-
-class _WindowContext(ProcessWindowFunction.Context):
-    """The window that fires."""
-
-    def __init__(self, context: OperatorContext) -> None:
-        self._context = context
-        self.current = TimeWindow(0, 0)
-
-    def window(self) -> TimeWindow:
-        return self.current
-
-    def current_watermark(self) -> int:
-        return self._context.watermark
-
-
-class WindowOperator(KeyedOperator):
-    """Event-time windows with the default trigger; one accumulator per key and window, or all its elements."""
-
-    def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
-        super().__init__(context, _WINDOW_TYPE)
-        self._spec = spec
-        self._state: Any = self.backend.get_state(self._descriptor(spec), _WINDOW_TYPE)
-        self._window_context = _WindowContext(context)
-        self._late = 0
-
-    @staticmethod
-    def _descriptor(spec: WindowSpec) -> StateDescriptor:
-        name = "window-contents"  # as in Flink's WindowOperatorBuilder
-        if spec.aggregate is not None:
-            return AggregatingStateDescriptor(name, spec.aggregate, spec.accumulator_type)
-        if spec.reduce is not None:
-            return ReducingStateDescriptor(name, _as_reduce_function(spec.reduce), spec.accumulator_type)
-        return ListStateDescriptor(name, spec.element_type)
-
-    def _functions(self) -> Iterable[Any]:
-        return (self._spec.aggregate, self._spec.reduce, self._spec.window_function)
-
-    def open(self) -> None:
-        for function in self._functions():
-            self.open_function(function)
-
-    def close(self) -> None:
-        for function in self._functions():
-            self.close_function(function)
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        records = self.touch(batch)
-        spec, watermark, key_context = self._spec, self.context.watermark, self.backend.key_context
-        assign, add = spec.assigner.assign_windows, self._state.add
-        key = None
-        try:
-            for slot, key, value, timestamp in records:
-                if timestamp == NO_TIMESTAMP:
-                    raise ValueError(
-                        f"record {value!r} has no event time; set a watermark strategy with a timestamp assigner"
-                    )
-                key_context.slot = slot
-                late = True
-                for window in assign(value, timestamp):
-                    cleanup = window.end - 1 + spec.allowed_lateness
-                    if cleanup <= watermark:
-                        continue
-                    late = False
-                    self._select(window)
-                    add(value)
-                    if window.end - 1 <= watermark:
-                        self._fire(key, window)
-                    else:
-                        self.timers.register(window.end - 1)
-                    if spec.allowed_lateness:
-                        self.timers.register(cleanup)
-                # A record that lies in no window, between sliding ones, is late only if its time has passed (Flink:
-                # isElementLate).
-                if late and timestamp + spec.allowed_lateness <= watermark:
-                    self._late += 1
-                    if spec.late_tag is not None:
-                        self.collector.collect_side(spec.late_tag, value, timestamp)
-        except Exception as e:
-            raise self.user_error(e, "window", key=key, keyed=True) from e
-        self.collector.flush()
-
-    def _select(self, window: TimeWindow) -> None:
-        namespace = (window.start, window.end)
-        self._state.set_current_namespace(namespace)
-        self.timers.set_current_namespace(namespace)
-
-    def _fire(self, key: Any, window: TimeWindow) -> None:
-        contents = self._state.get()
-        if contents is None:
-            return
-        spec = self._spec
-        elements: Iterable[Any] = contents if spec.aggregate is None and spec.reduce is None else (contents,)
-        if spec.window_function is not None:
-            self._window_context.current = window
-            elements = spec.window_function.process(key, self._window_context, elements)
-        self.collector.collect(elements, window.end - 1)
-
-    def on_watermark(self, watermark: int) -> None:
-        lateness = self._spec.allowed_lateness
-        for timestamp, key, (start, end) in self.due_timers(watermark):
-            window = TimeWindow(start, end)
-            self.backend.set_current_key(key)
-            self._select(window)
-            try:
-                if timestamp == end - 1:
-                    self._fire(key, window)
-                if timestamp == end - 1 + lateness:
-                    self._state.clear()
-            except Exception as e:
-                raise self.user_error(e, "window function", key=key, keyed=True) from e
-        self.collector.flush()
-
-    def snapshot(self) -> Snapshot:
-        snapshot = super().snapshot()
-        snapshot.metrics["late_records_dropped"] = 0 if self._spec.late_tag else self._late
-        return snapshot

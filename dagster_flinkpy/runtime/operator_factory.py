@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_flinkpy.datastream import operators as specs
-from dagster_flinkpy.runtime import keyed_operators, operators
+from dagster_flinkpy.runtime import keyed_operators, operators, window_operator
 from dagster_flinkpy.runtime.operators import OperatorContext, StreamOperator
 
 __all__ = ["create_operator"]
@@ -22,7 +22,7 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.KeyedProcessSpec: keyed_operators.KeyedProcessOperator,
     specs.KeyedCoProcessSpec: keyed_operators.KeyedCoProcessOperator,
     specs.ReduceSpec: keyed_operators.ReduceOperator,
-    specs.WindowSpec: keyed_operators.WindowOperator,
+    specs.WindowSpec: window_operator.create_window_operator,
     specs.SinkSpec: operators.SinkOperator,
     specs.CollectSpec: operators.CollectOperator,
 }

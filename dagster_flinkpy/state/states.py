@@ -61,14 +61,50 @@ class KeyedValueState(_CellState, ValueState[Any]):
             self._changed.add(slot)
 
 
-class KeyedListState(_CellState, ListState[Any]):
+class _MergingState(_CellState):
+    """State into which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``)."""
+
+    def add(self, value: Any) -> None:
+        """Adds a value for the current key."""
+        self.add_to(self.table.cell, value)
+
+    def add_to(self, cell: Any, value: Any) -> bool:
+        """Adds a value to a cell, whatever key and namespace are the current ones; says whether it was empty."""
+        raise NotImplementedError
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Moves what the current key has in some namespaces into another one."""
+        for source in sources:
+            self.set_current_namespace(source)
+            value = self.table.values.get(self.table.cell)
+            if value is not None:
+                self.table.remove()
+                self.set_current_namespace(target)
+                stored = self.table.values.get(self.table.cell)
+                self.table.put(value if stored is None else self._merged(stored, value))
+
+    def _merged(self, stored: Any, value: Any) -> Any:
+        """Two stored values in one."""
+        raise NotImplementedError
+
+
+class KeyedListState(_MergingState, ListState[Any]):
     """A list per key. What ``get`` returns is a copy: changes to it are not kept."""
 
     def get(self) -> list[Any]:
         return list(self.table.values.get(self.table.cell, ()))
 
-    def add(self, value: Any) -> None:
-        self.add_all([value])
+    def add_to(self, cell: Any, value: Any) -> bool:
+        stored = self.table.values.get(cell)
+        if stored is None:
+            self.table.put_into(cell, [value])
+            return True
+        stored.append(value)
+        self.table.put_into(cell, stored)
+        return False
+
+    def _merged(self, stored: list[Any], value: list[Any]) -> list[Any]:
+        return stored + value
 
     def add_all(self, values: list[Any]) -> None:
         stored = self.table.values.get(self.table.cell)
@@ -85,7 +121,7 @@ class KeyedListState(_CellState, ListState[Any]):
             self.table.remove()
 
 
-class KeyedReducingState(_CellState, ReducingState[Any]):
+class KeyedReducingState(_MergingState, ReducingState[Any]):
     """A value per key into which every added one is reduced."""
 
     def __init__(self, table: CellTable, reduce_function: ReduceFunction) -> None:
@@ -95,12 +131,16 @@ class KeyedReducingState(_CellState, ReducingState[Any]):
     def get(self) -> Any:
         return self.table.values.get(self.table.cell)
 
-    def add(self, value: Any) -> None:
-        stored = self.table.values.get(self.table.cell)
-        self.table.put(value if stored is None else self._reduce(stored, value))
+    def add_to(self, cell: Any, value: Any) -> bool:
+        stored = self.table.values.get(cell)
+        self.table.put_into(cell, value if stored is None else self._reduce(stored, value))
+        return stored is None
+
+    def _merged(self, stored: Any, value: Any) -> Any:
+        return self._reduce(stored, value)
 
 
-class KeyedAggregatingState(_CellState, AggregatingState[Any, Any]):
+class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
     """An accumulator per key."""
 
     def __init__(self, table: CellTable, function: AggregateFunction) -> None:
@@ -111,10 +151,14 @@ class KeyedAggregatingState(_CellState, AggregatingState[Any, Any]):
         stored = self.table.values.get(self.table.cell)
         return None if stored is None else self._function.get_result(stored)
 
-    def add(self, value: Any) -> None:
-        stored = self.table.values.get(self.table.cell)
+    def add_to(self, cell: Any, value: Any) -> bool:
+        stored = self.table.values.get(cell)
         accumulator = self._function.create_accumulator() if stored is None else stored
-        self.table.put(self._function.add(value, accumulator))
+        self.table.put_into(cell, self._function.add(value, accumulator))
+        return stored is None
+
+    def _merged(self, stored: Any, value: Any) -> Any:
+        return self._function.merge(stored, value)
 
 
 class KeyedMapState(MapState[Any, Any]):

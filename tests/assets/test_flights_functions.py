@@ -175,7 +175,7 @@ def test_airport_delays(flights_data):
     windows, assigner, aggregate = {}, TumblingEventTimeWindows.of(Time.hours(1)), DelayAggregate()
     for day in read(flights_data, "flights", FLIGHT):
         for row in departed(day):
-            [window] = assigner.assign_windows(row, row.event_time_ms)
+            [window] = assigner.assign_windows(row, row.event_time_ms, None)
             accumulator = windows.get((row.origin, window), aggregate.create_accumulator())
             windows[row.origin, window] = aggregate.add(row, accumulator)
     out = []

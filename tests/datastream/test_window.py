@@ -24,7 +24,7 @@ def naive(timestamp: int, size: int, slide: int, offset: int) -> set[TimeWindow]
 @given(timestamp=timestamps, size=sizes, offset=st.integers(-29, 29))
 def test_tumbling_windows_lie_side_by_side(timestamp: int, size: int, offset: int) -> None:
     offset = offset % size if offset >= 0 else -(-offset % size)
-    windows = TumblingEventTimeWindows(size, offset).assign_windows(None, timestamp)
+    windows = TumblingEventTimeWindows(size, offset).assign_windows(None, timestamp, None)
     assert set(windows) == naive(timestamp, size, size, offset)
     assert len(windows) == 1
 
@@ -33,7 +33,7 @@ def test_tumbling_windows_lie_side_by_side(timestamp: int, size: int, offset: in
 @given(timestamp=timestamps, size=sizes, slide=sizes, offset=st.integers(-29, 29))
 def test_sliding_windows_are_all_that_hold_the_timestamp(timestamp: int, size: int, slide: int, offset: int) -> None:
     offset = offset % slide if offset >= 0 else -(-offset % slide)
-    windows = SlidingEventTimeWindows(size, slide, offset).assign_windows(None, timestamp)
+    windows = SlidingEventTimeWindows(size, slide, offset).assign_windows(None, timestamp, None)
     assert len(windows) == len(set(windows))
     assert set(windows) == naive(timestamp, size, slide, offset)
 

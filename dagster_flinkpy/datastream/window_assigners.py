@@ -1,0 +1,475 @@
+"""Window assigners: which windows a record belongs to."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Generic, TypeVar
+
+from dagster_flinkpy.common.serializer import TypeSerializer
+from dagster_flinkpy.common.time import Duration, Time, to_millis
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
+from dagster_flinkpy.datastream.functions import RuntimeContext
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream.window_triggers import (
+    CountTrigger,
+    EventTimeTrigger,
+    NeverTrigger,
+    ProcessingTimeTrigger,
+    PurgingTrigger,
+    Trigger,
+)
+from dagster_flinkpy.datastream.window_types import (
+    CountWindow,
+    CountWindowSerializer,
+    GlobalWindow,
+    GlobalWindowSerializer,
+    TimeWindow,
+    TimeWindowSerializer,
+)
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = [
+    "CountSlidingWindowAssigner",
+    "CountTumblingWindowAssigner",
+    "DynamicEventTimeSessionWindows",
+    "DynamicProcessingTimeSessionWindows",
+    "EventTimeSessionWindows",
+    "GlobalWindows",
+    "MergingWindowAssigner",
+    "ProcessingTimeSessionWindows",
+    "SessionWindowTimeGapExtractor",
+    "SlidingEventTimeWindows",
+    "SlidingProcessingTimeWindows",
+    "TumblingEventTimeWindows",
+    "TumblingProcessingTimeWindows",
+    "WindowAssigner",
+]
+
+T = TypeVar("T")
+W = TypeVar("W")
+W2 = TypeVar("W2")
+
+Span = Time | Duration | timedelta
+
+
+class WindowAssigner(ABC, Generic[T, W]):
+    """Puts a record into any number of windows."""
+
+    class WindowAssignerContext(ABC):
+        """Time and state of the current key."""
+
+        @abstractmethod
+        def get_current_processing_time(self) -> int:
+            """Milliseconds since 1970."""
+
+        @abstractmethod
+        def get_runtime_context(self) -> RuntimeContext:
+            """What functions see of their task; its state is that of the key."""
+
+    @abstractmethod
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> Collection[W]:
+        """The windows of a record with this event time in milliseconds."""
+
+    @abstractmethod
+    def get_default_trigger(self, env: Any) -> Trigger[T, W]:
+        """The trigger of windows that are not given one."""
+
+    @abstractmethod
+    def get_window_serializer(self) -> TypeSerializer[W]:
+        """How windows are written into state."""
+
+    @abstractmethod
+    def is_event_time(self) -> bool:
+        """Whether windows are of event time, so that records can be late."""
+
+
+class MergingWindowAssigner(WindowAssigner[T, W]):
+    """A window assigner whose windows can merge."""
+
+    class MergeCallback(ABC, Generic[W2]):
+        """Takes what merges."""
+
+        @abstractmethod
+        def merge(self, to_be_merged: Iterable[W2], merge_result: W2) -> None:
+            """These windows become that one."""
+
+    @abstractmethod
+    def merge_windows(self, windows: Iterable[W], callback: MergingWindowAssigner.MergeCallback[W]) -> None:
+        """Tells the callback which of the windows of a key merge."""
+
+
+class SessionWindowTimeGapExtractor(ABC):
+    """Gives each record the gap after which its session ends."""
+
+    @abstractmethod
+    def extract(self, element: Any) -> int:
+        """Milliseconds; more than 0."""
+
+
+def _event_time(element: Any, timestamp: int) -> int:
+    if timestamp == MIN_WATERMARK:
+        raise ValueError(f"record {element!r} has no event time; set a watermark strategy with a timestamp assigner")
+    return timestamp
+
+
+class _EventTime(WindowAssigner[T, TimeWindow]):
+    """Time windows of event time."""
+
+    def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
+        return EventTimeTrigger()
+
+    def get_window_serializer(self) -> TimeWindowSerializer:
+        return TimeWindowSerializer()
+
+    def is_event_time(self) -> bool:
+        return True
+
+
+class _ProcessingTime(WindowAssigner[T, TimeWindow]):
+    """Time windows of processing time."""
+
+    def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
+        return ProcessingTimeTrigger()
+
+    def get_window_serializer(self) -> TimeWindowSerializer:
+        return TimeWindowSerializer()
+
+    def is_event_time(self) -> bool:
+        return False
+
+
+# --- tumbling and sliding ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Tumbling:
+    """Windows of one size, side by side.
+
+    Args:
+        size: Milliseconds.
+        offset: Milliseconds by which windows start later than at multiples of the size. Default: 0.
+    """
+
+    size: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size <= 0 or abs(self.offset) >= self.size:
+            raise ConfigurationError(
+                f"window size {self.size} ms, offset {self.offset} ms: need size > 0 and |offset| < size"
+            )
+
+    def _windows(self, time: int) -> list[TimeWindow]:
+        start = TimeWindow.get_window_start_with_offset(time, self.offset, self.size)
+        return [TimeWindow(start, start + self.size)]
+
+
+@dataclass(frozen=True)
+class _Sliding:
+    """Windows of one size that start every ``slide`` milliseconds.
+
+    Args:
+        size: Milliseconds.
+        slide: Milliseconds.
+        offset: Milliseconds by which windows start later than at multiples of the slide. Default: 0.
+    """
+
+    size: int
+    slide: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if self.size <= 0 or self.slide <= 0 or abs(self.offset) >= self.slide:
+            raise ConfigurationError(
+                f"window size {self.size} ms, slide {self.slide} ms, offset {self.offset} ms: "
+                "need size > 0, slide > 0 and |offset| < slide"
+            )
+
+    def _windows(self, time: int) -> list[TimeWindow]:
+        last = TimeWindow.get_window_start_with_offset(time, self.offset, self.slide)
+        return [TimeWindow(start, start + self.size) for start in range(last, time - self.size, -self.slide)]
+
+
+class TumblingEventTimeWindows(_Tumbling, _EventTime[Any]):
+    """Event-time windows of one size, side by side."""
+
+    @staticmethod
+    def of(size: Span, offset: Span | None = None) -> TumblingEventTimeWindows:
+        """Windows of this size."""
+        return TumblingEventTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(_event_time(element, timestamp))
+
+
+class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime[Any]):
+    """Processing-time windows of one size, side by side."""
+
+    @staticmethod
+    def of(size: Span, offset: Span | None = None) -> TumblingProcessingTimeWindows:
+        """Windows of this size."""
+        return TumblingProcessingTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(context.get_current_processing_time())
+
+
+class SlidingEventTimeWindows(_Sliding, _EventTime[Any]):
+    """Event-time windows of one size that start every ``slide`` milliseconds."""
+
+    @staticmethod
+    def of(size: Span, slide: Span, offset: Span | None = None) -> SlidingEventTimeWindows:
+        """Windows of this size, one each ``slide``."""
+        return SlidingEventTimeWindows(to_millis(size), to_millis(slide), 0 if offset is None else to_millis(offset))
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(_event_time(element, timestamp))
+
+
+class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime[Any]):
+    """Processing-time windows of one size that start every ``slide`` milliseconds."""
+
+    @staticmethod
+    def of(size: Span, slide: Span, offset: Span | None = None) -> SlidingProcessingTimeWindows:
+        """Windows of this size, one each ``slide``."""
+        shift = 0 if offset is None else to_millis(offset)
+        return SlidingProcessingTimeWindows(to_millis(size), to_millis(slide), shift)
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(context.get_current_processing_time())
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
+    """A session lasts until no record has come for the gap."""
+
+    def merge_windows(
+        self, windows: Iterable[TimeWindow], callback: MergingWindowAssigner.MergeCallback[TimeWindow]
+    ) -> None:
+        TimeWindow.merge_windows(windows, callback)
+
+
+@dataclass(frozen=True)
+class _FixedGap(_Sessions):
+    """Sessions with one gap.
+
+    Args:
+        session_gap: Milliseconds.
+    """
+
+    session_gap: int
+
+    def __post_init__(self) -> None:
+        if self.session_gap <= 0:
+            raise ConfigurationError(f"the gap between sessions must be positive, not {self.session_gap} ms")
+
+    def _windows(self, time: int) -> list[TimeWindow]:
+        return [TimeWindow(time, time + self.session_gap)]
+
+
+@dataclass(frozen=True)
+class _DynamicGap(_Sessions):
+    """Sessions whose gap each record says.
+
+    Args:
+        session_window_time_gap_extractor: Says it.
+    """
+
+    session_window_time_gap_extractor: SessionWindowTimeGapExtractor
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.session_window_time_gap_extractor, SessionWindowTimeGapExtractor):
+            raise ConfigurationError(
+                f"sessions with a dynamic gap need a SessionWindowTimeGapExtractor, "
+                f"not {self.session_window_time_gap_extractor!r}"
+            )
+
+    def _windows(self, element: Any, time: int) -> list[TimeWindow]:
+        gap = self.session_window_time_gap_extractor.extract(element)
+        if gap <= 0:
+            raise ValueError(f"the gap after record {element!r} must be positive, not {gap} ms")
+        return [TimeWindow(time, time + gap)]
+
+
+class EventTimeSessionWindows(_FixedGap, _EventTime[Any]):
+    """Event-time sessions."""
+
+    @staticmethod
+    def with_gap(size: Span) -> EventTimeSessionWindows:
+        """Sessions that end when no record has come for so long."""
+        return EventTimeSessionWindows(to_millis(size))
+
+    @staticmethod
+    def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicEventTimeSessionWindows:
+        """Sessions whose gap each record says."""
+        return DynamicEventTimeSessionWindows(extractor)
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(_event_time(element, timestamp))
+
+
+class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
+    """Processing-time sessions."""
+
+    @staticmethod
+    def with_gap(size: Span) -> ProcessingTimeSessionWindows:
+        """Sessions that end when no record has come for so long."""
+        return ProcessingTimeSessionWindows(to_millis(size))
+
+    @staticmethod
+    def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
+        """Sessions whose gap each record says."""
+        return DynamicProcessingTimeSessionWindows(extractor)
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(context.get_current_processing_time())
+
+
+class DynamicEventTimeSessionWindows(_DynamicGap, _EventTime[Any]):
+    """Event-time sessions whose gap each record says."""
+
+    @staticmethod
+    def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicEventTimeSessionWindows:
+        """Sessions whose gap each record says."""
+        return DynamicEventTimeSessionWindows(extractor)
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(element, _event_time(element, timestamp))
+
+
+class DynamicProcessingTimeSessionWindows(_DynamicGap, _ProcessingTime[Any]):
+    """Processing-time sessions whose gap each record says."""
+
+    @staticmethod
+    def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
+        """Sessions whose gap each record says."""
+        return DynamicProcessingTimeSessionWindows(extractor)
+
+    def assign_windows(
+        self, element: Any, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[TimeWindow]:
+        return self._windows(element, context.get_current_processing_time())
+
+
+# --- by count, and all in one -----------------------------------------------------------------------------------------
+
+
+class _Counting(WindowAssigner[T, CountWindow]):
+    """Windows of so many records of a key."""
+
+    def __init__(self, window_size: int, state_name: str) -> None:
+        if window_size <= 0:
+            raise ConfigurationError(f"a count window needs at least one record, not {window_size}")
+        self._window_size = window_size
+        self._count = ValueStateDescriptor(state_name, Types.LONG())
+
+    def _position(self, context: WindowAssigner.WindowAssignerContext) -> int:
+        """How many records of the key came before."""
+        state = context.get_runtime_context().get_state(self._count)
+        position: int = state.value() or 0
+        state.update(position + 1)
+        return position
+
+    def get_default_trigger(self, env: Any) -> Trigger[T, CountWindow]:
+        # A full window gets no more records. PyFlink's trigger does not purge, and so keeps all of them for ever.
+        return PurgingTrigger(CountTrigger(self._window_size))
+
+    def get_window_serializer(self) -> CountWindowSerializer:
+        return CountWindowSerializer()
+
+    def is_event_time(self) -> bool:
+        return False
+
+
+class CountTumblingWindowAssigner(_Counting[T]):
+    """Windows of so many records of a key, one after the other.
+
+    Args:
+        window_size: How many.
+    """
+
+    def __init__(self, window_size: int) -> None:
+        super().__init__(window_size, "tumble-count-assigner")
+
+    @staticmethod
+    def of(window_size: int) -> CountTumblingWindowAssigner[Any]:
+        """Windows of so many records."""
+        return CountTumblingWindowAssigner(window_size)
+
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[CountWindow]:
+        return [CountWindow(self._position(context) // self._window_size)]
+
+
+class CountSlidingWindowAssigner(_Counting[T]):
+    """Windows of so many records of a key, one beginning each ``window_slide`` records.
+
+    Args:
+        window_size: How many.
+        window_slide: A window begins each so many records.
+    """
+
+    def __init__(self, window_size: int, window_slide: int) -> None:
+        super().__init__(window_size, "slide-count-assigner")
+        if window_slide <= 0:
+            raise ConfigurationError(f"count windows need to slide by at least one record, not {window_slide}")
+        self._window_slide = window_slide
+
+    @staticmethod
+    def of(window_size: int, window_slide: int) -> CountSlidingWindowAssigner[Any]:
+        """Windows of so many records, one beginning each ``window_slide`` records."""
+        return CountSlidingWindowAssigner(window_size, window_slide)
+
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[CountWindow]:
+        position = self._position(context)
+        newest = position // self._window_slide
+        oldest = max(0, -((self._window_size - 1 - position) // self._window_slide))
+        return [CountWindow(i) for i in range(newest, oldest - 1, -1)]
+
+
+class GlobalWindows(WindowAssigner[T, GlobalWindow]):
+    """All records of a key in one window, which fires only with a trigger of one's own."""
+
+    @staticmethod
+    def create() -> GlobalWindows[Any]:
+        """The assigner."""
+        return GlobalWindows()
+
+    def assign_windows(
+        self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
+    ) -> list[GlobalWindow]:
+        return [GlobalWindow()]
+
+    def get_default_trigger(self, env: Any) -> Trigger[T, GlobalWindow]:
+        return NeverTrigger()
+
+    def get_window_serializer(self) -> GlobalWindowSerializer:
+        return GlobalWindowSerializer()
+
+    def is_event_time(self) -> bool:
+        return False

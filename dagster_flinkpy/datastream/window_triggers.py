@@ -1,0 +1,384 @@
+"""Triggers: when a window fires."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from dagster_flinkpy.common.time import Duration, Time, to_millis
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream.functions import ReduceFunction
+from dagster_flinkpy.datastream.state import ReducingStateDescriptor, StateDescriptor
+from dagster_flinkpy.datastream.window_types import TimeWindow
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = [
+    "ContinuousEventTimeTrigger",
+    "ContinuousProcessingTimeTrigger",
+    "CountTrigger",
+    "EventTimeTrigger",
+    "NeverTrigger",
+    "ProcessingTimeTrigger",
+    "PurgingTrigger",
+    "Trigger",
+    "TriggerResult",
+]
+
+T = TypeVar("T")
+W = TypeVar("W")
+
+
+class TriggerResult(Enum):
+    """What happens to a window: whether it is evaluated, and whether its contents are dropped (then)."""
+
+    CONTINUE = (False, False)
+    FIRE_AND_PURGE = (True, True)
+    FIRE = (True, False)
+    PURGE = (False, True)
+
+    def is_fire(self) -> bool:
+        """Whether the window is evaluated."""
+        return self.value[0]
+
+    def is_purge(self) -> bool:
+        """Whether its contents are dropped."""
+        return self.value[1]
+
+
+class Trigger(ABC, Generic[T, W]):
+    """Decides when a window of a key is evaluated.
+
+    A trigger serves all keys and windows, so it must keep what it knows in ``ctx.get_partitioned_state()``.
+    """
+
+    class TriggerContext(ABC):
+        """Time, timers and state of the window of the current key."""
+
+        @abstractmethod
+        def get_current_processing_time(self) -> int:
+            """Milliseconds since 1970."""
+
+        @abstractmethod
+        def get_current_watermark(self) -> int:
+            """Event time in milliseconds."""
+
+        @abstractmethod
+        def register_processing_time_timer(self, time: int) -> None:
+            """Calls ``on_processing_time`` when that time has passed."""
+
+        @abstractmethod
+        def register_event_time_timer(self, time: int) -> None:
+            """Calls ``on_event_time`` when the watermark has passed that time."""
+
+        @abstractmethod
+        def delete_processing_time_timer(self, time: int) -> None:
+            """Deletes such a timer; one that is not there is fine."""
+
+        @abstractmethod
+        def delete_event_time_timer(self, time: int) -> None:
+            """Deletes such a timer; one that is not there is fine."""
+
+        @abstractmethod
+        def get_partitioned_state(self, state_descriptor: StateDescriptor) -> Any:
+            """State of the key and window."""
+
+    class OnMergeContext(TriggerContext):
+        """The same, when windows have become one."""
+
+        @abstractmethod
+        def merge_partitioned_state(self, state_descriptor: StateDescriptor) -> None:
+            """Merges list, reducing or aggregating state of the old windows into that of the new one."""
+
+    @abstractmethod
+    def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        """Called for each record that is added to a window."""
+
+    @abstractmethod
+    def on_processing_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        """Called when a processing-time timer fires."""
+
+    @abstractmethod
+    def on_event_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        """Called when an event-time timer fires."""
+
+    def can_merge(self) -> bool:
+        """Whether the trigger serves windows that merge."""
+        return False
+
+    @abstractmethod
+    def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
+        """Called when windows have become ``window``; timers and state have to follow."""
+
+    @abstractmethod
+    def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
+        """Drops timers and state of a window that is over."""
+
+
+class _QuietTrigger(Trigger[T, W]):
+    """Does nothing unless told otherwise."""
+
+    def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return TriggerResult.CONTINUE
+
+    def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
+        """Nothing to merge."""
+
+    def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
+        """Nothing to drop."""
+
+
+class NeverTrigger(_QuietTrigger[T, W]):
+    """Never fires: the default of global windows."""
+
+
+class EventTimeTrigger(_QuietTrigger[T, TimeWindow]):
+    """Fires when the watermark passes the end of the window, and for each late record after that."""
+
+    def on_element(self, element: T, timestamp: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        if window.max_timestamp() <= ctx.get_current_watermark():
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(window.max_timestamp())
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE if time == window.max_timestamp() else TriggerResult.CONTINUE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: Trigger.OnMergeContext) -> None:
+        if window.max_timestamp() > ctx.get_current_watermark():
+            ctx.register_event_time_timer(window.max_timestamp())
+
+    def clear(self, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
+        ctx.delete_event_time_timer(window.max_timestamp())
+
+    @staticmethod
+    def create() -> EventTimeTrigger[Any]:
+        """The trigger."""
+        return EventTimeTrigger()
+
+
+class ProcessingTimeTrigger(_QuietTrigger[T, TimeWindow]):
+    """Fires when processing time passes the end of the window."""
+
+    def on_element(self, element: T, timestamp: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        ctx.register_processing_time_timer(window.max_timestamp())
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: Trigger.OnMergeContext) -> None:
+        if window.max_timestamp() > ctx.get_current_processing_time():
+            ctx.register_processing_time_timer(window.max_timestamp())
+
+    def clear(self, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
+        ctx.delete_processing_time_timer(window.max_timestamp())
+
+    @staticmethod
+    def create() -> ProcessingTimeTrigger[Any]:
+        """The trigger."""
+        return ProcessingTimeTrigger()
+
+
+class _Min(ReduceFunction):
+    def reduce(self, value1: int, value2: int) -> int:
+        return min(value1, value2)
+
+
+class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
+    """Fires at each multiple of the interval; the next one is kept as state."""
+
+    def __init__(self, interval: int) -> None:
+        if interval <= 0:
+            raise ConfigurationError(f"the interval of a continuous trigger must be positive, not {interval} ms")
+        self.interval = interval
+        self._next_fire = ReducingStateDescriptor("fire-time", _Min(), Types.LONG())
+
+    @staticmethod
+    def _register(time: int, ctx: Trigger.TriggerContext) -> None:
+        raise NotImplementedError
+
+    @staticmethod
+    def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
+        raise NotImplementedError
+
+    def _start(self, now: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
+        if ctx.get_partitioned_state(self._next_fire).get() is None:
+            self._register_next(now - now % self.interval, window, ctx)
+
+    def _register_next(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
+        next_fire = min(time + self.interval, window.max_timestamp())
+        ctx.get_partitioned_state(self._next_fire).add(next_fire)
+        self._register(next_fire, ctx)
+
+    def _on_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        next_fire = ctx.get_partitioned_state(self._next_fire)
+        if next_fire.get() != time:
+            return TriggerResult.CONTINUE
+        next_fire.clear()
+        self._register_next(time, window, ctx)
+        return TriggerResult.FIRE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: TimeWindow, ctx: Trigger.OnMergeContext) -> None:
+        ctx.merge_partitioned_state(self._next_fire)
+        next_fire = ctx.get_partitioned_state(self._next_fire).get()
+        if next_fire is not None:
+            self._register(next_fire, ctx)
+
+    def clear(self, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
+        next_fire = ctx.get_partitioned_state(self._next_fire)
+        time = next_fire.get()
+        if time is not None:
+            self._delete(time, ctx)
+            next_fire.clear()
+
+
+class ContinuousEventTimeTrigger(_ContinuousTrigger[T]):
+    """Fires each time the watermark passes a multiple of the interval, and at the end of the window.
+
+    Args:
+        interval: Milliseconds.
+    """
+
+    @staticmethod
+    def of(interval: Time | Duration) -> ContinuousEventTimeTrigger[Any]:
+        """A trigger of this interval."""
+        return ContinuousEventTimeTrigger(to_millis(interval))
+
+    @staticmethod
+    def _register(time: int, ctx: Trigger.TriggerContext) -> None:
+        ctx.register_event_time_timer(time)
+
+    @staticmethod
+    def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
+        ctx.delete_event_time_timer(time)
+
+    def on_element(self, element: T, timestamp: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        if window.max_timestamp() <= ctx.get_current_watermark():
+            return TriggerResult.FIRE
+        ctx.register_event_time_timer(window.max_timestamp())
+        self._start(timestamp, window, ctx)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return TriggerResult.FIRE if time == window.max_timestamp() else self._on_time(time, window, ctx)
+
+
+class ContinuousProcessingTimeTrigger(_ContinuousTrigger[T]):
+    """Fires each time processing time passes a multiple of the interval.
+
+    Args:
+        interval: Milliseconds.
+    """
+
+    @staticmethod
+    def of(interval: Time | Duration) -> ContinuousProcessingTimeTrigger[Any]:
+        """A trigger of this interval."""
+        return ContinuousProcessingTimeTrigger(to_millis(interval))
+
+    @staticmethod
+    def _register(time: int, ctx: Trigger.TriggerContext) -> None:
+        ctx.register_processing_time_timer(time)
+
+    @staticmethod
+    def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
+        ctx.delete_processing_time_timer(time)
+
+    def on_element(self, element: T, timestamp: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        self._start(ctx.get_current_processing_time(), window, ctx)
+        return TriggerResult.CONTINUE
+
+    def on_processing_time(self, time: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return self._on_time(time, window, ctx)
+
+
+class _Sum(ReduceFunction):
+    def reduce(self, value1: int, value2: int) -> int:
+        return value1 + value2
+
+
+class CountTrigger(_QuietTrigger[T, W]):
+    """Fires when so many records have come since it fired last.
+
+    Args:
+        window_size: How many.
+    """
+
+    def __init__(self, window_size: int) -> None:
+        self._window_size = window_size
+        self._count = ReducingStateDescriptor("count", _Sum(), Types.LONG())
+
+    @staticmethod
+    def of(window_size: int) -> CountTrigger[Any, Any]:
+        """A trigger of this count."""
+        return CountTrigger(window_size)
+
+    def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        count = ctx.get_partitioned_state(self._count)
+        count.add(1)
+        if count.get() < self._window_size:
+            return TriggerResult.CONTINUE
+        count.clear()
+        return TriggerResult.FIRE
+
+    def can_merge(self) -> bool:
+        return True
+
+    def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
+        ctx.merge_partitioned_state(self._count)
+
+    def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
+        ctx.get_partitioned_state(self._count).clear()
+
+
+class PurgingTrigger(Trigger[T, W]):
+    """Like another trigger, but what fired is dropped.
+
+    Args:
+        nested_trigger: The other trigger.
+    """
+
+    def __init__(self, nested_trigger: Trigger[T, W]) -> None:
+        self.nested_trigger = nested_trigger
+
+    @staticmethod
+    def of(nested_trigger: Trigger[Any, Any]) -> PurgingTrigger[Any, Any]:
+        """Purges whenever the other trigger fires."""
+        return PurgingTrigger(nested_trigger)
+
+    @staticmethod
+    def _purging(result: TriggerResult) -> TriggerResult:
+        return TriggerResult.FIRE_AND_PURGE if result.is_fire() else result
+
+    def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return self._purging(self.nested_trigger.on_element(element, timestamp, window, ctx))
+
+    def on_processing_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return self._purging(self.nested_trigger.on_processing_time(time, window, ctx))
+
+    def on_event_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
+        return self._purging(self.nested_trigger.on_event_time(time, window, ctx))
+
+    def can_merge(self) -> bool:
+        return self.nested_trigger.can_merge()
+
+    def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
+        self.nested_trigger.on_merge(window, ctx)
+
+    def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
+        self.nested_trigger.clear(window, ctx)

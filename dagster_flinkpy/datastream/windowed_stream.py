@@ -1,0 +1,236 @@
+"""Streams whose records are grouped into windows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.datastream.functions import (
+    AggregateFunction,
+    AllWindowFunction,
+    Function,
+    KeySelector,
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+    ReduceFunction,
+    WindowFunction,
+)
+from dagster_flinkpy.datastream.operators import WindowSpec, as_callable
+from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.window_assigners import WindowAssigner
+from dagster_flinkpy.datastream.window_triggers import Trigger
+from dagster_flinkpy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.data_stream import DataStream, KeyedStream
+    from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
+
+__all__ = ["AllWindowedStream", "WindowedStream"]
+
+S = TypeVar("S", bound="_Windowed")
+
+
+class _Windowed:
+    """What windows with and without keys have in common."""
+
+    _apply_functions: tuple[type[Function], ...]
+    """Classes with an ``apply`` method."""
+    _process_functions: tuple[type[Function], ...]
+    """Classes with a ``process`` method."""
+    _operator_name: str
+
+    def __init__(self, keyed_stream: KeyedStream, window_assigner: WindowAssigner[Any, Any]) -> None:
+        if not isinstance(window_assigner, WindowAssigner):
+            raise ConfigurationError(f"windows need a WindowAssigner, not {window_assigner!r}")
+        self._stream, self._assigner = keyed_stream, window_assigner
+        self._trigger: Trigger[Any, Any] | None = None
+        self._lateness = 0
+        self._late_tag: OutputTag | None = None
+
+    def get_execution_environment(self) -> StreamExecutionEnvironment:
+        """The environment of the stream."""
+        return self._stream._env
+
+    def get_input_type(self) -> TypeInformation:
+        """Type of the records in the windows."""
+        return self._stream.get_type()
+
+    def trigger(self: S, trigger: Trigger[Any, Any]) -> S:
+        """Sets when windows fire; by default it is what the assigner says."""
+        if not isinstance(trigger, Trigger):
+            raise ConfigurationError(f"trigger() needs a Trigger, not {trigger!r}")
+        self._trigger = trigger
+        return self
+
+    def allowed_lateness(self: S, time_ms: int) -> S:
+        """Keeps a window's state so many milliseconds after its end; late records make it fire again."""
+        if time_ms < 0:
+            raise ConfigurationError(f"allowed lateness is negative: {time_ms} ms")
+        self._lateness = time_ms
+        return self
+
+    def side_output_late_data(self: S, output_tag: OutputTag) -> S:
+        """Sends records that come too late to a side output, where they are dropped otherwise."""
+        self._late_tag = output_tag
+        return self
+
+    def _reduce(
+        self,
+        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
+        window_function: Any,
+        output_type: TypeInformation | None,
+    ) -> DataStream:
+        as_callable(reduce_function, ReduceFunction, "reduce")
+        if window_function is None:
+            output_type = output_type or self.get_input_type()
+        else:
+            self._check(window_function, self._apply_functions + self._process_functions, "reduce()")
+        return self._window(
+            output_type,
+            reduce=reduce_function,
+            window_function=window_function,
+            accumulator_type=self.get_input_type(),
+        )
+
+    def _aggregate(
+        self,
+        aggregate_function: AggregateFunction,
+        window_function: Any,
+        accumulator_type: TypeInformation | list[TypeInformation] | None,
+        output_type: TypeInformation | None,
+    ) -> DataStream:
+        if not isinstance(aggregate_function, AggregateFunction):
+            raise ConfigurationError(f"aggregate() needs an AggregateFunction, not {aggregate_function!r}")
+        if window_function is not None:
+            self._check(window_function, self._apply_functions + self._process_functions, "aggregate()")
+        if isinstance(accumulator_type, list):
+            accumulator_type = RowTypeInfo(accumulator_type)
+        return self._window(
+            output_type,
+            aggregate=aggregate_function,
+            window_function=window_function,
+            accumulator_type=accumulator_type or PickledBytesTypeInfo(),
+        )
+
+    def _of_elements(
+        self, what: str, classes: tuple[type[Function], ...], function: Any, output_type: TypeInformation | None
+    ) -> DataStream:
+        self._check(function, classes, what)
+        return self._window(output_type, window_function=function)
+
+    @staticmethod
+    def _check(function: Any, classes: tuple[type[Function], ...], what: str) -> None:
+        if not isinstance(function, classes):
+            names = " or ".join(c.__name__ for c in classes)
+            raise ConfigurationError(f"{what} needs a {names}, not {function!r}")
+
+    def _window(self, output_type: TypeInformation | None, **how: Any) -> DataStream:
+        trigger = self._trigger or self._assigner.get_default_trigger(self.get_execution_environment())
+        spec = WindowSpec(
+            self._assigner,
+            self.get_input_type(),
+            trigger=trigger,
+            allowed_lateness=self._lateness,
+            late_tag=None if self._late_tag is None else self._late_tag.tag_id,
+            **how,
+        )
+        stream = self._stream._then(self._operator_name, spec, output_type)
+        if self._late_tag is not None:
+            stream._transformation.side_outputs[self._late_tag.tag_id] = self.get_input_type()
+        return stream
+
+
+class WindowedStream(_Windowed):
+    """The records of each key, grouped into windows."""
+
+    _apply_functions = (WindowFunction,)
+    _process_functions = (ProcessWindowFunction,)
+    _operator_name = "Window"
+
+    def reduce(
+        self,
+        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
+        window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
+        output_type: TypeInformation | None = None,
+    ) -> DataStream:
+        """One reduced record per window; only that is kept as state."""
+        return self._reduce(reduce_function, window_function, output_type)
+
+    def aggregate(
+        self,
+        aggregate_function: AggregateFunction,
+        window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
+        accumulator_type: TypeInformation | list[TypeInformation] | None = None,
+        output_type: TypeInformation | None = None,
+    ) -> DataStream:
+        """One result per window; only the accumulator is kept as state, pickled if it has no type."""
+        return self._aggregate(aggregate_function, window_function, accumulator_type, output_type)
+
+    def apply(
+        self, window_function: WindowFunction[Any, Any, Any, Any], output_type: TypeInformation | None = None
+    ) -> DataStream:
+        """A function of all elements of a window; they are kept as state."""
+        return self._of_elements("apply()", self._apply_functions, window_function, output_type)
+
+    def process(
+        self,
+        process_window_function: ProcessWindowFunction[Any, Any, Any, Any],
+        output_type: TypeInformation | None = None,
+    ) -> DataStream:
+        """A function of all elements of a window; they are kept as state."""
+        return self._of_elements("process()", self._process_functions, process_window_function, output_type)
+
+
+class NullByteKeySelector(KeySelector):
+    """Gives all records one key, so that an operator with keyed state serves a stream without keys."""
+
+    def get_key(self, value: Any) -> int:
+        return 0
+
+
+class AllWindowedStream(_Windowed):
+    """All records of a stream without keys, grouped into windows by one subtask."""
+
+    _apply_functions = (AllWindowFunction,)
+    _process_functions = (ProcessAllWindowFunction,)
+    _operator_name = "AllWindow"
+
+    def __init__(self, data_stream: DataStream, window_assigner: WindowAssigner[Any, Any]) -> None:
+        super().__init__(data_stream.key_by(NullByteKeySelector(), Types.LONG()), window_assigner)
+
+    def _window(self, output_type: TypeInformation | None, **how: Any) -> DataStream:
+        return super()._window(output_type, **how).set_parallelism(1)
+
+    def reduce(
+        self,
+        reduce_function: ReduceFunction | Callable[[Any, Any], Any],
+        window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
+        output_type: TypeInformation | None = None,
+    ) -> DataStream:
+        """One reduced record per window; only that is kept as state."""
+        return self._reduce(reduce_function, window_function, output_type)
+
+    def aggregate(
+        self,
+        aggregate_function: AggregateFunction,
+        window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
+        accumulator_type: TypeInformation | list[TypeInformation] | None = None,
+        output_type: TypeInformation | None = None,
+    ) -> DataStream:
+        """One result per window; only the accumulator is kept as state, pickled if it has no type."""
+        return self._aggregate(aggregate_function, window_function, accumulator_type, output_type)
+
+    def apply(
+        self, window_function: AllWindowFunction[Any, Any, Any], output_type: TypeInformation | None = None
+    ) -> DataStream:
+        """A function of all elements of a window; they are kept as state."""
+        return self._of_elements("apply()", self._apply_functions, window_function, output_type)
+
+    def process(
+        self,
+        process_window_function: ProcessAllWindowFunction[Any, Any, Any],
+        output_type: TypeInformation | None = None,
+    ) -> DataStream:
+        """A function of all elements of a window; they are kept as state."""
+        return self._of_elements("process()", self._process_functions, process_window_function, output_type)

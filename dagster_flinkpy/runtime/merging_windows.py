@@ -1,0 +1,87 @@
+"""The windows of a key that can merge, and under which of them the contents are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dagster_flinkpy.datastream.state import MapState
+from dagster_flinkpy.datastream.window import MergingWindowAssigner
+
+__all__ = ["MergingWindowSet"]
+
+Merge = Callable[[Any, list[Any], Any, list[Any]], None]
+"""Takes the result, the windows that merged, the state window of the result, and the state windows that merged."""
+
+
+class _MergeResults(MergingWindowAssigner.MergeCallback[Any]):
+    def __init__(self) -> None:
+        self.results: dict[Any, list[Any]] = {}
+
+    def merge(self, to_be_merged: Iterable[Any], merge_result: Any) -> None:
+        self.results[merge_result] = list(to_be_merged)
+
+
+class MergingWindowSet:
+    """The windows in flight of one key (Flink: ``MergingWindowSet``).
+
+    When windows merge, the contents stay under the namespace of one of them, the *state window*; so only the others'
+    are moved. The mapping is state itself.
+
+    Args:
+        assigner: Says which windows merge.
+        state: Keeps the mapping, from namespace of a window to that of its state window.
+        encode: From window to namespace.
+        decode: Back.
+    """
+
+    def __init__(
+        self,
+        assigner: MergingWindowAssigner[Any, Any],
+        state: MapState[Any, Any],
+        encode: Callable[[Any], Any],
+        decode: Callable[[Any], Any],
+    ) -> None:
+        self._assigner, self._state, self._encode = assigner, state, encode
+        self._mapping = {decode(window): decode(state_window) for window, state_window in state.items()}
+        self._initial = dict(self._mapping)
+
+    def state_window(self, window: Any) -> Any:
+        """The state window of a window; None if it is not in flight."""
+        return self._mapping.get(window)
+
+    def retire(self, window: Any) -> None:
+        """Drops a window."""
+        del self._mapping[window]
+
+    def persist(self) -> None:
+        """Writes what changed."""
+        for window in self._initial.keys() - self._mapping.keys():
+            self._state.remove(self._encode(window))
+        for window, state_window in self._mapping.items():
+            if self._initial.get(window) != state_window:
+                self._state.put(self._encode(window), self._encode(state_window))
+        self._initial = dict(self._mapping)
+
+    def add(self, window: Any, merge: Merge) -> Any:
+        """Adds a window, merges what merges, and gives the window in which the new one is now.
+
+        Args:
+            window: The new window.
+            merge: Called for windows in flight that have become another one.
+        """
+        found = _MergeResults()
+        self._assigner.merge_windows([*self._mapping, window], found)
+        result = window
+        for merge_result, parts in found.results.items():
+            if window in parts:
+                result = merge_result
+            in_flight = [part for part in dict.fromkeys(parts) if part in self._mapping]
+            state_windows = [self._mapping.pop(part) for part in in_flight]
+            if state_windows:
+                self._mapping[merge_result] = state_windows[0]
+                if in_flight != [merge_result]:
+                    merge(merge_result, in_flight, state_windows[0], state_windows[1:])
+        # Not an assignment: a window may come again that is in flight under another state window.
+        self._mapping.setdefault(result, result)
+        return result
