@@ -171,7 +171,7 @@ def test_name_says_who_wrote_it_and_when(tmp_path):
     [request] = stage(location, [1], job_id="a.b", uid="c/d", subtask=3, checkpoint_id=12)
     assert request.committable["key"] == "a%2Eb.c%2Fd.0000000012.00003.1-e0.parquet"
     [request] = stage(location, [1], partition="2013-02-01|x/y")
-    assert request.committable["key"] == "partition=2013-02-01%7Cx%2Fy/job.table.0000000001.00000.e0.parquet"
+    assert request.committable["key"] == "partition=2013-02-01%7Cx%2Fy/job.table.0000000001.00000.1-e0.parquet"
 
 
 @pytest.mark.parametrize(
