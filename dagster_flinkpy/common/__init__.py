@@ -1,6 +1,7 @@
 """Types, time and watermarks (``pyflink.common``)."""
 
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.serialization import (
     ByteArraySchema,
     DeserializationSchema,
@@ -19,6 +20,7 @@ __all__ = [
     "DeserializationSchema",
     "Duration",
     "Encoder",
+    "ExecutionConfig",
     "Instant",
     "Row",
     "RowKind",

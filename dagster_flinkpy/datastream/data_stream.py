@@ -20,6 +20,8 @@ from dagster_flinkpy.datastream.adapters import (
     KeyedFlatMapAdapter,
     KeyedMapAdapter,
 )
+from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_is_number, key_fields
+from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.functions import (
     CoFlatMapFunction,
@@ -41,6 +43,7 @@ from dagster_flinkpy.datastream.operators import (
     CoProcessSpec,
     FilterSpec,
     FlatMapSpec,
+    KeyedBatchSpec,
     KeyedCoProcessSpec,
     KeyedProcessSpec,
     MapSpec,
@@ -48,6 +51,7 @@ from dagster_flinkpy.datastream.operators import (
     PrintSpec,
     ProcessSpec,
     ReduceSpec,
+    RollingAggregateSpec,
     Selector,
     SinkSpec,
     TimestampsSpec,
@@ -456,6 +460,42 @@ class KeyedStream(DataStream):
         if not isinstance(position, (int, str)):
             raise ConfigurationError(f"{fold}() needs the index or the name of a field, not {position!r}")
         return self.reduce(Accumulation(fold, position)).name(fold.title())
+
+    def count(self) -> DataStream:
+        """The number of records per key so far: rows of the key's fields and ``count``."""
+        return self._rolling(CountAggregate())
+
+    def mean(self, field: int | str = 0) -> DataStream:
+        """The mean of a field per key so far: rows of the key's fields and ``mean``, a double.
+
+        Args:
+            field: Index or name of the field; 0 for records that are plain values.
+        """
+        check_is_number(self.get_type(), field, "mean()")
+        return self._rolling(MeanAggregate(field))
+
+    def _rolling(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
+        names, types = self._key_fields(f"{aggregate.name}()")
+        spec = RollingAggregateSpec(aggregate, self.get_type(), flat=len(names) > 1)
+        output_type = RowTypeInfo([*types, aggregate.result_type], [*names, aggregate.name])
+        return self._then(aggregate.name.title(), spec, output_type)
+
+    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
+        partitioner = self._inputs[0].partitioner
+        return key_fields(partitioner.selector, partitioner.key_type, self.get_type(), what)
+
+    def process_batch(self, func: KeyedBatchFunction, output_type: TypeInformation) -> DataStream:
+        """A function with keyed state that takes a batch of records at a time, as Arrow columns.
+
+        Args:
+            func: The function.
+            output_type: Type of what it gives.
+        """
+        if not isinstance(func, KeyedBatchFunction):
+            raise ConfigurationError(f"process_batch() needs a KeyedBatchFunction, not {func!r}")
+        if not isinstance(output_type, TypeInformation) or isinstance(output_type, PickledBytesTypeInfo):
+            raise ConfigurationError(f"process_batch() needs a type that is a column, not {output_type!r}")
+        return self._then("ProcessBatch", KeyedBatchSpec(func), output_type)
 
     def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream:
         """Groups the records of a key into windows."""

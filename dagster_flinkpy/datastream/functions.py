@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.timerservice import TimerService
+from dagster_flinkpy.metrics import MetricGroup
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.state import (
         AggregatingState,
         AggregatingStateDescriptor,
+        BroadcastState,
         ListState,
         ListStateDescriptor,
         MapState,
         MapStateDescriptor,
+        ReadOnlyBroadcastState,
         ReducingState,
         ReducingStateDescriptor,
+        StateDescriptor,
         ValueState,
         ValueStateDescriptor,
     )
@@ -26,6 +30,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AggregateFunction",
     "AllWindowFunction",
+    "BaseBroadcastProcessFunction",
+    "BroadcastProcessFunction",
     "CoFlatMapFunction",
     "CoMapFunction",
     "CoProcessFunction",
@@ -33,6 +39,7 @@ __all__ = [
     "FlatMapFunction",
     "Function",
     "KeySelector",
+    "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateStore",
@@ -48,6 +55,8 @@ __all__ = [
 ]
 
 IN = TypeVar("IN")
+IN1 = TypeVar("IN1")
+IN2 = TypeVar("IN2")
 OUT = TypeVar("OUT")
 KEY = TypeVar("KEY")
 W = TypeVar("W")
@@ -96,6 +105,18 @@ class RuntimeContext(KeyedStateStore):
     @abstractmethod
     def get_max_number_of_parallel_subtasks(self) -> int:
         """Max parallelism: the number of key groups."""
+
+    @abstractmethod
+    def get_task_name_with_subtasks(self) -> str:
+        """Name of the operator and its subtask: ``Map (2/4)``."""
+
+    @abstractmethod
+    def get_job_parameter(self, key: str, default_value: str) -> str:
+        """A parameter of ``env.get_config().set_global_job_parameters()``, or the default."""
+
+    @abstractmethod
+    def get_metrics_group(self) -> MetricGroup:
+        """Metrics of the function, which are reported with each checkpoint."""
 
     @abstractmethod
     def get_attempt_number(self) -> int:
@@ -211,8 +232,8 @@ class ProcessFunction(Function, ABC):
         """Where and when the record is."""
 
         @abstractmethod
-        def timestamp(self) -> int | None:
-            """Event time of the record in milliseconds, or None."""
+        def timestamp(self) -> int:
+            """Event time of the record in milliseconds; ``-(2**63)`` where it has none."""
 
         @abstractmethod
         def timer_service(self) -> TimerService:
@@ -365,3 +386,101 @@ class ProcessAllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
 
     def clear(self, context: ProcessAllWindowFunction.Context[W]) -> None:
         """Called when a window is over; the place to clear its state."""
+
+
+class BaseBroadcastProcessFunction(Function):
+    """Base of the functions of a stream and a broadcast one."""
+
+    class BaseContext(ABC):
+        """Where and when the record or timer is."""
+
+        @abstractmethod
+        def timestamp(self) -> int | None:
+            """Event time of the record, or the time of the timer, in milliseconds, or None."""
+
+        @abstractmethod
+        def current_processing_time(self) -> int:
+            """Milliseconds since 1970."""
+
+        @abstractmethod
+        def current_watermark(self) -> int:
+            """Event time in milliseconds."""
+
+    class Context(BaseContext):
+        """For a record of the broadcast stream."""
+
+        @abstractmethod
+        def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+            """Broadcast state, to be read and written."""
+
+    class ReadOnlyContext(BaseContext):
+        """For a record of the other stream."""
+
+        @abstractmethod
+        def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+            """Broadcast state, to be read."""
+
+
+class BroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[IN1, IN2, OUT]):
+    """A function of a stream without keys and a broadcast one."""
+
+    class Context(BaseBroadcastProcessFunction.Context, ABC):
+        """For a record of the broadcast stream."""
+
+    class ReadOnlyContext(BaseBroadcastProcessFunction.ReadOnlyContext, ABC):
+        """For a record of the other stream."""
+
+    @abstractmethod
+    def process_element(self, value: IN1, ctx: Any) -> Iterable[Any] | None:
+        """A record of the stream; yields records, or ``(output_tag, record)`` pairs for side outputs."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: IN2, ctx: Any) -> Iterable[Any] | None:
+        """A record of the broadcast stream: at every subtask, which must all do the same to the broadcast state."""
+
+
+class KeyedBroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[KEY, IN1, IN2, OUT]):
+    """A function of a keyed stream and a broadcast one, with keyed state and timers."""
+
+    class Context(BaseBroadcastProcessFunction.Context, ABC):
+        """For a record of the broadcast stream."""
+
+        @abstractmethod
+        def apply_to_keyed_state(self, state_descriptor: StateDescriptor, function: Callable[[Any, Any], None]) -> None:
+            """Calls ``function(key, state)`` for each key of this subtask that has the state, which it may change.
+
+            Flink has it, PyFlink does not. Reads all keys of the state from storage.
+
+            Args:
+                state_descriptor: Of the keyed state.
+                function: A callable, or an object with such a method ``process``.
+            """
+
+    class ReadOnlyContext(BaseBroadcastProcessFunction.ReadOnlyContext, ABC):
+        """For a record of the keyed stream."""
+
+        @abstractmethod
+        def timer_service(self) -> TimerService:
+            """Time, and timers of the key."""
+
+        @abstractmethod
+        def get_current_key(self) -> Any:
+            """Key of the record."""
+
+    class OnTimerContext(ReadOnlyContext, ABC):
+        """For a timer."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Whether it is an event-time or a processing-time timer."""
+
+    @abstractmethod
+    def process_element(self, value: IN1, ctx: Any) -> Iterable[Any] | None:
+        """A record of the keyed stream; yields records, or ``(output_tag, record)`` pairs for side outputs."""
+
+    @abstractmethod
+    def process_broadcast_element(self, value: IN2, ctx: Any) -> Iterable[Any] | None:
+        """A record of the broadcast stream: at every subtask, which must all do the same to the broadcast state."""
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
+        """Called when a timer fires; yields like ``process_element``."""

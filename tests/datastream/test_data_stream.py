@@ -238,10 +238,16 @@ def test_programs_are_handed_to_the_registered_executor(
     monkeypatch.setattr("dagster_flinkpy.datastream.stream_execution_environment.get_executor", _Recorder)
     env.get_checkpoint_config().set_checkpoint_storage_dir("s3://bucket/checkpoints")
     assert env.execute("my job") == "done"
-    assert _Recorder.settings == ExecutionSettings("my job", "s3://bucket/checkpoints")
-    assert list(stream.execute_and_collect(limit=3)) == [0, 1, 2]
+    assert _Recorder.settings == ExecutionSettings(
+        "my job", "s3://bucket/checkpoints", checkpointing=env.get_checkpoint_config()
+    )
+    with pytest.raises(JobGraphError, match="the program has no operators"):
+        env.get_job_graph()  # what ran is forgotten, as in Flink
+    assert stream.execute_and_collect(limit=3) == [0, 1, 2]
     assert [v.spec.kind for v in _Recorder.graph.vertices] == ["source", "collect"]
-    assert len(env.get_job_graph().vertices) == 1  # collecting leaves the program as it is
+    with stream.map(lambda v: v).execute_and_collect() as records:
+        assert next(records) == records.next() - 1 == 0
+    assert [v.spec.kind for v in _Recorder.graph.vertices] == ["source", "map", "collect"]
 
 
 def test_without_a_registered_executor_it_is_said_what_to_import(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,17 +93,21 @@ def test_a_source_that_has_nothing_more_and_does_not_end_is_refused() -> None:
 
 
 def test_execute_runs_all_regions_and_goes_on_where_it_ended(tmp_path: Path) -> None:
-    env = environment()
     sinks = [FolderSink(tmp_path / uid) for uid in "ab"]
-    for uid, sink in zip("ab", sinks, strict=True):
-        stream = read(env, _Files([[1], [2]])).uid(uid).map(lambda v: (v,)).uid(f"{uid}_map")
-        stream.sink_to(sink).uid(f"{uid}_sink")
-    env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path / "checkpoints"))
-    result = env.execute("My job!")
+
+    def program() -> StreamExecutionEnvironment:
+        env = environment()
+        for uid, sink in zip("ab", sinks, strict=True):
+            stream = read(env, _Files([[1], [2]])).uid(uid).map(lambda v: (v,)).uid(f"{uid}_map")
+            stream.sink_to(sink).uid(f"{uid}_sink")
+        env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path / "checkpoints"))
+        return env
+
+    result = program().execute("My job!")
     assert (result.get_job_id(), result.last_checkpoint_id) == ("My-job", 2)
     assert result.get_net_runtime() >= 0
     assert [sink.rows() for sink in sinks] == [[(1,), (2,)]] * 2
-    assert env.execute("My job!").last_checkpoint_id is None
+    assert program().execute("My job!").last_checkpoint_id is None
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith("My")) == [
         "My-job.0",
         "My-job.1",

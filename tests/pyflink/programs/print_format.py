@@ -1,7 +1,7 @@
 import datetime
 from decimal import Decimal
 
-from pyflink.common import Row, RowKind, Types
+from pyflink.common import Row, Types
 from pyflink.datastream import StreamExecutionEnvironment
 
 
@@ -54,8 +54,6 @@ def main():
         [((1, "a"), [Row(x=1.5)])],
         Types.TUPLE([Types.TUPLE([Types.INT(), Types.STRING()]), Types.LIST(Types.ROW_NAMED(["x"], [Types.DOUBLE()]))]),
     )
-    deleted = Row.of_kind(RowKind.DELETE, 1, "a")
-    show(env, "kind", [deleted], Types.ROW([Types.INT(), Types.STRING()]))
 
 
 if __name__ == "__main__":

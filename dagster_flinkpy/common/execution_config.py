@@ -1,0 +1,49 @@
+"""Settings of a program (``pyflink.common.execution_config``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["ExecutionConfig"]
+
+
+class ExecutionConfig:
+    """Settings of a program that its functions may ask for, and some of Flink's that have no effect here."""
+
+    def __init__(self) -> None:
+        self._global_job_parameters: dict[str, str] = {}
+        self._auto_watermark_interval = 200
+        self._object_reuse = False
+
+    def get_global_job_parameters(self) -> dict[str, str]:
+        """What functions see with ``runtime_context.get_job_parameter()``."""
+        return dict(self._global_job_parameters)
+
+    def set_global_job_parameters(self, global_job_parameters_dict: Mapping[str, Any]) -> ExecutionConfig:
+        """Sets what functions see with ``runtime_context.get_job_parameter()``; all values become strings."""
+        self._global_job_parameters = {key: str(value) for key, value in global_job_parameters_dict.items()}
+        return self
+
+    def get_auto_watermark_interval(self) -> int:
+        """What was set; 200 ms by default."""
+        return self._auto_watermark_interval
+
+    def set_auto_watermark_interval(self, interval: int) -> ExecutionConfig:
+        """Accepted without effect: watermarks are made with each batch of records."""
+        self._auto_watermark_interval = interval
+        return self
+
+    def enable_object_reuse(self) -> ExecutionConfig:
+        """Accepted without effect: records are not copied between chained functions."""
+        self._object_reuse = True
+        return self
+
+    def disable_object_reuse(self) -> ExecutionConfig:
+        """Accepted without effect."""
+        self._object_reuse = False
+        return self
+
+    def is_object_reuse_enabled(self) -> bool:
+        """What was set."""
+        return self._object_reuse
