@@ -36,6 +36,12 @@ class CheckpointConfig:
     """How many checkpoints may be pending at once. Default: 1."""
     tolerable_failed: int = 0
     """How many checkpoints in a row may fail before the job does. Default: 0, the first failure fails the job."""
+    unaligned: bool = False
+    """EXACTLY_ONCE only: whether a gate that aligns for too long takes its snapshot without the missing barriers;
+    what comes before these is stored with the checkpoint, and the parallelism cannot change when it is restored.
+    Default: no."""
+    aligned_timeout: timedelta = timedelta(0)
+    """If unaligned: how long is too long. Default: 0, gates do not align at all."""
     num_retained: int = 1
     """How many completed checkpoints are kept. Default: 1."""
 
@@ -52,6 +58,10 @@ class CheckpointConfig:
             raise ConfigurationError(f"checkpoint timeout must be at least 10 ms, not {self.timeout}")
         if self.min_pause < timedelta(0):
             raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
+        if self.unaligned and self.mode is not CheckpointingMode.EXACTLY_ONCE:
+            raise ConfigurationError(f"unaligned checkpoints need mode EXACTLY_ONCE, not {self.mode.value}")
+        if self.aligned_timeout < timedelta(0):
+            raise ConfigurationError(f"aligned_timeout must not be negative, not {self.aligned_timeout}")
         if self.max_concurrent < 1:
             raise ConfigurationError(f"max_concurrent checkpoints must be at least 1, not {self.max_concurrent}")
         if self.tolerable_failed < 0:

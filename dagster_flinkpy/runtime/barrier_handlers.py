@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +36,8 @@ __all__ = [
 
 _MAX_TRACKED = 50  # Flink: CheckpointBarrierTracker.MAX_CHECKPOINTS_TO_TRACK
 
-Channel = Hashable
+Channel = Any
+"""Hashable."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,9 +11,10 @@ import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -78,7 +79,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
     StorageError,
 )
-from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
+from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
@@ -102,6 +103,8 @@ class JobConfig:
     """The checkpoint directory; all of the job is under ``{storage}/{job_id}/``."""
     spark: SparkSettings = field(default_factory=SparkSettings)
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
+    latency_tracking_interval: timedelta = timedelta(0)
+    """Time between two latency markers of a source. Default: 0, none are sent."""
     cache_dir: str | None = None
     """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""
 
@@ -171,7 +174,15 @@ class JobAttempt:
         self._error: BaseException | None = None
         self._failure: FlinkPyError | None = None
         self._timed_out = False
-        self._end_of_input = False
+        self._barriers = 1
+        self._emitted: list[int] | None = None
+        """While the barriers of one Spark job are emitted: their checkpoints."""
+        self._ended: dict[int, bool] = {}
+        """By checkpoint, whether all input ends with it."""
+        self._coordinator_states: dict[int, dict[str, Any]] = {}
+        """By checkpoint and uid, what the enumerators said."""
+        self._subsumed: list[int] = []
+        """Checkpoints that are to be deleted when the Spark job's are complete."""
         self.collected: list[pa.Array] = []
         self._printed: list[str] = []
         """Columns of the records that the last epoch brought back, for ``execute_and_collect``."""
@@ -296,16 +307,27 @@ class JobAttempt:
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def run_epoch(self) -> CompletedEpoch:
+    def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
         """Reads up to the next barrier; returns when the checkpoint is complete and the sinks have committed.
 
+        Args:
+            barriers: How many epochs one Spark job reads, each up to a barrier of its own. Their checkpoints complete,
+                and their sinks commit, one after the other when the job is done; a failure fails them all. There are
+                fewer where the input ends. Default: 1.
+
+        Returns:
+            The last of them.
+
         Raises:
+            ConfigurationError: ``barriers`` is below 1.
             UserFunctionError: A user function raised; the checkpoint was declined, nothing of the epoch is visible.
             CheckpointError: The checkpoint was not completed.
             FencedError: A newer attempt took over.
             SourceReadError: Input cannot be read.
         """
-        return self._checkpoint(self._run_spark_job)
+        if barriers < 1:
+            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
+        return self._checkpoint(self._run_spark_job, barriers)
 
     def commit_restored(self) -> CompletedEpoch:
         """Completes a checkpoint of the restored state as it is, without reading input.
@@ -321,13 +343,13 @@ class JobAttempt:
             )
         return self._checkpoint(self._acknowledge_restored)
 
-    def _checkpoint(self, run: Callable[[int], EpochResults]) -> CompletedEpoch:
+    def _checkpoint(self, run: Callable[[int], EpochResults], barriers: int = 1) -> CompletedEpoch:
         if self._error is not None:
             raise CheckpointError("this attempt has failed; start another one") from self._error
-        self._run = run
+        self._run, self._barriers = run, barriers
         started = time.monotonic()
         try:
-            self._drive(TriggerRequested(_now(), forced=True, request_id=self._owner))
+            self._trigger()
         except BaseException as e:
             self._error = e
             raise
@@ -343,6 +365,9 @@ class JobAttempt:
             operators=operator_reports(metadata, set(self._committers)),
         )
 
+    def _trigger(self) -> None:
+        self._drive(TriggerRequested(_now(), forced=True, request_id=self._owner))
+
     def _drive(self, stimulus: Stimulus) -> None:
         """Carries out what the coordinator wants until it wants nothing more."""
         todo: deque[Instruction] = deque(self._coordinator.handle(stimulus))
@@ -354,8 +379,10 @@ class JobAttempt:
         match instruction:
             case AssignCheckpointId():
                 yield CheckpointIdAssigned(_now(), self._attempt.assign_checkpoint_id())
+            case EmitBarriers(checkpoint_id=checkpoint_id) if self._emitted is not None:
+                self._emitted.append(checkpoint_id)  # of a Spark job that is being planned
             case EmitBarriers(checkpoint_id=checkpoint_id):
-                yield from self._run_epoch(checkpoint_id)
+                self._run_epoch(checkpoint_id)
             case WriteMetadata(checkpoint_id=checkpoint_id):
                 self._metadata = self._create_metadata(instruction)
                 yield self._finalize(checkpoint_id, self._write_metadata, MetadataWritten(_now(), checkpoint_id))
@@ -374,7 +401,7 @@ class JobAttempt:
                 self._advance()
                 yield CommitFinished(_now(), checkpoint_id)
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
-                self._store.subsume(self._attempt, checkpoint_ids)
+                self._subsumed += checkpoint_ids
             case DiscardState(files=files):
                 self._store.discard(self._attempt, files)
             case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
@@ -405,34 +432,45 @@ class JobAttempt:
 
     # --- one epoch ---------------------------------------------------------------------------------------------------
 
-    def _run_epoch(self, checkpoint_id: int) -> Iterator[Stimulus]:
+    def _run_epoch(self, checkpoint_id: int) -> None:
         """Runs the epoch and tells the coordinator what came of it."""
         self._failure = None
         self._timed_out = False
+        self._subsumed = []
         try:
             results = self._run(checkpoint_id)
             if results.failure is None:
                 results.check_consistent()
         except FlinkPyError as e:
             if self._timed_out:
-                yield TimerFired(_now(), checkpoint_id)
+                self._drive(TimerFired(_now(), checkpoint_id))
                 return
             self._failure = e
-            yield self._decline(checkpoint_id, None, e)
+            self._drive(self._decline(checkpoint_id, None, e))
             return
         failure = results.failure
         if failure is not None:
             self._failure = failure.error
-            yield self._decline(checkpoint_id, failure.task, failure.error)
+            self._drive(self._decline(checkpoint_id, failure.task, failure.error))
             return
-        self.collected, self._printed = results.collected, results.printed
-        for task, state in results.states.items():
+        self.collected = results.collected
+        for position, (acknowledged_id, states) in enumerate(sorted(results.acknowledged.items())):
+            self._printed = results.printed.get(position, [])
+            self._acknowledge(acknowledged_id, states)
+        # State files are named by content: one that an old checkpoint names and the first of the job does not may be
+        # named by the second again. So old checkpoints go when all of the job are complete.
+        if self._subsumed:
+            self._store.subsume(self._attempt, self._subsumed)
+
+    def _acknowledge(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+        """Hands over what all tasks and enumerators said of a checkpoint; returns when it is complete."""
+        for task, state in states.items():
             message = AcknowledgeCheckpoint(
                 self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
             )
-            yield Acknowledge(_now(), message)
-        for uid, enumerator in self._enumerators.items():
-            yield CoordinatorSnapshotted(_now(), checkpoint_id, uid, enumerator.snapshot_state())
+            self._drive(Acknowledge(_now(), message))
+        for uid, state in self._coordinator_states[checkpoint_id].items():
+            self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
 
     def _decline(self, checkpoint_id: int, task: Task | None, error: FlinkPyError) -> Decline:
         where = task or Task(self.graph.vertices[0].uid, 0)
@@ -445,17 +483,45 @@ class JobAttempt:
         )
         return Decline(_now(), message)
 
-    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
-        inputs = dict(self._inputs)
+    def _plan_interval(self, checkpoint_id: int) -> Interval:
+        """Deals out the splits up to the next barrier."""
+        splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
         ended: set[str] = set()
         for uid, enumerator in self._enumerators.items():
             planned = enumerator.plan_epoch(self.graph.vertex(uid).parallelism)
-            for subtask, splits in enumerate(planned):
-                before = inputs.get((uid, subtask), SubtaskInput())
-                inputs[uid, subtask] = replace(before, splits=tuple(splits))
+            splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
             if enumerator.exhausted:
                 ended.add(uid)
-        self._end_of_input = len(ended) == len(self._enumerators)
+        self._ended[checkpoint_id] = len(ended) == len(self._enumerators)
+        return Interval(checkpoint_id, splits, frozenset(ended))
+
+    def _plan_later(self, first: Interval) -> tuple[Interval, ...]:
+        """Plans what other barriers the job carries; the enumerators are told ahead that all before will be read."""
+        intervals = [first]
+        while len(intervals) < self._barriers and not self._ended[intervals[-1].checkpoint_id]:
+            before = intervals[-1]
+            for uid, enumerator in self._enumerators.items():
+                given = (s for (source, _), splits in before.splits.items() if source == uid for s in splits)
+                enumerator.on_epoch_read([replace(s, finished=True) for s in given])
+            self._snapshot_enumerators(before.checkpoint_id)
+            self._emitted = []
+            self._trigger()
+            (checkpoint_id,) = self._emitted
+            self._emitted = None
+            intervals.append(self._plan_interval(checkpoint_id))
+        return tuple(intervals[1:])
+
+    def _snapshot_enumerators(self, checkpoint_id: int) -> None:
+        self._coordinator_states[checkpoint_id] = {u: e.snapshot_state() for u, e in self._enumerators.items()}
+
+    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
+        self._ended, self._coordinator_states = {}, {}
+        first = self._plan_interval(checkpoint_id)
+        later = self._plan_later(first)
+        inputs = dict(self._inputs)
+        for task, splits in first.splits.items():
+            inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
+        checkpointing = self.config.checkpointing
         epoch = Epoch(
             graph=self.graph,
             job_id=self.config.job_id,
@@ -463,7 +529,11 @@ class JobAttempt:
             attempt=self.token,
             job_storage=self._location,
             inputs=inputs,
-            ended_sources=frozenset(ended),
+            ended_sources=first.ended_sources,
+            later=later,
+            mode=checkpointing.mode,
+            alignment_timeout=checkpointing.aligned_timeout if checkpointing.unaligned else None,
+            latency_interval=self.config.latency_tracking_interval,
             partition=self._partition,
             cache_dir=self._cache_dir,
         )
@@ -473,6 +543,7 @@ class JobAttempt:
             for uid, enumerator in self._enumerators.items():
                 read = [s for task, state in results.states.items() if task.uid == uid for s in state.splits]
                 enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
+            self._snapshot_enumerators(epoch.intervals[-1].checkpoint_id)
         return results
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
@@ -500,12 +571,17 @@ class JobAttempt:
 
     def _acknowledge_restored(self, checkpoint_id: int) -> EpochResults:
         assert self.restored is not None
-        self._end_of_input = self.restored.end_of_input
+        self._ended = {checkpoint_id: self.restored.end_of_input}
+        self._coordinator_states = {}
+        self._snapshot_enumerators(checkpoint_id)
         results = EpochResults()
+        states = results.acknowledged[checkpoint_id] = {}
         for v in self.graph.vertices:
             for i in range(v.parallelism):
                 given = self._inputs.get((v.uid, i), SubtaskInput())
-                results.states[Task(v.uid, i)] = SubtaskState(i, keyed=given.keyed, watermark=given.watermark)
+                states[Task(v.uid, i)] = SubtaskState(
+                    i, keyed=given.keyed, watermark=given.watermark, channel_state=given.channel_state
+                )
         return results
 
     # --- completing --------------------------------------------------------------------------------------------------
@@ -532,7 +608,7 @@ class JobAttempt:
             partition=self._partition,
             fencing_token=self.token,
             graph_fingerprint=self.graph.fingerprint,
-            end_of_input=self._end_of_input,
+            end_of_input=self._ended[write.checkpoint_id],
             operators=operators,
             properties={} if self._parallelism is None else {_PARALLELISM: self._parallelism},
         )
@@ -548,7 +624,9 @@ class JobAttempt:
     def _advance(self) -> None:
         """The next epoch starts from what this one has left."""
         self._inputs = {
-            (o.uid, s.index): SubtaskInput(s.keyed, s.watermark) for o in self._metadata.operators for s in o.subtasks
+            (o.uid, s.index): SubtaskInput(s.keyed, s.watermark, channel_state=s.channel_state)
+            for o in self._metadata.operators
+            for s in o.subtasks
         }
 
     # --- savepoints --------------------------------------------------------------------------------------------------
@@ -596,7 +674,11 @@ def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
 def _subtask_inputs(plan: RestorePlan | None) -> dict[tuple[str, int], SubtaskInput]:
     if plan is None:
         return {}
-    return {(uid, s.index): SubtaskInput(s.keyed, s.watermark) for uid, o in plan.operators.items() for s in o.subtasks}
+    return {
+        (uid, s.index): SubtaskInput(s.keyed, s.watermark, channel_state=s.channel_state)
+        for uid, o in plan.operators.items()
+        for s in o.subtasks
+    }
 
 
 def _summary(epoch: Epoch, enumerators: dict[str, SplitEnumerator]) -> str:

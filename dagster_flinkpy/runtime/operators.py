@@ -60,7 +60,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
-from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
+from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.failure import user_error
 from dagster_flinkpy.state.handles import KeyedSnapshot
 
@@ -100,6 +100,8 @@ class OperatorContext:
     """Sends a column, and its name, to the driver."""
     watermark: int
     """Event time of the operator; the task advances it."""
+    checkpoint_id: int
+    """Of the barrier that comes next; the task advances it."""
 
     @property
     def input(self) -> SubtaskInput:
@@ -115,6 +117,7 @@ class Snapshot:
     splits: tuple[SourceSplit, ...] = ()
     committables: list[dict[str, Any]] = field(default_factory=list)
     metrics: dict[str, int | float] = field(default_factory=dict)
+    """Since the snapshot before."""
 
 
 _MUTABLE = (Row, list, dict)
@@ -197,8 +200,11 @@ class StreamOperator(ABC):
         return None
 
     def snapshot(self) -> Snapshot:
-        """Called at the barrier, when all of the epoch's records have been processed."""
+        """Called at the barrier, when all records before it have been processed."""
         return Snapshot()
+
+    def begin_checkpoint(self) -> None:  # noqa: B027
+        """Called behind a barrier, if records of a next checkpoint follow; `context.checkpoint_id` is that one's."""
 
     def abort(self) -> None:  # noqa: B027
         """Called instead of the snapshot when the epoch failed."""
@@ -506,15 +512,17 @@ class SourceOperator(StreamOperator):
     def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
         super().__init__(context)
         self._source = spec.source
+        self._idle_timeout = spec.watermark_strategy.idle_timeout
         self._time = _EventTime(spec.watermark_strategy, self, context.watermark)
-        self._splits = list(context.input.splits)
+        self._splits: list[SourceSplit] = []
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         raise AssertionError("a source has no input")
 
-    def run(self) -> Iterator[int]:
-        """Reads all splits of the epoch; after each batch it gives the watermark."""
+    def run(self, interval: Interval) -> Iterator[int]:
+        """Reads all splits up to the next barrier; after each batch it gives the watermark."""
         vertex = self.context.vertex
+        self._splits = list(interval.splits.get((vertex.uid, self.context.subtask), ()))
         for i, split in enumerate(self._splits):
             batches = iter(self._source.read(split))
             while True:
@@ -535,13 +543,19 @@ class SourceOperator(StreamOperator):
                 self.context.emit(None, batch)
                 yield self._time.watermark
             self._splits[i] = split.advanced(split.offset, finished=True)
-        if vertex.uid in self.context.epoch.ended_sources:
+        if vertex.uid in interval.ended_sources:
             yield MAX_WATERMARK
 
-    @property
-    def idle(self) -> bool:
-        """Whether there is nothing to read in this epoch."""
-        return not self._splits and self.context.vertex.uid not in self.context.epoch.ended_sources
+    def is_idle(self, interval: Interval) -> bool:
+        """Whether event time is not to wait for this subtask up to the next barrier.
+
+        A subtask without input is idle where others of its source have some. A source that has none at all holds event
+        time back, unless its strategy has an idle timeout: an epoch without input counts as longer than any.
+        """
+        uid = self.context.vertex.uid
+        if uid in interval.ended_sources or interval.splits.get((uid, self.context.subtask)):
+            return False
+        return self._idle_timeout is not None or interval.reads(uid)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(splits=tuple(self._splits))
@@ -559,13 +573,19 @@ class SinkOperator(StreamOperator):
         self._writer: SinkWriter | None = None
 
     def open(self) -> None:
+        self._create_writer()
+
+    def begin_checkpoint(self) -> None:
+        self._create_writer()
+
+    def _create_writer(self) -> None:
         context = self.context
         init = WriterInitContext(
             job_id=context.epoch.job_id,
             uid=context.vertex.uid,
             subtask=context.subtask,
             attempt=context.epoch.attempt,
-            checkpoint_id=context.epoch.checkpoint_id,
+            checkpoint_id=context.checkpoint_id,
             execution=context.execution,
             partition=context.epoch.partition,
         )

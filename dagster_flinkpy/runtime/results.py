@@ -12,7 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.messages import Task
 from dagster_flinkpy.checkpoint.metadata import SubtaskState
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
-from dagster_flinkpy.runtime.exchange import PRINTED, Kind, WireRow
+from dagster_flinkpy.runtime.exchange import PRINTED, SEQ_BITS, Kind, WireRow
 from dagster_flinkpy.runtime.failure import error_from_json
 
 __all__ = ["EpochResults", "TaskFailure"]
@@ -30,20 +30,26 @@ class TaskFailure:
 class EpochResults:
     """All that came back from an epoch."""
 
-    states: dict[Task, SubtaskState] = field(default_factory=dict)
+    acknowledged: dict[int, dict[Task, SubtaskState]] = field(default_factory=dict)
+    """By checkpoint."""
     failures: list[TaskFailure] = field(default_factory=list)
     collected: list[pa.Array] = field(default_factory=list)
     """Columns of records, for ``execute_and_collect``."""
-    printed: list[str] = field(default_factory=list)
-    """Lines of print operators."""
-    _sent: dict[str, str] = field(default_factory=dict)
-    _consumed: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    printed: dict[int, list[str]] = field(default_factory=dict)
+    """Lines of print operators, by the number of barriers before them."""
+    _sent: dict[tuple[int, str], str] = field(default_factory=dict)
+    _consumed: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
+
+    @property
+    def states(self) -> dict[Task, SubtaskState]:
+        """What was acknowledged of the last checkpoint."""
+        return self.acknowledged[max(self.acknowledged)] if self.acknowledged else {}
 
     @staticmethod
     def of(rows: Iterable[WireRow]) -> EpochResults:
         """Sorts the rows that came back."""
         results = EpochResults()
-        for row in sorted(rows, key=lambda row: (row.channel, row.seq)):
+        for row in sorted(rows, key=lambda row: (row.seq >> SEQ_BITS, row.channel, row.seq)):
             if row.kind is Kind.ACK:
                 results._acknowledge(json.loads(row.payload.to_pybytes()))
             elif row.kind is Kind.FAILURE:
@@ -54,17 +60,17 @@ class EpochResults:
                 with pa.ipc.open_stream(row.payload) as reader:
                     batch = reader.read_next_batch()
                 if batch.schema.names == [PRINTED]:
-                    results.printed += batch.column(0).to_pylist()
+                    results.printed.setdefault(row.seq >> SEQ_BITS, []).extend(batch.column(0).to_pylist())
                 else:
                     results.collected.append(batch.column(0))
         return results
 
     def _acknowledge(self, ack: dict[str, Any]) -> None:
-        state = SubtaskState.from_json(ack["state"])
+        state, checkpoint_id = SubtaskState.from_json(ack["state"]), ack["checkpoint_id"]
         name = f"{ack['uid']}/{state.index}"
-        self.states[Task(ack["uid"], state.index)] = state
-        self._sent[name] = ack["digest"]
-        self._consumed.append((name, ack["consumed"]))
+        self.acknowledged.setdefault(checkpoint_id, {})[Task(ack["uid"], state.index)] = state
+        self._sent[checkpoint_id, name] = ack["digest"]
+        self._consumed.append((checkpoint_id, name, ack["consumed"]))
 
     @property
     def failure(self) -> TaskFailure | None:
@@ -84,9 +90,9 @@ class EpochResults:
         Raises:
             CheckpointError: Names the task that was consumed and the one that consumed it.
         """
-        for consumer, consumed in self._consumed:
+        for checkpoint_id, consumer, consumed in self._consumed:
             for producer, digest in consumed.items():
-                if self._sent.get(producer, digest) != digest:
+                if self._sent.get((checkpoint_id, producer), digest) != digest:
                     raise CheckpointError(
                         f"task {consumer} consumed another output of task {producer} than was acknowledged: "
                         "Spark ran it twice, and a user function in it is not deterministic"

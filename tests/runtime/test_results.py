@@ -24,7 +24,8 @@ def row(kind: Kind, payload: bytes | pa.Buffer, *, channel: int = 0, seq: int = 
 
 
 def ack(uid: str, subtask: int = 0, *, digest: str = "a", consumed: dict[str, str] | None = None) -> WireRow:
-    parts = {"uid": uid, "digest": digest, "consumed": consumed or {}, "state": SubtaskState(subtask).to_json()}
+    state = SubtaskState(subtask).to_json()
+    parts = {"checkpoint_id": 1, "uid": uid, "digest": digest, "consumed": consumed or {}, "state": state}
     return row(Kind.ACK, json.dumps(parts).encode(), channel=subtask)
 
 

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.common.watermark_strategy import TimestampAssigner
+from dagster_flinkpy.common.watermark_strategy import TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream import (
     AggregateFunction,
     CoProcessFunction,
@@ -248,12 +249,14 @@ class TimerPerRecord(KeyedCoProcessFunction):
 TIMES = [("a", t, 0) for t in range(0, 100, 10)]
 
 
-def fired_before_the_end(first: list[Any], second: list[Any], folder: Path) -> list[int]:
+def fired_before_the_end(
+    first: list[Any], second: list[Any], folder: Path, strategy: WatermarkStrategy | None = None
+) -> list[int]:
     """The timers that fire in the first epoch of two inputs which have another one."""
     env = environment()
     more = [("a", 1000, 0)] * 10
     left = events(env, [*first, *more], uid="left", per_epoch=len(first))
-    right = events(env, [*second, *more], uid="right", per_epoch=len(second))
+    right = events(env, [*second, *more], uid="right", per_epoch=len(second), strategy=strategy)
     stream = left.connect(right).key_by("key", "key").process(TimerPerRecord(), COUNTED).uid("both")
     graph = collect_graph(stream)
     results = run_epoch(make_epoch(graph, folder))
@@ -265,8 +268,13 @@ def test_event_time_of_two_inputs_is_the_lesser_one(tmp_path: Path) -> None:
     assert fired_before_the_end(TIMES, TIMES[:6], tmp_path) == sorted([0, 10, 20, 30, 40])
 
 
+def test_a_source_without_input_holds_the_other_back(tmp_path: Path) -> None:
+    assert fired_before_the_end(TIMES, [], tmp_path) == []
+
+
 def test_an_idle_source_does_not_hold_the_other_back(tmp_path: Path) -> None:
-    assert fired_before_the_end(TIMES, [], tmp_path) == list(range(0, 90, 10))
+    idle = event_time().with_idleness(Duration.of_minutes(1))
+    assert fired_before_the_end(TIMES, [], tmp_path, idle) == list(range(0, 90, 10))
 
 
 def test_idleness_passes_through_chains_and_exchanges(tmp_path: Path) -> None:
@@ -443,7 +451,8 @@ def test_a_failed_store_ends_the_task_and_aborts_its_writers(tmp_path: Path) -> 
 
 
 def rebalanced(folder: Path) -> JobGraph:
-    stream = environment(2).from_collection(list(range(50)), Types.LONG()).uid("numbers").rebalance()
+    numbers = environment(2).from_collection(list(range(50)), Types.LONG()).set_parallelism(2)
+    stream = numbers.uid("numbers").rebalance()
     return collect_graph(stream.map(lambda v: v, Types.LONG()).uid("it"))
 
 
