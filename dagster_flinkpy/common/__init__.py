@@ -2,6 +2,7 @@
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.serialization import (
     ByteArraySchema,
     DeserializationSchema,
@@ -9,6 +10,7 @@ from dagster_flinkpy.common.serialization import (
     SerializationSchema,
     SimpleStringSchema,
 )
+from dagster_flinkpy.common.serializer import TypeSerializer
 from dagster_flinkpy.common.time import Duration, Instant, Time
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row, RowKind
@@ -22,6 +24,7 @@ __all__ = [
     "Encoder",
     "ExecutionConfig",
     "Instant",
+    "JobExecutionResult",
     "Row",
     "RowKind",
     "SerializationSchema",
@@ -29,6 +32,7 @@ __all__ = [
     "Time",
     "TimestampAssigner",
     "TypeInformation",
+    "TypeSerializer",
     "Types",
     "WatermarkStrategy",
 ]

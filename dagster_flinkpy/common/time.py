@@ -82,6 +82,11 @@ class Duration:
         """A span of so many milliseconds."""
         return Duration(millis)
 
+    @staticmethod
+    def of_nanos(nanos: int) -> Duration:
+        """A span of so many nanoseconds, in whole milliseconds."""
+        return Duration(nanos // 1_000_000)
+
 
 @dataclass(frozen=True, order=True, repr=False)
 class Instant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import timedelta
 
+from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -29,6 +30,10 @@ class CheckpointConfig:
     max_concurrent: int = 1
     tolerable_failed: int = 0
     """Checkpoints in a row that may fail before the job does."""
+    unaligned: bool = False
+    """Whether a gate that aligns for too long takes its snapshot with the input that has not passed."""
+    aligned_timeout: timedelta = timedelta(0)
+    """If unaligned: how long is too long."""
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
         """Sets where checkpoints go."""
@@ -106,6 +111,28 @@ class CheckpointConfig:
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
         """Sets whether the first failed checkpoint fails the job; else none does."""
         return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
+
+    def is_unaligned_checkpoints_enabled(self) -> bool:
+        """Whether a gate that aligns for too long takes its snapshot with the input that has not passed."""
+        return self.unaligned
+
+    def enable_unaligned_checkpoints(self, enabled: bool = True) -> CheckpointConfig:
+        """Lets a gate that aligns for too long take its snapshot with the input that has not passed."""
+        self.unaligned = enabled
+        return self
+
+    def disable_unaligned_checkpoints(self) -> CheckpointConfig:
+        """Has gates wait for all barriers; the default."""
+        return self.enable_unaligned_checkpoints(False)
+
+    def get_aligned_checkpoint_timeout(self) -> Duration:
+        """If unaligned: how long a gate aligns."""
+        return Duration(_millis(self.aligned_timeout))
+
+    def set_aligned_checkpoint_timeout(self, alignment_timeout: Duration) -> CheckpointConfig:
+        """Sets how long a gate aligns, if checkpoints may be unaligned; 0: not at all."""
+        self.aligned_timeout = timedelta(milliseconds=alignment_timeout.millis)
+        return self
 
 
 def _millis(span: timedelta) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.registry import resolve
@@ -25,24 +26,6 @@ class ExecutionSettings:
     allow_non_restored_state: bool = False
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     """The other checkpoint settings of the program."""
-
-
-@dataclass(frozen=True)
-class JobExecutionResult:
-    """What came of a run."""
-
-    job_name: str
-    job_id: str
-    last_checkpoint_id: int | None
-    net_runtime_ms: int
-
-    def get_job_id(self) -> str:
-        """Id of the job."""
-        return self.job_id
-
-    def get_net_runtime(self) -> int:
-        """Milliseconds from start to end."""
-        return self.net_runtime_ms
 
 
 class ProgramExecutor(Protocol):

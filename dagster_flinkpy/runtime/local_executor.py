@@ -84,6 +84,8 @@ def _checkpointing(settings: ExecutionSettings) -> CheckpointConfig:
         min_pause=declared.min_pause,
         max_concurrent=declared.max_concurrent,
         tolerable_failed=declared.tolerable_failed,
+        unaligned=declared.unaligned,
+        aligned_timeout=declared.aligned_timeout,
     )
 
 

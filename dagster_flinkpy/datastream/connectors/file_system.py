@@ -268,6 +268,10 @@ class FileSink(TwoPhaseCommittingSink):
             self._sink = replace(self._sink, bucket_assigner=bucket_assigner)
             return self
 
+        def with_bucket_check_interval(self, interval: int) -> FileSink.RowFormatBuilder:
+            """Accepted without effect: checkpoints end files."""
+            return self
+
         def with_output_file_config(self, output_file_config: OutputFileConfig) -> FileSink.RowFormatBuilder:
             """Sets the names of files."""
             self._sink = replace(self._sink, output_file_config=output_file_config)
