@@ -19,6 +19,7 @@ from typing import Any
 
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.operator_state import files_of
 
 __all__ = [
     "METADATA_NAME",
@@ -74,18 +75,27 @@ class OperatorStateHandle:
     name: str
     mode: DistributionMode
     partitions: tuple[Json, ...]
-    """The list's elements; what redistribution moves."""
+    """The list's elements; what redistribution moves. See ``state.operator_state``."""
+    types: dict[str, Json] = field(default_factory=dict)
+    """Type information as JSON: of an element's ``value``, or of an entry's ``key`` and ``value``."""
     extra: dict[str, Json] = field(default_factory=dict)
     """Fields this release does not know."""
 
     def to_json(self) -> dict[str, Json]:
         """For ``_metadata``."""
-        return {**self.extra, "name": self.name, "mode": self.mode.value, "partitions": list(self.partitions)}
+        types = {"types": self.types} if self.types else {}
+        return {**self.extra, "name": self.name, "mode": self.mode.value, "partitions": list(self.partitions), **types}
 
     @classmethod
     def from_json(cls, data: dict[str, Json]) -> OperatorStateHandle:
         """What :meth:`to_json` wrote."""
-        return cls(data["name"], DistributionMode(data["mode"]), _tuple(data["partitions"]), _extra(cls, data))
+        return cls(
+            name=data["name"],
+            mode=DistributionMode(data["mode"]),
+            partitions=_tuple(data["partitions"]),
+            types=dict(data.get("types", {})),
+            extra=_extra(cls, data),
+        )
 
 
 @dataclass(frozen=True)
@@ -96,6 +106,8 @@ class SubtaskState:
     keyed: KeyedSnapshot | None = None
     """Keyed state; None if there is none."""
     operator_state: tuple[OperatorStateHandle, ...] = ()
+    raw_keyed: tuple[Json, ...] = ()
+    """Raw keyed state: per key group its number and the partition with its bytes."""
     channel_state: tuple[Json, ...] = ()
     """In-flight buffers of an unaligned checkpoint; empty for aligned ones."""
     splits: tuple[Json, ...] = ()
@@ -112,7 +124,12 @@ class SubtaskState:
     def has_state(self) -> bool:
         """Whether anything would be lost without it (Flink: ``OperatorSubtaskState.hasState``)."""
         return bool(
-            self.keyed is not None or self.operator_state or self.channel_state or self.splits or self.committables
+            self.keyed is not None
+            or self.operator_state
+            or self.raw_keyed
+            or self.channel_state
+            or self.splits
+            or self.committables
         )
 
     @property
@@ -122,7 +139,11 @@ class SubtaskState:
 
     def files(self) -> set[str]:
         """Paths of the state files, relative to the prefix of the job (or of the savepoint)."""
-        return self.keyed.files() if self.keyed else set()
+        return (self.keyed.files() if self.keyed else set()) | self.operator_state_files()
+
+    def operator_state_files(self) -> set[str]:
+        """Those of operator state and raw keyed state."""
+        return files_of(p for handle in self.operator_state for p in handle.partitions) | files_of(self.raw_keyed)
 
     def to_json(self) -> dict[str, Json]:
         """For ``_metadata``; what is empty is left out."""
@@ -131,7 +152,7 @@ class SubtaskState:
             data["keyed"] = self.keyed.to_json()
         if self.operator_state:
             data["operator_state"] = [handle.to_json() for handle in self.operator_state]
-        for name in ("channel_state", "splits", "committables"):
+        for name in ("raw_keyed", "channel_state", "splits", "committables"):
             if values := getattr(self, name):
                 data[name] = list(values)
         if self.watermark is not None:
@@ -147,6 +168,7 @@ class SubtaskState:
             index=_integer(data["index"]),
             keyed=KeyedSnapshot.from_json(data["keyed"]) if "keyed" in data else None,
             operator_state=tuple(map(OperatorStateHandle.from_json, data.get("operator_state", []))),
+            raw_keyed=_tuple(data.get("raw_keyed", [])),
             channel_state=_tuple(data.get("channel_state", [])),
             splits=_tuple(data.get("splits", [])),
             watermark=_integer(data["watermark"]) if "watermark" in data else None,
@@ -345,7 +367,8 @@ class CheckpointMetadata:
 
 
 def _validate(metadata: CheckpointMetadata) -> None:
-    """Check what types do not say; raises ValueError. Handles check their paths themselves."""
+    """Check what types do not say; raises ValueError. Handles of keyed state check their paths themselves."""
+    metadata.files()  # checks those of operator state
     _unique("uid", (operator.uid for operator in metadata.operators))
     for operator in metadata.operators:
         where = f"operator {operator.uid!r}"

@@ -25,6 +25,7 @@ __all__ = [
     "SubtaskAssignment",
     "assign",
     "reassign_key_groups",
+    "reassign_operator_state",
     "repartition_operator_state",
 ]
 
@@ -48,6 +49,8 @@ class SubtaskAssignment:
     index: int
     keyed: KeyedSnapshot | None = None
     operator_state: tuple[OperatorStateHandle, ...] = ()
+    raw_keyed: tuple[Any, ...] = ()
+    """Raw keyed state of its key groups."""
     splits: tuple[Any, ...] = ()
     """Source splits, dealt out in turn if the parallelism changed."""
     watermark: int | None = None
@@ -191,6 +194,19 @@ def repartition_operator_state(
     return new
 
 
+def reassign_operator_state(
+    old: Sequence[Sequence[OperatorStateHandle] | None], new_parallelism: int
+) -> list[tuple[OperatorStateHandle, ...]]:
+    """The operator state of each new subtask: as :func:`repartition_operator_state`, one handle per name and mode."""
+    return _merged(repartition_operator_state(old, new_parallelism))
+
+
+def _reassign_raw(old: Sequence[SubtaskState], max_parallelism: int, parallelism: int) -> list[tuple[Any, ...]]:
+    parts = [part for subtask in old for part in subtask.raw_keyed]
+    groups = [compute_key_group_range_for_operator_index(max_parallelism, parallelism, i) for i in range(parallelism)]
+    return [tuple(part for part in parts if part["key_group"] in mine) for mine in groups]
+
+
 def _deal(
     located: Sequence[tuple[int, OperatorStateHandle]], new: Sequence[list[tuple[int, OperatorStateHandle]]], first: int
 ) -> int:
@@ -222,7 +238,9 @@ def _left_behind(
             lost = operator.has_state
             problem = f"the job has no operator with such a uid (it has {_quoted(stateful)}). Give it its old uid back"
         else:
-            lost = not stateful[operator.uid] and any(s.keyed or s.operator_state for s in operator.subtasks)
+            lost = not stateful[operator.uid] and any(
+                s.keyed or s.operator_state or s.raw_keyed for s in operator.subtasks
+            )
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
         if lost and not allow_non_restored_state:
             raise RestoreError(
@@ -262,14 +280,23 @@ def _restored(spec: OperatorSpec, stored: OperatorState, what: str) -> OperatorA
         all_splits = [split for subtask in old for split in subtask.splits]
         splits = [tuple(all_splits[index :: spec.parallelism]) for index in range(spec.parallelism)]
         channels = [()] * spec.parallelism
-    operator_state = _merged(repartition_operator_state([s.operator_state for s in old], spec.parallelism))
+    operator_state = reassign_operator_state([s.operator_state for s in old], spec.parallelism)
+    raw_keyed = _reassign_raw(old, max_parallelism, spec.parallelism)
     watermark = _least(subtask.watermark for subtask in old)
     return OperatorAssignment(
         uid=spec.uid,
         parallelism=spec.parallelism,
         max_parallelism=max_parallelism,
         subtasks=tuple(
-            SubtaskAssignment(index, keyed[index], operator_state[index], splits[index], watermark, channels[index])
+            SubtaskAssignment(
+                index,
+                keyed[index],
+                operator_state[index],
+                raw_keyed[index],
+                splits[index],
+                watermark,
+                channels[index],
+            )
             for index in range(spec.parallelism)
         ),
         coordinator_state=stored.coordinator_state,

@@ -17,6 +17,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
     StorageError,
 )
+from dagster_flinkpy.state.operator_state import sha256_of
 from dagster_flinkpy.storage.object_store import ObjectStore
 
 __all__ = ["import_savepoint", "load_savepoint", "write_savepoint"]
@@ -98,14 +99,12 @@ def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadat
 
 
 def _checksums(metadata: CheckpointMetadata) -> dict[str, str]:
-    return {
-        run.path: run.sha256
-        for operator in metadata.operators
-        for subtask in operator.subtasks
-        if subtask.keyed is not None
-        for table in subtask.keyed.tables
-        for run in table.runs
-    }
+    checksums: dict[str, str] = {}
+    for subtask in (subtask for operator in metadata.operators for subtask in operator.subtasks):
+        checksums |= {path: sha256_of(path) for path in subtask.operator_state_files()}
+        tables = subtask.keyed.tables if subtask.keyed is not None else ()
+        checksums |= {run.path: run.sha256 for table in tables for run in table.runs}
+    return checksums
 
 
 def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore) -> None:

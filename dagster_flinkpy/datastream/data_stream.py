@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.adapters import (
 from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_is_number, key_fields
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.connectors.base import Sink
+from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.functions import (
     CoFlatMapFunction,
     CoMapFunction,
@@ -59,6 +60,7 @@ from dagster_flinkpy.datastream.operators import (
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.transformation import Input, Transformation
+from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,
@@ -262,7 +264,13 @@ class DataStream(_Configurable):
         """Groups all records of the stream into windows, in one subtask."""
         return AllWindowedStream(self, window_assigner)
 
-    def connect(self, ds: DataStream) -> ConnectedStreams:
+    @overload
+    def connect(self, ds: DataStream) -> ConnectedStreams: ...
+
+    @overload
+    def connect(self, ds: BroadcastStream) -> BroadcastConnectedStream: ...
+
+    def connect(self, ds: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Two streams for one function; they may differ in type."""
         self._check_same_program(ds)
         return ConnectedStreams(self._env, self, ds)
@@ -283,6 +291,8 @@ class DataStream(_Configurable):
 
     def rescale(self) -> DataStream:
         """Round robin over a share of the subtasks downstream; the shares of all subtasks make up the whole."""
+        if isinstance(ds, BroadcastStream):
+            return BroadcastConnectedStream(self, ds, ds.broadcast_state_descriptors)
         return self._partitioned(PartitionerKind.RESCALE)
 
     def shuffle(self) -> DataStream:
@@ -311,9 +321,32 @@ class DataStream(_Configurable):
         """Round robin over all subtasks downstream."""
         return self._partitioned(PartitionerKind.REBALANCE)
 
-    def broadcast(self) -> DataStream:
-        """Every record to every subtask downstream."""
-        return self._partitioned(PartitionerKind.BROADCAST)
+    @overload
+    def broadcast(self) -> DataStream: ...
+
+    @overload
+    def broadcast(
+        self,
+        broadcast_state_descriptor: MapStateDescriptor,
+        *other_broadcast_state_descriptors: MapStateDescriptor,
+    ) -> BroadcastStream: ...
+
+    def broadcast(
+        self,
+        broadcast_state_descriptor: MapStateDescriptor | None = None,
+        *other_broadcast_state_descriptors: MapStateDescriptor,
+    ) -> DataStream | BroadcastStream:
+        """Every record to every subtask downstream.
+
+        Args:
+            broadcast_state_descriptor: Broadcast state that a function keeps; then the stream can be connected to
+                another one.
+            other_broadcast_state_descriptors: More of it.
+        """
+        stream = self._partitioned(PartitionerKind.BROADCAST)
+        if broadcast_state_descriptor is None:
+            return stream
+        return BroadcastStream(stream, [broadcast_state_descriptor, *other_broadcast_state_descriptors])
 
     def global_(self) -> DataStream:
         """Everything to subtask 0."""

@@ -149,7 +149,7 @@ class JobGraph:
         Raises:
             MissingUidError: Names all of them.
         """
-        missing = [v for v in self.vertices if v.spec.stateful and not v.uid_set]
+        missing = [v for v in self.vertices if v.spec.keeps_state and not v.uid_set]
         if missing:
             raise MissingUidError(
                 "stateful operators need a uid, else their state is lost when the program changes: "
@@ -259,7 +259,8 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
     graph = JobGraph(graph.vertices, tuple(_fit(e, graph) for e in graph.edges))
     for e in graph.edges:
         target = graph.vertex(e.target)
-        if target.spec.keyed and e.partitioner.kind is not PartitionerKind.HASH:
+        keyed = target.spec.keyed and e.input_index not in target.spec.broadcast_inputs
+        if keyed and e.partitioner.kind is not PartitionerKind.HASH:
             raise JobGraphError(
                 f"operator {target.uid!r} is keyed but its input {e.source!r} is not; call key_by() first"
             )

@@ -8,13 +8,18 @@ from typing import Any, ClassVar, cast
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate
+from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
+from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
 from dagster_flinkpy.datastream.connectors.base import Sink, Source, TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
+    BroadcastProcessFunction,
     CoProcessFunction,
     FilterFunction,
     FlatMapFunction,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     KeySelector,
@@ -29,10 +34,13 @@ from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
+    "BroadcastProcessSpec",
     "CoProcessSpec",
     "CollectSpec",
     "FilterSpec",
     "FlatMapSpec",
+    "KeyedBatchSpec",
+    "KeyedBroadcastProcessSpec",
     "KeyedCoProcessSpec",
     "KeyedProcessSpec",
     "MapSpec",
@@ -70,9 +78,16 @@ class OperatorSpec:
 
     kind: ClassVar[str] = "operator"
     stateful: ClassVar[bool] = False
-    """Whether a checkpoint holds something of it, so that it needs a uid."""
+    """Whether a checkpoint holds something of every operator of this kind."""
     keyed: ClassVar[bool] = False
 
+    broadcast_inputs: ClassVar[frozenset[int]] = frozenset()
+    """Inputs without keys of a keyed operator."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether a checkpoint holds something of it, so that it needs a uid."""
+        return self.stateful or any(isinstance(f, CheckpointedFunction) for f in self.user_functions())
     def user_functions(self) -> list[Any]:
         """What of the user's code is in it; decides what must be shipped to the workers."""
         return []
@@ -171,6 +186,26 @@ class KeyedCoProcessSpec(_FunctionSpec):
 
 
 @dataclass(frozen=True)
+@dataclass(frozen=True)
+class BroadcastProcessSpec(_FunctionSpec):
+    """A process function of a stream and a broadcast one, which share broadcast state."""
+
+    function: BroadcastProcessFunction[Any, Any, Any]
+    kind: ClassVar[str] = "broadcast_process"
+    stateful: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class KeyedBroadcastProcessSpec(_FunctionSpec):
+    """Likewise, of a keyed stream, with keyed state and timers."""
+
+    function: KeyedBroadcastProcessFunction[Any, Any, Any, Any]
+    kind: ClassVar[str] = "keyed_broadcast_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+    broadcast_inputs: ClassVar[frozenset[int]] = frozenset({1})
+
+
 class ReduceSpec(_FunctionSpec):
     """A running reduction per key."""
 

@@ -28,6 +28,8 @@ class SubtaskInput:
     """Keyed state of its key-group range."""
     watermark: int | None = None
     """Event time it had reached, in milliseconds."""
+    operator_state: tuple[OperatorStateHandle, ...] = ()
+    raw_keyed: tuple[Json, ...] = ()
     """Raw keyed state of its key-group range."""
     splits: tuple[SourceSplit, ...] = ()
     """Sources: what to read up to the first barrier."""
@@ -79,6 +81,8 @@ class Epoch:
     """Dagster partition of the run, where there is one."""
     cache_dir: str = ""
     """Where executors keep local copies of state files."""
+    restored: int | None = None
+    """Id of the checkpoint or savepoint that the epoch goes on from, if any."""
     clock: Clock = field(default_factory=SystemClock)
     """Tells processing time."""
 

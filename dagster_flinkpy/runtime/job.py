@@ -40,10 +40,16 @@ from dagster_flinkpy.checkpoint.instructions import (
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.metadata import (
+    METADATA_NAME,
+    CheckpointMetadata,
+    DistributionMode,
+    OperatorState,
+    SubtaskState,
+)
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
-from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
+from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, reassign_operator_state
 from dagster_flinkpy.checkpoint.savepoint import import_savepoint, write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
@@ -287,7 +293,7 @@ class JobAttempt:
             self._parallelism = kept
             self.graph = self.graph.with_parallelism(kept)
         specs = [
-            RestoreSpec(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.stateful)
+            RestoreSpec(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.keeps_state)
             for v in self.graph.vertices
         ]
         plan = assign(self.restored, specs, allow_non_restored_state=self._allow_non_restored_state)
@@ -536,6 +542,7 @@ class JobAttempt:
             latency_interval=self.config.latency_tracking_interval,
             partition=self._partition,
             cache_dir=self._cache_dir,
+            restored=None if self._parent is None else self._parent.checkpoint_id,
         )
         self._progress(f"checkpoint {checkpoint_id}: {_summary(epoch, self._enumerators)}")
         results = EpochResults.of(self._on_spark(epoch))
@@ -579,8 +586,17 @@ class JobAttempt:
         for v in self.graph.vertices:
             for i in range(v.parallelism):
                 given = self._inputs.get((v.uid, i), SubtaskInput())
+                # Every subtask was given all of a union state; one of them hands it on.
+                operator_state = tuple(
+                    handle for handle in given.operator_state if i == 0 or handle.mode is not DistributionMode.UNION
+                )
                 states[Task(v.uid, i)] = SubtaskState(
-                    i, keyed=given.keyed, watermark=given.watermark, channel_state=given.channel_state
+                    i,
+                    keyed=given.keyed,
+                    operator_state=operator_state,
+                    raw_keyed=given.raw_keyed,
+                    watermark=given.watermark,
+                    channel_state=given.channel_state,
                 )
         return results
 
@@ -624,9 +640,19 @@ class JobAttempt:
     def _advance(self) -> None:
         """The next epoch starts from what this one has left."""
         self._inputs = {
-            (o.uid, s.index): SubtaskInput(s.keyed, s.watermark, channel_state=s.channel_state)
+            (o.uid, s.index): SubtaskInput(
+                keyed=s.keyed,
+                watermark=s.watermark,
+                operator_state=operator_state,
+                raw_keyed=s.raw_keyed,
+                channel_state=s.channel_state,
+            )
             for o in self._metadata.operators
-            for s in o.subtasks
+            for s, operator_state in zip(
+                o.subtasks,
+                reassign_operator_state([s.operator_state for s in o.subtasks], len(o.subtasks)),
+                strict=True,
+            )
         }
 
     # --- savepoints --------------------------------------------------------------------------------------------------
@@ -675,7 +701,13 @@ def _subtask_inputs(plan: RestorePlan | None) -> dict[tuple[str, int], SubtaskIn
     if plan is None:
         return {}
     return {
-        (uid, s.index): SubtaskInput(s.keyed, s.watermark, channel_state=s.channel_state)
+        (uid, s.index): SubtaskInput(
+            keyed=s.keyed,
+            watermark=s.watermark,
+            operator_state=s.operator_state,
+            raw_keyed=s.raw_keyed,
+            channel_state=s.channel_state,
+        )
         for uid, o in plan.operators.items()
         for s in o.subtasks
     }

@@ -13,6 +13,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.functions import Function, ReduceFunction, RuntimeContext
 from dagster_flinkpy.datastream.operators import (
     KeyedCoProcessSpec,
+    KeyedBroadcastProcessSpec,
     KeyedProcessSpec,
     ReduceSpec,
     as_callable,
@@ -34,7 +35,17 @@ from dagster_flinkpy.runtime.operators import (
 )
 from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache, TimerQueue
 
-__all__ = ["KeyedCoProcessOperator", "KeyedOperator", "KeyedProcessOperator", "KeyedTimerService", "ReduceOperator"]
+__all__ = [
+    "EVENT_TIMERS",
+    "KeyedCoProcessOperator",
+    "KeyedContext",
+    "KeyedFunctionOperator",
+    "KeyedOperator",
+    "KeyedProcessOperator",
+    "KeyedStateOperator",
+    "KeyedTimerService",
+    "ReduceOperator",
+]
 
 _EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
 
@@ -64,7 +75,7 @@ class KeyedTimerService(UnkeyedTimerService):
         self._timers.delete(timestamp)
 
 
-class _KeyedContext(RecordContext):
+class KeyedContext(RecordContext):
     """Where and when a record or a timer of a key is."""
 
     __slots__ = ("domain", "key")
@@ -102,7 +113,8 @@ class KeyedOperator(StreamOperator):
             max_parallelism=vertex.max_parallelism,
             store=epoch.job_storage.open(),
             cache=RunCache(epoch.cache_dir),
-            restored=context.input.keyed,
+            restored=restored,
+            now=epoch.clock.now,
         )
         self._namespace_type = namespace_type
         self.timers = self.backend.get_timers(_EVENT_TIMERS, namespace_type)
@@ -119,6 +131,7 @@ class KeyedOperator(StreamOperator):
     def open_function(self, function: Any) -> None:
         """Opens a user function with keyed state."""
         if isinstance(function, Function):
+        self.context.state.initialize(function, self.runtime_context())
             try:
                 function.open(self.runtime_context())
             except Exception as e:
@@ -166,13 +179,15 @@ class KeyedOperator(StreamOperator):
         return Snapshot(keyed=keyed, metrics=asdict(self.backend.statistics))
 
 
-class _KeyedFunctionOperator(KeyedOperator):
+class KeyedFunctionOperator(KeyedOperator):
     """Runs process_element and on_timer of a user function."""
 
-    def __init__(self, context: OperatorContext, spec: KeyedProcessSpec | KeyedCoProcessSpec) -> None:
+    def __init__(
+        self, context: OperatorContext, spec: KeyedProcessSpec | KeyedCoProcessSpec | KeyedBroadcastProcessSpec
+    ) -> None:
         super().__init__(context)
         self.function: Any = spec.function
-        self._record = _KeyedContext(KeyedTimerService(self))
+        self._record = KeyedContext(KeyedTimerService(self))
 
     def open(self) -> None:
         self.open_function(self.function)
@@ -217,14 +232,14 @@ class _KeyedFunctionOperator(KeyedOperator):
         self.collector.flush()
 
 
-class KeyedProcessOperator(_KeyedFunctionOperator):
+class KeyedProcessOperator(KeyedFunctionOperator):
     """A process function with keyed state and timers."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         self._each(batch, self.function.process_element)
 
 
-class KeyedCoProcessOperator(_KeyedFunctionOperator):
+class KeyedCoProcessOperator(KeyedFunctionOperator):
     """A process function of two inputs with shared keyed state and timers."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:

@@ -6,7 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from dagster_flinkpy.datastream import operators as specs
-from dagster_flinkpy.runtime import keyed_operators, operators, window_operator
+from dagster_flinkpy.runtime import (
+    aggregate_operators,
+    batch_operators,
+    broadcast_operators,
+    keyed_operators,
+    operators,
+)
 from dagster_flinkpy.runtime.operators import OperatorContext, StreamOperator
 
 __all__ = ["create_operator"]
@@ -21,8 +27,12 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.CoProcessSpec: operators.CoProcessOperator,
     specs.KeyedProcessSpec: keyed_operators.KeyedProcessOperator,
     specs.KeyedCoProcessSpec: keyed_operators.KeyedCoProcessOperator,
-    specs.ReduceSpec: keyed_operators.ReduceOperator,
-    specs.WindowSpec: window_operator.create_window_operator,
+    specs.BroadcastProcessSpec: broadcast_operators.BroadcastProcessOperator,
+    specs.KeyedBroadcastProcessSpec: broadcast_operators.KeyedBroadcastProcessOperator,
+    specs.KeyedBatchSpec: batch_operators.KeyedBatchOperator,
+    specs.ReduceSpec: aggregate_operators.create_reduce_operator,
+    specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
+    specs.WindowSpec: aggregate_operators.create_window_operator_or_aggregate,
     specs.SinkSpec: operators.SinkOperator,
     specs.CollectSpec: operators.CollectOperator,
 }

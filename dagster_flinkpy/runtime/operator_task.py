@@ -378,6 +378,7 @@ class OperatorTask:
         can be told apart where their output is consumed.
         """
         self.on_processing_time()
+        operator_state, raw_keyed = self.context.state.snapshot()
         taken = self.operator.snapshot()
         for output in self.outputs:
             output.flush()
@@ -385,6 +386,8 @@ class OperatorTask:
         state = SubtaskState(
             index=self._subtask,
             keyed=taken.keyed,
+            operator_state=operator_state,
+            raw_keyed=raw_keyed,
             splits=tuple(s.to_json() for s in taken.splits),
             watermark=self.watermark,
             committables=tuple(taken.committables),

@@ -66,6 +66,7 @@ from dagster_flinkpy.state.handles import KeyedSnapshot
 
 __all__ = [
     "CoProcessOperator",
+from dagster_flinkpy.runtime.operator_state import OperatorStates
     "CollectOperator",
     "Collector",
     "FilterOperator",
@@ -74,6 +75,7 @@ __all__ = [
     "OperatorContext",
     "ProcessOperator",
     "RecordContext",
+    "FunctionOperator",
     "SinkOperator",
     "Snapshot",
     "SourceOperator",
@@ -107,6 +109,13 @@ class OperatorContext:
     def input(self) -> SubtaskInput:
         """What the subtask starts from."""
         return self.epoch.input(self.vertex.uid, self.subtask)
+
+    metrics: MetricGroup = field(default_factory=lambda: MetricGroup(("user",)))
+    """Of the user's functions."""
+
+    def __post_init__(self) -> None:
+        self.state = OperatorStates(self)
+        """The state without keys."""
 
 
 @dataclass
@@ -280,7 +289,7 @@ class TaskRuntimeContext(RuntimeContext):
         return state
 
 
-class _FunctionOperator(StreamOperator):
+class FunctionOperator(StreamOperator):
     """An operator around one user function."""
 
     function: Any
@@ -301,10 +310,11 @@ class _FunctionOperator(StreamOperator):
             try:
                 self.function.close()
             except Exception as e:
+        self.context.state.initialize(self.function)
                 raise self.user_error(e, "close()") from e
 
 
-class MapOperator(_FunctionOperator):
+class MapOperator(FunctionOperator):
     """One record to one."""
 
     def __init__(self, context: OperatorContext, spec: MapSpec) -> None:
@@ -322,7 +332,7 @@ class MapOperator(_FunctionOperator):
         self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))
 
 
-class FilterOperator(_FunctionOperator):
+class FilterOperator(FunctionOperator):
     """Keeps or drops records."""
 
     def __init__(self, context: OperatorContext, spec: FilterSpec) -> None:
@@ -340,7 +350,7 @@ class FilterOperator(_FunctionOperator):
             self.context.emit(None, batch if mask.all() else batch.filter(mask))
 
 
-class FlatMapOperator(_FunctionOperator):
+class FlatMapOperator(FunctionOperator):
     """One record to any number."""
 
     def __init__(self, context: OperatorContext, spec: FlatMapSpec) -> None:
@@ -410,7 +420,7 @@ class RecordContext:
         return self._timer_service
 
 
-class ProcessOperator(_FunctionOperator):
+class ProcessOperator(FunctionOperator):
     """A process function without keyed state."""
 
     def __init__(self, context: OperatorContext, spec: ProcessSpec | CoProcessSpec) -> None:
@@ -531,6 +541,9 @@ class SourceOperator(StreamOperator):
                 except StopIteration:
                     break
                 except FlinkPyError:
+    def open(self) -> None:
+        self.context.state.initialize(self._source)
+
                     raise
                 except OSError as e:
                     raise SourceReadError(f"source {vertex.uid!r} cannot read split {split.split_id!r}: {e}") from e
@@ -604,7 +617,9 @@ class SinkOperator(StreamOperator):
 
     def snapshot(self) -> Snapshot:
         assert self._writer is not None
+        context.state.forget(self._writer)
         return Snapshot(committables=self._call("prepare_commit()", self._writer.prepare_commit))
+        context.state.initialize(self._writer)
 
     def abort(self) -> None:
         if self._writer is not None:

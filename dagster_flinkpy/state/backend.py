@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -21,7 +21,14 @@ from dagster_flinkpy.state.column_timers import ColumnTimers
 from dagster_flinkpy.state.factory import InternalState, make_state
 from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
-from dagster_flinkpy.state.layout import SortKeys, check_key_like, key_groups_of, make_sort_keys
+from dagster_flinkpy.state.layout import (
+    SortKeys,
+    check_key_like,
+    distinct_rows,
+    key_groups_of,
+    make_sort_keys,
+    merge_runs,
+)
 from dagster_flinkpy.state.runs import RunFiles, system_time
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
@@ -29,6 +36,8 @@ from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["BackendStatistics", "ColumnarKeyedStateBackend", "KeyedStateBackend"]
 
+_KEYS_AT_ONCE = 65_536
+"""Keys whose state is read at once to go through all keys."""
 OVERLAY_ROWS = 1_000_000
 """Keys and rows in the overlay above which it is written out and emptied before more are touched."""
 
@@ -318,6 +327,29 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 f"operator {self._operator!r}: {table.name!r} is used per record and in columns; use it in one way"
             )
         return known
+
+    def keys(self, name: str) -> Iterator[Any]:
+        """The keys that have a state, one after the other made the current one; first writes what changed.
+
+        Args:
+            name: of a state that was asked for.
+        """
+        self.flush()
+        table, key_type = self._tables[False, name], self._key_type
+        if key_type is None or not len(table.runs):
+            return
+        needed = ["sort_key", "deleted", *table.layout.identity, *(["expires_at"] if table.ttl else [])]
+        runs = [run.table().select(needed) for run in table.runs.newest_first()]
+        rows = merge_runs(table.layout, runs, drop_deleted=True, now=self._files.now())
+        column = rows.column("key").combine_chunks()
+        column = column.take(pa.array(distinct_rows(column)[0]))
+        for start in range(0, len(column), _KEYS_AT_ONCE):
+            part = column.slice(start, _KEYS_AT_ONCE)
+            keys = key_type.from_arrow(part)
+            slots = self.touch(keys, part, hash_keys(key_type, part))
+            for key, slot in zip(keys, slots, strict=True):
+                self._keys.slot = slot
+                yield key
 
     def flush(self) -> None:
         """Writes what changed, and empties the overlay: no key is current, or touched, afterwards."""
