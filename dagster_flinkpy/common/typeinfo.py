@@ -153,12 +153,10 @@ class PickledBytesTypeInfo(TypeInformation):
         return pa.binary()
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        pickled = []
-        for value in values:
-            try:
-                pickled.append(pickle.dumps(value, protocol=5))
-            except (pickle.PicklingError, TypeError, AttributeError) as e:
-                raise TypeMismatchError(f"{value!r} cannot be pickled: {e}") from e
+        try:
+            pickled = [pickle.dumps(value, protocol=5) for value in values]
+        except (pickle.PicklingError, TypeError, AttributeError):
+            pickled = [_dumps_with_class(value) for value in values]
         return pa.array(pickled, type=pa.binary())
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
@@ -169,6 +167,17 @@ class PickledBytesTypeInfo(TypeInformation):
 
     def __repr__(self) -> str:
         return "Types.PICKLED_BYTE_ARRAY()"
+
+
+def _dumps_with_class(value: Any) -> bytes:
+    """Pickles a value and its class, where a program came without the module that has it, or it is a function."""
+    import cloudpickle
+
+    try:
+        data: bytes = cloudpickle.dumps(value, protocol=5)
+    except Exception as e:
+        raise TypeMismatchError(f"{value!r} cannot be pickled: {e}") from e
+    return data
 
 
 class _StructTypeInfo(TypeInformation):

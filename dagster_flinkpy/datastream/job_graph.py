@@ -89,6 +89,8 @@ class JobVertex:
     uid_set: bool = False
     parallelism_set: bool = False
     slot_sharing_group: str = "default"
+    job_parameters: tuple[tuple[str, str], ...] = ()
+    """What its functions see with ``get_job_parameter``."""
 
 
 @dataclass(frozen=True)

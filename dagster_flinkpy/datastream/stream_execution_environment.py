@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -36,6 +39,7 @@ class StreamExecutionEnvironment:
         self._parallelism = 1
         self._max_parallelism: int | None = None
         self._checkpoint_config = CheckpointConfig()
+        self._config = ExecutionConfig()
 
     @staticmethod
     def get_execution_environment(configuration: Configuration | None = None) -> StreamExecutionEnvironment:
@@ -103,6 +107,41 @@ class StreamExecutionEnvironment:
         if mode is not None:
             self._checkpoint_config.set_checkpointing_mode(mode)
         return self
+
+    def get_config(self) -> ExecutionConfig:
+        """Other settings."""
+        return self._config
+
+    def get_checkpoint_interval(self) -> int:
+        """Milliseconds between two checkpoints; -1: there is no periodic trigger."""
+        return self._checkpoint_config.get_checkpoint_interval()
+
+    def get_checkpointing_mode(self) -> CheckpointingMode:
+        """What a record counts for after a failure."""
+        return self._checkpoint_config.get_checkpointing_mode()
+
+    def disable_operator_chaining(self) -> StreamExecutionEnvironment:
+        """Accepted without effect: what is chained follows from the edges, and has no effect on results."""
+        return self
+
+    def set_buffer_timeout(self, timeout_millis: int) -> StreamExecutionEnvironment:
+        """Accepted without effect: buffers are sent when they are full, and at barriers."""
+        return self
+
+    def add_jars(self, *jars_path: str) -> None:
+        """Accepted without effect: no operator here runs in a JVM."""
+
+    def add_python_file(self, file_path: str) -> None:
+        """Makes modules of a file or folder importable; what functions use of them travels to the workers.
+
+        Args:
+            file_path: A folder of modules, or a ``.py`` or ``.zip`` file.
+        """
+        folder = os.path.dirname(file_path) if file_path.endswith(".py") else file_path
+        sys.path.insert(0, os.path.abspath(folder))
+
+    def close(self) -> None:
+        """Accepted without effect: the environment holds nothing open."""
 
     def get_checkpoint_config(self) -> CheckpointConfig:
         """The checkpoint settings."""
@@ -199,6 +238,7 @@ class StreamExecutionEnvironment:
             uid_set=t.uid is not None,
             parallelism_set=t.parallelism is not None,
             slot_sharing_group=t.slot_sharing_group,
+            job_parameters=tuple(self._config.get_global_job_parameters().items()),
         )
 
     def _fit(self, spec: OperatorSpec) -> OperatorSpec:

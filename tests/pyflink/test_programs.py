@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -12,18 +14,22 @@ import pytest
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.runtime.server_state import RUNTIME_DIR_VARIABLE
 from tests.pyflink.generate import EXPECTED, printed, programs
 from tests.runtime.harness import run_rows
 
-ON_SPARK = ["basic", "word_count"]
+ON_SPARK = ["files", "objects", "word_count"]
+
+
+def source_of(path: Path) -> str:
+    return re.sub(r"\b(from|import) pyflink\b", r"\1 dagster_flinkpy", path.read_text())
 
 
 def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = re.sub(r"\b(from|import) pyflink\b", r"\1 dagster_flinkpy", path.read_text())
     module = ModuleType("__main__")
     monkeypatch.setattr(sys, "argv", [str(path)])
     monkeypatch.setitem(sys.modules, "__main__", module)
-    exec(compile(source, str(path), "exec"), vars(module))
+    exec(compile(source_of(path), str(path), "exec"), vars(module))
 
 
 @pytest.mark.parametrize("name", programs())
@@ -36,3 +42,19 @@ def test_a_program_prints_what_it_prints_under_pyflink(
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
     run(programs()[name], monkeypatch)
     assert printed(capsys.readouterr().out) == (EXPECTED / f"{name}.txt").read_text()
+
+
+@pytest.fixture(scope="module")
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runtime")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ON_SPARK)
+def test_so_it_does_on_spark(name: str, tmp_path: Path, runtime_dir: Path) -> None:
+    program = tmp_path / f"{name}.py"
+    program.write_text(source_of(programs()[name]))
+    environment = {**os.environ, RUNTIME_DIR_VARIABLE: str(runtime_dir)}
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert printed(done.stdout) == (EXPECTED / f"{name}.txt").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 
 __all__ = ["CollectionSource", "SliceEnumerator"]
@@ -33,7 +33,9 @@ class CollectionSource(Source):
         records_per_epoch: int | None = None,
         batch_size: int = 8192,
     ) -> None:
-        self._column = type_info.to_arrow(values)
+        # Values without a type are pickled by the worker that reads them: their classes travel with the program.
+        untyped = isinstance(type_info, PickledBytesTypeInfo)
+        self._values = list(values) if untyped else type_info.to_arrow(values)
         self._type_info = type_info
         self._records_per_epoch = records_per_epoch
         self._batch_size = batch_size
@@ -43,13 +45,14 @@ class CollectionSource(Source):
         return self._type_info
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        return SliceEnumerator(len(self._column), self._records_per_epoch, (restored or {}).get("next", 0))
+        return SliceEnumerator(len(self._values), self._records_per_epoch, (restored or {}).get("next", 0))
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         end = split.properties["end"]
         for start in range(split.offset, end, self._batch_size):
             stop = min(start + self._batch_size, end)
-            yield self._column.slice(start, stop - start), stop
+            batch = self._values[start:stop]
+            yield self._type_info.to_arrow(batch) if isinstance(batch, list) else batch, stop
 
 
 class SliceEnumerator(SplitEnumerator):
