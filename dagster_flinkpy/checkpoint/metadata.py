@@ -142,8 +142,9 @@ class SubtaskState:
         return (self.keyed.files() if self.keyed else set()) | self.operator_state_files()
 
     def operator_state_files(self) -> set[str]:
-        """Those of operator state and raw keyed state."""
-        return files_of(p for handle in self.operator_state for p in handle.partitions) | files_of(self.raw_keyed)
+        """Those of operator state, raw keyed state and in-flight data."""
+        partitions = (p for handle in self.operator_state for p in handle.partitions)
+        return files_of([*partitions, *self.raw_keyed, *self.channel_state])
 
     def to_json(self) -> dict[str, Json]:
         """For ``_metadata``; what is empty is left out."""

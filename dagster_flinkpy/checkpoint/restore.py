@@ -274,7 +274,8 @@ def _restored(spec: OperatorSpec, stored: OperatorState, what: str) -> OperatorA
         if any(subtask.channel_state for subtask in old):
             raise RestoreError(
                 f"operator {spec.uid!r} has in-flight data in {what}, an unaligned checkpoint: it can only be restored "
-                f"with parallelism {stored.parallelism}, not {spec.parallelism}. Take a savepoint and restore that."
+                f"with parallelism {stored.parallelism}, not {spec.parallelism}. Run it up to another checkpoint with "
+                "unaligned=False, and change the parallelism then."
             )
         keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
         all_splits = [split for subtask in old for split in subtask.splits]

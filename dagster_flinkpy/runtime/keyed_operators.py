@@ -122,6 +122,8 @@ class KeyedOperator(StreamOperator):
         restored = context.input.keyed
         if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
             self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
+        self._counted: dict[str, int] = {}
+        """What the backend had done at the snapshot before."""
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record brings a key.
@@ -176,7 +178,10 @@ class KeyedOperator(StreamOperator):
 
     def snapshot(self) -> Snapshot:
         keyed = self.backend.snapshot()
-        return Snapshot(keyed=keyed, metrics=asdict(self.backend.statistics))
+        statistics = asdict(self.backend.statistics)
+        metrics = {name: value - self._counted.get(name, 0) for name, value in statistics.items()}
+        self._counted = {name: value for name, value in statistics.items() if name not in ("rows", "bytes")}
+        return Snapshot(keyed=keyed, metrics=metrics)
 
 
 class KeyedFunctionOperator(KeyedOperator):

@@ -411,7 +411,7 @@ class OperatorTask:
 
     def _acknowledge(self, checkpoint_id: int) -> None:
         taken = self._taken.pop(checkpoint_id)
-        state = replace(taken.state, channel_state=taken.channel_state.handles())
+        state = replace(taken.state, channel_state=taken.channel_state.parts())
         self._task.acknowledge(
             {
                 "checkpoint_id": checkpoint_id,
