@@ -20,7 +20,7 @@ from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, C
 from dagster_flinkpy.checkpoint.savepoint import load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
-from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.state.reader import read_operator_state, read_table
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["main"]
@@ -237,8 +237,8 @@ def _state_tables(metadata: CheckpointMetadata, uid: str, name: str, store: Obje
         for handle in subtask.operator_state:
             names[handle.name] = None
             if handle.name == name:
-                values = [json.dumps(partition) for partition in handle.partitions]
-                yield pa.table({"subtask": pa.array([subtask.index] * len(values), pa.int32()), "value": values})
+                rows = read_operator_state(handle.partitions, handle.types, store)
+                yield rows.add_column(0, "subtask", pa.array([subtask.index] * rows.num_rows, pa.int32()))
     if name not in names:
         raise click.ClickException(f"operator {uid!r} has no state {name!r}; it has: {', '.join(names) or 'none'}")
 

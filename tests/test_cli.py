@@ -11,17 +11,16 @@ from click.testing import CliRunner, Result
 from dagster_flinkpy.checkpoint.metadata import (
     CheckpointKind,
     CheckpointMetadata,
-    DistributionMode,
     OperatorState,
-    OperatorStateHandle,
     SubtaskState,
 )
 from dagster_flinkpy.checkpoint.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index, key_groups
+from dagster_flinkpy.runtime.operator_state import OperatorStateBackend
 from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
@@ -65,8 +64,13 @@ def state_of(store: ObjectStore, cache: RunCache, index: int) -> SubtaskState:
     for word in words:
         backend.set_current_key(word)
         state.update(COUNTS[word])
-    seen = OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, ({"file": index},))
-    return SubtaskState(index, keyed=backend.snapshot(), operator_state=(seen,), watermark=1_360_000_000_000)
+    operator_state = OperatorStateBackend("count", index, store, ())
+    operator_state.get_list_state(ListStateDescriptor("seen", Types.LONG())).add_all([index, index + 10])
+    rules = operator_state.get_broadcast_state(MapStateDescriptor("rules", Types.STRING(), Types.LIST(Types.LONG())))
+    rules.put("large", list(range(10_000)))
+    return SubtaskState(
+        index, keyed=backend.snapshot(), operator_state=operator_state.snapshot(), watermark=1_360_000_000_000
+    )
 
 
 @pytest.fixture
@@ -143,7 +147,7 @@ def test_describe(savepoint: Path) -> None:
     assert ["job", "words"] in [line.split() for line in text.splitlines()]
     assert ["savepoint", "3"] in [line.split() for line in text.splitlines()]
     [count] = [line for line in text.splitlines() if line.startswith("count")]
-    assert "count, seen" in count
+    assert "count, rules, seen" in count
     assert "2013-02-04 17:46:40 UTC" in count
 
 
@@ -190,7 +194,11 @@ def test_read_state_as_parquet(savepoint: Path, tmp_path: Path) -> None:
 
 def test_read_operator_state(savepoint: Path) -> None:
     text = printed("state", "read", savepoint, "--uid", "count", "--state", "seen", "--format", "json")
-    assert [json.loads(json.loads(line)["value"]) for line in text.splitlines()] == [{"file": 0}, {"file": 1}]
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [(row["subtask"], row["value"]) for row in rows] == [(0, 0), (0, 10), (1, 1), (1, 11)]
+    text = printed("state", "read", savepoint, "--uid", "count", "--state", "rules", "--format", "json")
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [(row["subtask"], row["key"], len(row["value"])) for row in rows] == [(i, "large", 10_000) for i in (0, 1)]
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 9])
@@ -215,7 +223,7 @@ def test_unknown_uid_and_state_name_what_there_is(savepoint: Path, tmp_path: Pat
         "--output",
         file,
     ]
-    assert "it has: count, seen" in error_of(*args)
+    assert "it has: count, rules, seen" in error_of(*args)
     assert not file.exists()
 
 
