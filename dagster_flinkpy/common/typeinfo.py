@@ -6,7 +6,6 @@ cost per value is that of Arrow or numpy, not of a Python call.
 
 from __future__ import annotations
 
-import datetime
 import decimal
 import itertools
 import pickle
@@ -20,7 +19,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.types import Row, row_class, rows_of
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedKeyTypeError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 __all__ = [
     "BasicTypeInfo",
@@ -31,7 +30,6 @@ __all__ = [
     "TupleTypeInfo",
     "TypeInformation",
     "Types",
-    "infer_key_type",
     "type_from_json",
 ]
 
@@ -599,42 +597,3 @@ def _from_json(description: Json) -> TypeInformation:
     if name not in builders:
         raise ConfigurationError(f"unknown type {name!r} in {description!r}")
     return builders[name]()
-
-
-_KEY_TYPES: dict[type, str] = {
-    bool: "BOOLEAN",
-    int: "LONG",
-    float: "DOUBLE",
-    str: "STRING",
-    np.int8: "BYTE",
-    np.int16: "SHORT",
-    np.int32: "INT",
-    np.int64: "LONG",
-    np.float32: "FLOAT",
-    np.float64: "DOUBLE",
-    np.bool_: "BOOLEAN",
-}
-
-
-def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
-    """The type of a key for which none was declared: ``int`` is LONG, ``float`` DOUBLE, ``str`` STRING.
-
-    Raises:
-        UnsupportedKeyTypeError: The key, or a field of it, has no stable hash; the message names the field.
-    """
-    name = _KEY_TYPES.get(type(key))
-    if name is not None:
-        return _basic(name)
-    if isinstance(key, Row):
-        names = list(key._fields or [f"f{i}" for i in range(len(key))])
-        values = list(key)
-        types = [infer_key_type(v, f"{field}.{n}") for n, v in zip(names, values, strict=True)]
-        return RowTypeInfo(types, None if key._fields is None else names)
-    if isinstance(key, tuple):
-        return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
-    if isinstance(key, (datetime.datetime, datetime.date, datetime.time, decimal.Decimal, list, dict, set)):
-        hint = "use a str, an int or a tuple of them"
-    else:
-        hint = "keys may be bool, int, float, str, or tuples and Rows of them"
-    shown = "None" if key is None else f"{type(key).__name__}: {key!r}"
-    raise UnsupportedKeyTypeError(f"{field} is {shown}; {hint}")

@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, infer_key_type, type_from_json
+from dagster_flinkpy.common.key_types import infer_key_type
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, type_from_json
 from dagster_flinkpy.datastream.functions import KeySelector
 from dagster_flinkpy.datastream.job_graph import JobEdge, Partitioner, PartitionerKind
 from dagster_flinkpy.datastream.operators import as_callable

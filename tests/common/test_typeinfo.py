@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types, infer_key_type, type_from_json
+from dagster_flinkpy.common.key_types import infer_key_type
+from dagster_flinkpy.common.time import Instant
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types, type_from_json
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UnsupportedKeyTypeError
 
@@ -32,6 +34,11 @@ BASIC: list[tuple[TypeInformation, st.SearchStrategy[Any]]] = [
     (Types.SQL_TIME(), st.times().map(lambda t: t.replace(fold=0))),
     (Types.SQL_TIMESTAMP(), st.datetimes().map(lambda t: t.replace(fold=0))),
     (Types.PRIMITIVE_ARRAY(Types.BYTE()), st.binary()),
+    (Types.BIG_INT(), st.integers(-(10**76) + 1, 10**76 - 1)),
+    (
+        Types.INSTANT(),
+        st.builds(lambda s, us: Instant(s, us * 1000), st.integers(-(10**9), 10**10), st.integers(0, 999_999)),
+    ),
 ]
 
 
@@ -179,7 +186,7 @@ MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (Types.MAP(STRING, LONG), {"a": "b"}, "declared LONG.*'b'"),
     (Types.MAP(STRING, LONG), [1], r"declared a map.*\[1\]"),
     (Types.LIST(LONG), "text", "declared a list.*'text'"),
-    (Types.PICKLED_BYTE_ARRAY(), lambda: None, "cannot be pickled"),
+    (Types.PICKLED_BYTE_ARRAY(), (i for i in ()), "cannot be pickled"),
 ]
 
 
@@ -233,3 +240,31 @@ def test_key_types_follow_the_key() -> None:
 def test_keys_without_a_stable_hash_name_the_field(key: Any, field: str) -> None:
     with pytest.raises(UnsupportedKeyTypeError, match=field):
         infer_key_type(key)
+
+
+class _Local:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (Types.BIG_INT(), 1.5),
+        (Types.BIG_INT(), True),
+        (Types.BIG_INT(), 10**77),
+        (Types.INSTANT(), datetime.datetime(2020, 1, 1)),
+        (Types.PICKLED_BYTE_ARRAY(), (i for i in range(3))),
+    ],
+)
+def test_values_of_another_type_are_refused(kind: TypeInformation, value: Any) -> None:
+    with pytest.raises(TypeMismatchError):
+        kind.to_arrow([value])
+
+
+def test_what_pickle_does_not_know_is_pickled_with_its_class() -> None:
+    class Inner:
+        x = 5
+
+    kind = Types.PICKLED_BYTE_ARRAY()
+    function, inner, local = kind.from_arrow(kind.to_arrow([lambda: 7, Inner(), _Local()]))
+    assert (function(), inner.x, type(local)) == (7, 5, _Local)

@@ -1,4 +1,4 @@
-"""The public classes are PyFlink's: names, argument names, order, defaults; what is not there is listed here, and why."""
+"""The public classes are PyFlink's: names, argument names, order, defaults; what is not there is listed, with the reason."""
 
 from __future__ import annotations
 
