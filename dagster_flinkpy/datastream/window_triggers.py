@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream.functions import ReduceFunction
 from dagster_flinkpy.datastream.state import ReducingStateDescriptor, StateDescriptor
 from dagster_flinkpy.datastream.window_types import TimeWindow
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.metrics import MetricGroup
 
 __all__ = [
     "ContinuousEventTimeTrigger",
@@ -58,6 +59,10 @@ class Trigger(ABC, Generic[T, W]):
         @abstractmethod
         def get_current_processing_time(self) -> int:
             """Milliseconds since 1970."""
+
+        @abstractmethod
+        def get_metric_group(self) -> MetricGroup:
+            """Metrics of the operator."""
 
         @abstractmethod
         def get_current_watermark(self) -> int:

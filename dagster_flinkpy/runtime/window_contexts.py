@@ -41,6 +41,7 @@ from dagster_flinkpy.datastream.window import (
     WindowAssigner,
 )
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.keyed_operators import KeyedOperator
 from dagster_flinkpy.state import TimerQueue
 
@@ -186,6 +187,7 @@ class TriggerContext(Trigger.OnMergeContext):
         timer_service: Time.
         codec: Of the windows.
         states: State by window.
+        runtime: Gives the metrics.
     """
 
     def __init__(
@@ -194,9 +196,10 @@ class TriggerContext(Trigger.OnMergeContext):
         timer_service: TimerService,
         codec: WindowCodec,
         states: WindowStates,
+        runtime: RuntimeContext,
     ) -> None:
         self._operator, self._timer_service = operator, timer_service
-        self._codec, self._states = codec, states
+        self._codec, self._states, self._runtime = codec, states, runtime
         self._namespace: Any = None
         self._merged: Sequence[Any] = ()
 
@@ -207,6 +210,9 @@ class TriggerContext(Trigger.OnMergeContext):
 
     def get_current_processing_time(self) -> int:
         return self._timer_service.current_processing_time()
+
+    def get_metric_group(self) -> MetricGroup:
+        return self._runtime.get_metrics_group()
 
     def get_current_watermark(self) -> int:
         return self._timer_service.current_watermark()

@@ -82,7 +82,7 @@ class WindowOperator(KeyedOperator):
         self._states = WindowStates(self.backend.get_state)
         timer_service, runtime = KeyedTimerService(self), self.runtime_context()
         merging = isinstance(spec.assigner, MergingWindowAssigner)
-        self._trigger = TriggerContext(self, timer_service, self._codec, window_states)
+        self._trigger = TriggerContext(self, timer_service, self._codec, window_states, runtime)
         self._window = WindowContext(timer_service, self._codec, None if merging else window_states, runtime)
         self._assigner = AssignerContext(timer_service, runtime)
         self._evaluate = evaluator(spec.window_function, self._window)
@@ -227,6 +227,7 @@ class WindowOperator(KeyedOperator):
     def snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
         snapshot.metrics["late_records_dropped"] = self._late
+        self._late = 0
         return snapshot
 
 

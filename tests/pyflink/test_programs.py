@@ -6,11 +6,13 @@ import os
 import re
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.job import JobAttempt
@@ -19,6 +21,8 @@ from tests.pyflink.generate import EXPECTED, printed, programs
 from tests.runtime.harness import run_rows
 
 ON_SPARK = ["files", "objects", "word_count"]
+ONE_BY_ONE = ["window_late"]
+"""Programs that need a watermark after each record."""
 
 
 def source_of(path: Path) -> str:
@@ -40,6 +44,8 @@ def test_a_program_prints_what_it_prints_under_pyflink(
         return run_rows(epoch)
 
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
+    if name in ONE_BY_ONE:
+        monkeypatch.setattr(CollectionSource, "__init__", partialmethod(CollectionSource.__init__, batch_size=1))
     run(programs()[name], monkeypatch)
     assert printed(capsys.readouterr().out) == (EXPECTED / f"{name}.txt").read_text()
 

@@ -1,0 +1,416 @@
+"""Windows beyond what PyFlink can be asked (see tests/pyflink/programs/window_*.py): epochs, processing time, state."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.cli import main
+from dagster_flinkpy.common.serializer import TypeSerializer
+from dagster_flinkpy.common.time import Time
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream import (
+    AggregateFunction,
+    KeyedStream,
+    OutputTag,
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+    WindowFunction,
+)
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream.window import (
+    ContinuousProcessingTimeTrigger,
+    CountTrigger,
+    EventTimeSessionWindows,
+    EventTimeTrigger,
+    GlobalWindows,
+    ProcessingTimeSessionWindows,
+    PurgingTrigger,
+    SessionWindowTimeGapExtractor,
+    SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
+    Trigger,
+    TriggerResult,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+    Window,
+    WindowAssigner,
+)
+from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
+from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected, run_job
+from tests.runtime.programs import environment, event_time, events
+
+FIRED = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LIST(Types.LONG())])
+LATE = OutputTag("late", Types.PICKLED_BYTE_ARRAY())
+
+records_of = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=25)
+properties = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+class Values(AggregateFunction):
+    def create_accumulator(self):
+        return []
+
+    def add(self, value, accumulator):
+        return [*accumulator, value.value]
+
+    def get_result(self, accumulator):
+        return sorted(accumulator)
+
+    def merge(self, acc_a, acc_b):
+        return acc_a + acc_b
+
+
+class Describe(ProcessWindowFunction):
+    """Key, start, end and values; of elements or of one list of values."""
+
+    def process(self, key, context, elements):
+        window = context.window()
+        values = [v for e in elements for v in (e if isinstance(e, list) else [e.value])]
+        yield key, window.start, window.end, sorted(values)
+
+
+def described(windowed: Any, aggregated: bool) -> Any:
+    if aggregated:
+        return windowed.aggregate(Values(), Describe(), Types.LIST(Types.LONG()), FIRED).uid("window")
+    return windowed.process(Describe(), FIRED).uid("window")
+
+
+def sessions_of(records: Iterable[tuple[str, int, int]], gap: int) -> list[Any]:
+    """By the definition: a session ends where no record follows within the gap."""
+    fired = []
+    for key in "abc":
+        session: list[tuple[int, int]] = []
+        for time, value in sorted((time, value) for k, time, value in records if k == key):
+            if session and time > session[-1][0] + gap:
+                fired.append((key, session[0][0], session[-1][0] + gap, sorted(v for _, v in session)))
+                session = []
+            session.append((time, value))
+        if session:
+            fired.append((key, session[0][0], session[-1][0] + gap, sorted(v for _, v in session)))
+    return fired
+
+
+# --- epochs and parallelism -------------------------------------------------------------------------------------------
+
+
+@properties
+@given(records=records_of, per_epoch=st.integers(1, 12), gap=st.integers(1, 20), aggregated=st.booleans())
+def test_sessions_merge_across_epochs_and_rescaling(
+    records: list[tuple[str, int, int]],
+    per_epoch: int,
+    gap: int,
+    aggregated: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    stream = events(environment(2), records, per_epoch=per_epoch, strategy=event_time(100)).key_by("key")
+    fired = described(stream.window(EventTimeSessionWindows.with_gap(Time.milliseconds(gap))), aggregated)
+    folder = tmp_path_factory.mktemp("sessions")
+    assert sorted(run_job(collect_graph(fired), folder, rescale_at={1: 3, 2: 1})) == sorted(sessions_of(records, gap))
+
+
+TRIGGERS = {
+    "default": None,
+    "count": CountTrigger.of(2),
+    "purging": PurgingTrigger.of(CountTrigger.of(2)),
+    "purging event time": PurgingTrigger.of(EventTimeTrigger.create()),
+}
+ASSIGNERS = {
+    "tumbling": TumblingEventTimeWindows(10),
+    "sliding": SlidingEventTimeWindows(10, 4),
+    "sparse": SlidingEventTimeWindows(4, 10),
+    "sessions": EventTimeSessionWindows(5),
+}
+
+
+@properties
+@given(
+    records=records_of,
+    per_epoch=st.integers(1, 12),
+    assigner=st.sampled_from(sorted(ASSIGNERS)),
+    trigger=st.sampled_from(sorted(TRIGGERS)),
+    lateness=st.integers(0, 20),
+    side=st.booleans(),
+    aggregated=st.booleans(),
+)
+def test_where_epochs_end_changes_nothing(
+    records: list[tuple[str, int, int]],
+    per_epoch: int,
+    assigner: str,
+    trigger: str,
+    lateness: int,
+    side: bool,
+    aggregated: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    # One source and batches of one record: each record has its watermark, wherever the epochs end.
+    def results(per_epoch: int | None, rescale_at: dict[int, int]) -> list[str]:
+        source = events(environment(2), records, per_epoch=per_epoch, batch_size=1).set_parallelism(1)
+        windowed = source.key_by("key").window(ASSIGNERS[assigner]).allowed_lateness(lateness)
+        if TRIGGERS[trigger] is not None:
+            windowed.trigger(TRIGGERS[trigger])
+        fired = described(windowed.side_output_late_data(LATE), aggregated)
+        graph = collect_graph(fired.get_side_output(LATE) if side else fired)
+        return sorted(map(str, run_job(graph, tmp_path_factory.mktemp("epochs"), rescale_at=rescale_at)))
+
+    assert results(per_epoch, {1: 3, 3: 1}) == results(None, {})
+
+
+def test_count_windows_go_on_in_the_next_epoch(tmp_path: Path) -> None:
+    records = [("ab"[i % 2], i, i) for i in range(14)]
+
+    class Ids(WindowFunction):
+        def apply(self, key, window, inputs):
+            yield key, window.id, 0, [e.value for e in inputs]
+
+    def fired(size: int, slide: int, folder: str) -> list[Any]:
+        stream = events(environment(2), records, per_epoch=3).set_parallelism(1).key_by("key")
+        windows = stream.count_window(size, slide).apply(Ids(), FIRED).uid("window")
+        return sorted(run_job(collect_graph(windows), tmp_path / folder, rescale_at={1: 3}))
+
+    assert fired(3, 0, "tumbling") == [
+        ("a", 0, 0, [0, 2, 4]), ("a", 1, 0, [6, 8, 10]), ("b", 0, 0, [1, 3, 5]), ("b", 1, 0, [7, 9, 11])
+    ]  # fmt: skip
+    assert [f for f in fired(3, 2, "sliding") if f[0] == "a"] == [
+        ("a", 0, 0, [0, 2, 4]), ("a", 1, 0, [4, 6, 8]), ("a", 2, 0, [8, 10, 12])
+    ]  # fmt: skip
+
+
+def test_a_join_of_sessions_keeps_their_trigger_state(tmp_path: Path) -> None:
+    # Two sessions have counted one record each when a third one joins them.
+    records = [("a", 10, 1), ("a", 30, 2), ("a", 20, 3)]
+    stream = events(environment(), records, per_epoch=1, strategy=event_time(100)).key_by("key")
+    windowed = stream.window(EventTimeSessionWindows(10)).trigger(CountTrigger.of(3))
+    assert run_job(collect_graph(described(windowed, aggregated=True)), tmp_path) == [("a", 10, 40, [1, 2, 3])]
+
+
+# --- processing time --------------------------------------------------------------------------------------------------
+
+
+def at(times: dict[int, int], windowed_by: Any, folder: Path, trigger: Any = None) -> list[list[Any]]:
+    """What fires epoch by epoch; epoch ``i`` brings one record and runs at ``times[i]``."""
+    clock = ManualClock()
+    records = [("a", 0, i) for i in times]
+    strategy = WatermarkStrategy.no_watermarks()
+    windowed = events(environment(), records, per_epoch=1, strategy=strategy).key_by("key").window(windowed_by)
+    fired = described(windowed if trigger is None else windowed.trigger(trigger), aggregated=True)
+    with HarnessAttempt(collect_graph(fired), folder, clock=clock) as attempt:
+        by_epoch = []
+        for time in times.values():
+            clock.time = time
+            attempt.run_epoch()
+            by_epoch.append(collected(attempt.graph, attempt.collected))
+    return by_epoch
+
+
+@pytest.mark.parametrize(
+    ("assigner", "expected"),
+    [
+        (
+            TumblingProcessingTimeWindows(10),
+            [[], [], [("a", 0, 10, [0, 1])], [("a", 10, 20, [2])], [("a", 20, 30, [3])]],
+        ),
+        (
+            SlidingProcessingTimeWindows(10, 5),
+            [
+                [],
+                [("a", -5, 5, [0])],
+                [("a", 0, 10, [0, 1])],
+                [("a", 5, 15, [1, 2]), ("a", 10, 20, [2])],
+                [("a", 15, 25, [3]), ("a", 20, 30, [3])],
+            ],
+        ),
+        (
+            ProcessingTimeSessionWindows(8),
+            [[], [], [], [("a", 1, 18, [0, 1, 2])], [("a", 24, 32, [3])]],
+        ),
+    ],
+    ids=["tumbling", "sliding", "session"],
+)
+def test_processing_time_windows_fire_by_the_clock(tmp_path: Path, assigner: Any, expected: list[Any]) -> None:
+    assert at({0: 1, 1: 6, 2: 10, 3: 24, 4: 40}, assigner, tmp_path) == expected
+
+
+def test_a_window_that_is_over_leaves_nothing_behind(tmp_path: Path) -> None:
+    at({0: 1, 1: 6, 2: 500, 3: 600}, ProcessingTimeSessionWindows(8), tmp_path)
+    for state in ("window-contents", "merging-window-set", "_timers/processing_time"):
+        read = ["state", "read", str(tmp_path / "job" / "chk-4"), "--uid", "window", "--state", state]
+        rows = CliRunner().invoke(main, [*read, "--format", "json"]).output
+        assert len(rows.splitlines()) == 1, rows  # that of the last record
+
+
+def test_a_continuous_trigger_fires_by_the_clock(tmp_path: Path) -> None:
+    trigger = ContinuousProcessingTimeTrigger.of(Time.milliseconds(4))
+    fired = at({0: 1, 1: 5, 2: 9, 3: 40}, TumblingProcessingTimeWindows(20), tmp_path, trigger)
+    # Due at 4, 8, 12, 16 and 19, when the window is over.
+    assert fired == [[], [("a", 0, 20, [0])], [("a", 0, 20, [0, 1])], [("a", 0, 20, [0, 1, 2])] * 3]
+
+
+# --- windows of one's own ---------------------------------------------------------------------------------------------
+
+
+class Named(Window):
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def max_timestamp(self) -> int:
+        return 2**63 - 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+
+class NamedSerializer(TypeSerializer):
+    def serialize(self, element, stream):
+        stream.write(struct.pack(">i", len(element.name)) + element.name.encode())
+
+    def deserialize(self, stream):
+        (length,) = struct.unpack(">i", stream.read(4))
+        return Named(stream.read(length).decode())
+
+
+class ByParity(WindowAssigner):
+    def assign_windows(self, element, timestamp, context):
+        return [Named("odd" if element.value % 2 else "even"), Named("all")]
+
+    def get_default_trigger(self, env):
+        return CountTrigger.of(3)
+
+    def get_window_serializer(self):
+        return NamedSerializer()
+
+    def is_event_time(self):
+        return False
+
+
+def test_windows_of_ones_own(tmp_path: Path) -> None:
+    class Names(ProcessWindowFunction):
+        def process(self, key, context, elements):
+            yield context.window().name, 0, 0, [e.value for e in elements]
+
+    stream = events(environment(2), [("a", 0, i) for i in range(6)], per_epoch=2).set_parallelism(1).key_by("key")
+    fired = stream.window(ByParity()).process(Names(), FIRED).uid("window")
+    assert sorted(run_job(collect_graph(fired), tmp_path, rescale_at={1: 3})) == [
+        ("all", 0, 0, [0, 1, 2]),
+        ("all", 0, 0, [0, 1, 2, 3, 4, 5]),
+        ("even", 0, 0, [0, 2, 4]),
+        ("odd", 0, 0, [1, 3, 5]),
+    ]
+
+
+class TimersAndMetrics(Trigger):
+    """Fires at an event-time timer beyond the window; counts what it sees."""
+
+    def on_element(self, element, timestamp, window, ctx):
+        ctx.get_metric_group().counter("seen").inc()
+        ctx.register_event_time_timer(timestamp + 100)
+        ctx.register_event_time_timer(timestamp + 200)
+        ctx.delete_event_time_timer(timestamp + 200)
+        return TriggerResult.CONTINUE
+
+    def on_event_time(self, time, window, ctx):
+        assert ctx.get_current_watermark() >= time
+        return TriggerResult.FIRE
+
+    def on_processing_time(self, time, window, ctx):
+        raise AssertionError
+
+    def on_merge(self, window, ctx):
+        raise AssertionError
+
+    def clear(self, window, ctx):
+        raise AssertionError
+
+
+def test_a_trigger_on_global_windows_sets_timers(tmp_path: Path) -> None:
+    class Elements(ProcessWindowFunction):
+        def process(self, key, context, elements):
+            yield key, context.current_watermark(), 0, [e.value for e in elements]
+
+    records = [("a", 1, 1), ("a", 2, 2), ("b", 150, 3), ("b", 400, 4)]
+    stream = events(environment(), records, batch_size=1).key_by("key").window(GlobalWindows.create())
+    fired = collect_all(stream.trigger(TimersAndMetrics()).process(Elements(), FIRED), tmp_path)
+    last = 2**63 - 1
+    assert fired == [
+        ("a", 149, 0, [1, 2]), ("a", 149, 0, [1, 2]), ("b", 399, 0, [3, 4]), ("b", last, 0, [3, 4])
+    ]  # fmt: skip
+
+
+# --- refused ----------------------------------------------------------------------------------------------------------
+
+
+def keyed() -> KeyedStream:
+    return events(environment(), [("a", 1, 1)]).key_by("key")
+
+
+class Gap(SessionWindowTimeGapExtractor):
+    def extract(self, element):
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("program", "message"),
+    [
+        (lambda: keyed().window(10), "windows need a WindowAssigner"),
+        (lambda: keyed().window(TumblingEventTimeWindows(10)).trigger(CountTrigger), "needs a Trigger"),
+        (lambda: keyed().window(TumblingEventTimeWindows(10)).allowed_lateness(-1), "lateness is negative: -1 ms"),
+        (lambda: keyed().window(TumblingEventTimeWindows(10)).apply(Describe()), "apply.. needs a WindowFunction"),
+        (
+            lambda: keyed().window_all(TumblingEventTimeWindows(10)).process(Describe()),
+            "process.. needs a ProcessAllWindowFunction",
+        ),
+        (
+            lambda: keyed().window(TumblingEventTimeWindows(10)).reduce(max, lambda k, w, i: i),
+            "reduce.. needs a WindowFunction or ProcessWindowFunction",
+        ),
+        (lambda: keyed().count_window(0), "at least one record"),
+        (lambda: keyed().count_window(2, -1), "slide by at least one record"),
+        (lambda: EventTimeSessionWindows.with_gap(Time.seconds(0)), "gap between sessions must be positive"),
+        (lambda: EventTimeSessionWindows.with_dynamic_gap(lambda e: 1), "SessionWindowTimeGapExtractor"),
+        (lambda: ContinuousProcessingTimeTrigger.of(Time.seconds(0)), "interval of a continuous trigger"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(program: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        program()
+
+
+def test_a_dynamic_gap_that_is_not_positive_is_an_error_of_the_user(tmp_path: Path) -> None:
+    stream = keyed().window(EventTimeSessionWindows.with_dynamic_gap(Gap()))
+    with pytest.raises(UserFunctionError, match="must be positive, not 0 ms") as raised:
+        collect_all(described(stream, aggregated=True), tmp_path)
+    assert raised.value.key == "'a'"
+
+
+def test_sessions_have_no_state_of_their_own(tmp_path: Path) -> None:
+    class Stateful(ProcessWindowFunction):
+        def process(self, key, context, elements):
+            context.window_state().get_state(ValueStateDescriptor("x", Types.LONG()))
+            return []
+
+    with pytest.raises(ConfigurationError, match="windows that merge"):
+        collect_all(keyed().window(EventTimeSessionWindows(5)).process(Stateful(), FIRED), tmp_path)
+
+
+def test_all_windows_run_in_one_subtask(tmp_path: Path) -> None:
+    class Elements(ProcessAllWindowFunction):
+        def process(self, context, elements):
+            yield "", context.window().start, context.window().end, sorted(e.value for e in elements)
+
+    records = [("ab"[i % 2], i, i) for i in range(12)]
+    stream = events(environment(3), records, per_epoch=4, strategy=event_time(100))
+    fired = stream.window_all(TumblingEventTimeWindows(6)).process(Elements(), FIRED).uid("window")
+    graph = collect_graph(fired)
+    assert graph.vertex("window").parallelism == 1
+    assert run_job(graph, tmp_path) == [("", 0, 6, [0, 1, 2, 3, 4, 5]), ("", 6, 12, [6, 7, 8, 9, 10, 11])]
