@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
+from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.adapters import (
     Accumulation,
@@ -22,8 +23,8 @@ from dagster_flinkpy.datastream.adapters import (
 )
 from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_is_number, key_fields
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
-from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
+from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.functions import (
     CoFlatMapFunction,
     CoMapFunction,
@@ -59,8 +60,8 @@ from dagster_flinkpy.datastream.operators import (
     as_callable,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
-from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.datastream.state import MapStateDescriptor
+from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.datastream.window import (
     CountSlidingWindowAssigner,
     CountTumblingWindowAssigner,
@@ -177,6 +178,10 @@ class DataStream(_Configurable):
         """The operator's name."""
         return self._operator.name
 
+    def get_execution_config(self) -> ExecutionConfig:
+        """The settings of the environment."""
+        return self._env.get_config()
+
     def get_execution_environment(self) -> StreamExecutionEnvironment:
         """The environment the stream was made with."""
         return self._env
@@ -218,6 +223,20 @@ class DataStream(_Configurable):
         if not isinstance(func, ProcessFunction):
             raise ConfigurationError(f"process() of a stream without key needs a ProcessFunction, not {func!r}")
         return self._then("Process", ProcessSpec(func), output_type)
+
+    def project(self, *field_indexes: int) -> DataStream:
+        """Some fields of a stream of tuples, in this order.
+
+        Args:
+            field_indexes: From 0.
+        """
+        tuple_type = self.get_type()
+        if not isinstance(tuple_type, TupleTypeInfo):
+            raise JobGraphError(f"project() needs a stream of Types.TUPLE(...), not {tuple_type}")
+        if not all(0 <= i < len(tuple_type.field_types) for i in field_indexes):
+            raise JobGraphError(f"project{field_indexes}: the stream has {len(tuple_type.field_types)} fields")
+        projected = Types.TUPLE([tuple_type.field_types[i] for i in field_indexes])
+        return self.map(lambda value: tuple(value[i] for i in field_indexes), projected).name("Projection")
 
     def key_by(self, key_selector: Selector, key_type: TypeInformation | None = None) -> KeyedStream:
         """Gives each record a key; equal keys go to one subtask.
@@ -272,6 +291,8 @@ class DataStream(_Configurable):
 
     def connect(self, ds: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
         """Two streams for one function; they may differ in type."""
+        if isinstance(ds, BroadcastStream):
+            return BroadcastConnectedStream(self, ds, ds.broadcast_state_descriptors)
         self._check_same_program(ds)
         return ConnectedStreams(self._env, self, ds)
 
@@ -291,8 +312,6 @@ class DataStream(_Configurable):
 
     def rescale(self) -> DataStream:
         """Round robin over a share of the subtasks downstream; the shares of all subtasks make up the whole."""
-        if isinstance(ds, BroadcastStream):
-            return BroadcastConnectedStream(self, ds, ds.broadcast_state_descriptors)
         return self._partitioned(PartitionerKind.RESCALE)
 
     def shuffle(self) -> DataStream:
@@ -464,6 +483,18 @@ class KeyedStream(DataStream):
         """A running reduction per key; emits after each record."""
         as_callable(func, ReduceFunction, "reduce")
         return self._then("Reduce", ReduceSpec(func, self.get_type()), self.get_type())
+
+    def shuffle(self) -> DataStream:
+        """Refused, as all that would send the records of a key elsewhere."""
+        raise JobGraphError("the records of a keyed stream go to the subtask of their key; call this before key_by()")
+
+    rescale = rebalance = forward = shuffle
+
+    def partition_custom(
+        self, partitioner: Partitioner | Callable[[Any, int], int], key_selector: KeySelector | Callable[[Any], Any]
+    ) -> DataStream:
+        """Refused likewise."""
+        return self.shuffle()
 
     def sum(self, position_to_sum: int | str = 0) -> DataStream:
         """A running sum of a field per key; the other fields are those of the first record.

@@ -48,6 +48,7 @@ __all__ = [
     "PrintSpec",
     "ProcessSpec",
     "ReduceSpec",
+    "RollingAggregateSpec",
     "SinkSpec",
     "SourceSpec",
     "TimestampsSpec",
@@ -80,7 +81,6 @@ class OperatorSpec:
     stateful: ClassVar[bool] = False
     """Whether a checkpoint holds something of every operator of this kind."""
     keyed: ClassVar[bool] = False
-
     broadcast_inputs: ClassVar[frozenset[int]] = frozenset()
     """Inputs without keys of a keyed operator."""
 
@@ -88,6 +88,7 @@ class OperatorSpec:
     def keeps_state(self) -> bool:
         """Whether a checkpoint holds something of it, so that it needs a uid."""
         return self.stateful or any(isinstance(f, CheckpointedFunction) for f in self.user_functions())
+
     def user_functions(self) -> list[Any]:
         """What of the user's code is in it; decides what must be shipped to the workers."""
         return []
@@ -186,7 +187,6 @@ class KeyedCoProcessSpec(_FunctionSpec):
 
 
 @dataclass(frozen=True)
-@dataclass(frozen=True)
 class BroadcastProcessSpec(_FunctionSpec):
     """A process function of a stream and a broadcast one, which share broadcast state."""
 
@@ -206,6 +206,7 @@ class KeyedBroadcastProcessSpec(_FunctionSpec):
     broadcast_inputs: ClassVar[frozenset[int]] = frozenset({1})
 
 
+@dataclass(frozen=True)
 class ReduceSpec(_FunctionSpec):
     """A running reduction per key."""
 
@@ -214,6 +215,29 @@ class ReduceSpec(_FunctionSpec):
     final_only: bool = False
     """Whether a key's result comes once, when all input has ended (``RuntimeExecutionMode.BATCH``)."""
     kind: ClassVar[str] = "reduce"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class KeyedBatchSpec(_FunctionSpec):
+    """A process function with keyed state that takes a batch at a time."""
+
+    function: KeyedBatchFunction
+    kind: ClassVar[str] = "keyed_batch"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class RollingAggregateSpec(OperatorSpec):
+    """A running aggregation per key; gives key and result."""
+
+    aggregate: CountAggregate | MeanAggregate
+    record_type: TypeInformation
+    flat: bool
+    """Whether the key is a tuple, to be spread over as many fields."""
+    kind: ClassVar[str] = "rolling_aggregate"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 

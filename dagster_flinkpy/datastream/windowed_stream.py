@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.datastream.adapters import Accumulation
+from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, WithKeyAndWindow, check_is_number
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -20,6 +22,7 @@ from dagster_flinkpy.datastream.operators import WindowSpec, as_callable
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.window_assigners import WindowAssigner
 from dagster_flinkpy.datastream.window_triggers import Trigger
+from dagster_flinkpy.datastream.window_types import TimeWindowSerializer
 from dagster_flinkpy.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -180,6 +183,48 @@ class WindowedStream(_Windowed):
     ) -> DataStream:
         """A function of all elements of a window; they are kept as state."""
         return self._of_elements("process()", self._process_functions, process_window_function, output_type)
+
+
+    def sum(self, field: int | str = 0) -> DataStream:
+        """The sum of a field per window; the other fields are those of the window's first record.
+
+        Args:
+            field: Index or name of the field; 0 for records that are plain values.
+        """
+        return self._reduce(Accumulation("sum", field), None, None)
+
+    def min(self, field: int | str = 0) -> DataStream:
+        """The least value of a field per window; the other fields are those of the first record."""
+        return self._reduce(Accumulation("min", field), None, None)
+
+    def max(self, field: int | str = 0) -> DataStream:
+        """The greatest value of a field per window; the other fields are those of the first record."""
+        return self._reduce(Accumulation("max", field), None, None)
+
+    def count(self) -> DataStream:
+        """The number of records per window: rows of the key's fields, ``window_start``, ``window_end``, ``count``."""
+        return self._with_key_and_window(CountAggregate())
+
+    def mean(self, field: int | str = 0) -> DataStream:
+        """The mean of a field per window: rows of the key's fields, ``window_start``, ``window_end``, ``mean``.
+
+        Args:
+            field: Index or name of the field; 0 for records that are plain values.
+        """
+        check_is_number(self.get_input_type(), field, "mean()")
+        return self._with_key_and_window(MeanAggregate(field))
+
+    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
+        if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
+            raise ConfigurationError(f"{aggregate.name}() is of windows with a start and an end; use aggregate()")
+        names, types = self._stream._key_fields(f"{aggregate.name}()")
+        output_type = RowTypeInfo(
+            [*types, Types.LONG(), Types.LONG(), aggregate.result_type],
+            [*names, "window_start", "window_end", aggregate.name],
+        )
+        return self._aggregate(
+            aggregate, WithKeyAndWindow(flat=len(names) > 1), aggregate.accumulator_type, output_type
+        )
 
 
 class NullByteKeySelector(KeySelector):

@@ -10,10 +10,11 @@ from dataclasses import asdict
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import Function, ReduceFunction, RuntimeContext
 from dagster_flinkpy.datastream.operators import (
-    KeyedCoProcessSpec,
     KeyedBroadcastProcessSpec,
+    KeyedCoProcessSpec,
     KeyedProcessSpec,
     ReduceSpec,
     as_callable,
@@ -23,7 +24,7 @@ from dagster_flinkpy.datastream.state import (
 )
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.runtime.batch import StreamBatch
+from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.operators import (
     Collector,
     OperatorContext,
@@ -47,7 +48,7 @@ __all__ = [
     "ReduceOperator",
 ]
 
-_EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
+EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
 
 
 class KeyedTimerService(UnkeyedTimerService):
@@ -94,17 +95,17 @@ class KeyedContext(RecordContext):
         return self.domain
 
 
-class KeyedOperator(StreamOperator):
-    """Base: a keyed state backend, timers, and the loop over the records of a batch.
+class KeyedStateOperator(StreamOperator):
+    """Base: a keyed state backend, and the life of user functions.
 
     Args:
         context: Where the operator runs.
-        namespace_type: Type of the timers' namespace, e.g. the window; None: they have none.
     """
 
-    def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
+    def __init__(self, context: OperatorContext) -> None:
         super().__init__(context)
         vertex, epoch = context.vertex, context.epoch
+        restored = context.input.keyed
         self.backend = ColumnarKeyedStateBackend(
             operator=vertex.uid,
             key_groups=compute_key_group_range_for_operator_index(
@@ -116,24 +117,24 @@ class KeyedOperator(StreamOperator):
             restored=restored,
             now=epoch.clock.now,
         )
-        self._namespace_type = namespace_type
-        self.timers = self.backend.get_timers(_EVENT_TIMERS, namespace_type)
-        self._processing_timers: TimerQueue | None = None
-        restored = context.input.keyed
-        if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
-            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
         self._counted: dict[str, int] = {}
         """What the backend had done at the snapshot before."""
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record brings a key.
             self.backend.bind_key_type(type_from_json(restored.tables[0].key_type))
-        self.collector = Collector(context)
+
+    def bind(self, batch: StreamBatch) -> KeyColumn:
+        """The keys of a batch; their type becomes that of the state."""
+        assert batch.keys is not None
+        self.backend.bind_key_type(batch.keys.type_info)
+        self._has_keys = True
+        return batch.keys
 
     def open_function(self, function: Any) -> None:
         """Opens a user function with keyed state."""
-        if isinstance(function, Function):
         self.context.state.initialize(function, self.runtime_context())
+        if isinstance(function, Function):
             try:
                 function.open(self.runtime_context())
             except Exception as e:
@@ -151,13 +152,37 @@ class KeyedOperator(StreamOperator):
         """What functions see of their task."""
         return TaskRuntimeContext(self.context, self.backend.get_state)
 
+    def snapshot(self) -> Snapshot:
+        keyed = self.backend.snapshot()
+        statistics = asdict(self.backend.statistics)
+        metrics = {name: value - self._counted.get(name, 0) for name, value in statistics.items()}
+        self._counted = {name: value for name, value in statistics.items() if name not in ("rows", "bytes")}
+        return Snapshot(keyed=keyed, metrics=metrics)
+
+
+class KeyedOperator(KeyedStateOperator):
+    """Base: state, timers, and the loop over the records of a batch.
+
+    Args:
+        context: Where the operator runs.
+        namespace_type: Type of the timers' namespace, e.g. the window; None: they have none.
+    """
+
+    def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
+        super().__init__(context)
+        self._namespace_type = namespace_type
+        self.timers = self.backend.get_timers(EVENT_TIMERS, namespace_type)
+        self._processing_timers: TimerQueue | None = None
+        restored = context.input.keyed
+        if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
+            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
+        self.collector = Collector(context)
+
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, Any, int]]:
         """Loads the state of a batch's keys; gives slot, key, record and timestamp of each record."""
-        assert batch.keys is not None
-        self.backend.bind_key_type(batch.keys.type_info)
-        self._has_keys = True
-        keys = batch.keys.type_info.from_arrow(batch.keys.column)
-        slots = self.backend.touch(keys, batch.keys.column, batch.keys.hashes)
+        bound = self.bind(batch)
+        keys = bound.type_info.from_arrow(bound.column)
+        slots = self.backend.touch_column(bound.column, bound.hashes).tolist()
         return zip(slots, keys, batch.values, batch.timestamps.tolist(), strict=True)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
@@ -175,13 +200,6 @@ class KeyedOperator(StreamOperator):
         """Time, key and namespace of the timers of a time before ``now``, in order of time."""
         timers = self._processing_timers
         return () if timers is None or not self._has_keys else timers.advance_to(now - 1)
-
-    def snapshot(self) -> Snapshot:
-        keyed = self.backend.snapshot()
-        statistics = asdict(self.backend.statistics)
-        metrics = {name: value - self._counted.get(name, 0) for name, value in statistics.items()}
-        self._counted = {name: value for name, value in statistics.items() if name not in ("rows", "bytes")}
-        return Snapshot(keyed=keyed, metrics=metrics)
 
 
 class KeyedFunctionOperator(KeyedOperator):
@@ -258,6 +276,7 @@ class ReduceOperator(KeyedOperator):
         super().__init__(context)
         self._function = spec.function
         self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
+        self._final_only = spec.final_only
         self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
 
     def open(self) -> None:
@@ -276,7 +295,16 @@ class ReduceOperator(KeyedOperator):
                 before = state.value()
                 reduced = value if before is None else reduce(before, value)
                 state.update(reduced)
-                collect((reduced,), timestamp)
+                if not self._final_only:
+                    collect((reduced,), timestamp)
+                elif before is None:
+                    self.timers.register(MAX_WATERMARK)
         except Exception as e:
             raise self.user_error(e, "reduce()", key=key_context.current_key(), keyed=True) from e
+        self.collector.flush()
+
+    def on_watermark(self, watermark: int) -> None:
+        for timestamp, key, _ in self.due_timers(watermark):
+            self.backend.set_current_key(key)
+            self.collector.collect((self._state.value(),), timestamp)
         self.collector.flush()

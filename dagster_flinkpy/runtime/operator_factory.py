@@ -34,6 +34,7 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
     specs.WindowSpec: aggregate_operators.create_window_operator_or_aggregate,
     specs.SinkSpec: operators.SinkOperator,
+    specs.PrintSpec: operators.PrintOperator,
     specs.CollectSpec: operators.CollectOperator,
 }
 

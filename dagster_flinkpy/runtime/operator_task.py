@@ -396,6 +396,7 @@ class OperatorTask:
                 "records_out": self._records_out,
                 **self._latency.take(),
                 **taken.metrics,
+                **self.context.metrics.values(),
             },
         )
         self._records_in = self._records_out = 0

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.text import to_printed
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.common.watermark_strategy import (
@@ -37,6 +38,7 @@ from dagster_flinkpy.datastream.operators import (
     FilterSpec,
     FlatMapSpec,
     MapSpec,
+    PrintSpec,
     ProcessSpec,
     SinkSpec,
     SourceSpec,
@@ -59,23 +61,26 @@ from dagster_flinkpy.datastream.state import (
 )
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
+from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
+from dagster_flinkpy.runtime.exchange import PRINTED
 from dagster_flinkpy.runtime.failure import user_error
+from dagster_flinkpy.runtime.operator_state import OperatorStates
 from dagster_flinkpy.state.handles import KeyedSnapshot
 
 __all__ = [
     "CoProcessOperator",
-from dagster_flinkpy.runtime.operator_state import OperatorStates
     "CollectOperator",
     "Collector",
     "FilterOperator",
     "FlatMapOperator",
+    "FunctionOperator",
     "MapOperator",
     "OperatorContext",
+    "PrintOperator",
     "ProcessOperator",
     "RecordContext",
-    "FunctionOperator",
     "SinkOperator",
     "Snapshot",
     "SourceOperator",
@@ -105,17 +110,17 @@ class OperatorContext:
     checkpoint_id: int
     """Of the barrier that comes next; the task advances it."""
 
-    @property
-    def input(self) -> SubtaskInput:
-        """What the subtask starts from."""
-        return self.epoch.input(self.vertex.uid, self.subtask)
-
     metrics: MetricGroup = field(default_factory=lambda: MetricGroup(("user",)))
     """Of the user's functions."""
 
     def __post_init__(self) -> None:
         self.state = OperatorStates(self)
         """The state without keys."""
+
+    @property
+    def input(self) -> SubtaskInput:
+        """What the subtask starts from."""
+        return self.epoch.input(self.vertex.uid, self.subtask)
 
 
 @dataclass
@@ -260,6 +265,16 @@ class TaskRuntimeContext(RuntimeContext):
     def get_attempt_number(self) -> int:
         return self._context.epoch.attempt
 
+    def get_task_name_with_subtasks(self) -> str:
+        vertex = self._context.vertex
+        return f"{vertex.name} ({self._context.subtask + 1}/{vertex.parallelism})"
+
+    def get_job_parameter(self, key: str, default_value: str) -> str:
+        return dict(self._context.vertex.job_parameters).get(key, default_value)
+
+    def get_metrics_group(self) -> MetricGroup:
+        return self._context.metrics
+
     def _state(self, descriptor: StateDescriptor) -> Any:
         if self._get_state is None:
             raise ConfigurationError(
@@ -295,6 +310,7 @@ class FunctionOperator(StreamOperator):
     function: Any
 
     def open(self) -> None:
+        self.context.state.initialize(self.function)
         if isinstance(self.function, Function):
             try:
                 self.function.open(self.runtime_context())
@@ -310,7 +326,6 @@ class FunctionOperator(StreamOperator):
             try:
                 self.function.close()
             except Exception as e:
-        self.context.state.initialize(self.function)
                 raise self.user_error(e, "close()") from e
 
 
@@ -411,9 +426,9 @@ class RecordContext:
         self._timer_service = timer_service
         self.time = NO_TIMESTAMP
 
-    def timestamp(self) -> int | None:
-        """Event time of the record in milliseconds, or None."""
-        return None if self.time == NO_TIMESTAMP else self.time
+    def timestamp(self) -> int:
+        """Event time of the record in milliseconds; the least long where it has none, as in Flink."""
+        return self.time
 
     def timer_service(self) -> Any:
         """Time and timers."""
@@ -526,6 +541,9 @@ class SourceOperator(StreamOperator):
         self._time = _EventTime(spec.watermark_strategy, self, context.watermark)
         self._splits: list[SourceSplit] = []
 
+    def open(self) -> None:
+        self.context.state.initialize(self._source)
+
     def process(self, input_index: int, batch: StreamBatch) -> None:
         raise AssertionError("a source has no input")
 
@@ -541,9 +559,6 @@ class SourceOperator(StreamOperator):
                 except StopIteration:
                     break
                 except FlinkPyError:
-    def open(self) -> None:
-        self.context.state.initialize(self._source)
-
                     raise
                 except OSError as e:
                     raise SourceReadError(f"source {vertex.uid!r} cannot read split {split.split_id!r}: {e}") from e
@@ -602,7 +617,9 @@ class SinkOperator(StreamOperator):
             execution=context.execution,
             partition=context.epoch.partition,
         )
+        context.state.forget(self._writer)
         self._writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
+        context.state.initialize(self._writer)
 
     def _call(self, what: str, action: Callable[[], Any]) -> Any:
         try:
@@ -617,13 +634,26 @@ class SinkOperator(StreamOperator):
 
     def snapshot(self) -> Snapshot:
         assert self._writer is not None
-        context.state.forget(self._writer)
         return Snapshot(committables=self._call("prepare_commit()", self._writer.prepare_commit))
-        context.state.initialize(self._writer)
 
     def abort(self) -> None:
         if self._writer is not None:
             self._call("abort()", self._writer.abort)
+
+
+class PrintOperator(StreamOperator):
+    """Sends lines to the driver, which prints them when the checkpoint is complete (Flink: ``PrintSink``)."""
+
+    def __init__(self, context: OperatorContext, spec: PrintSpec) -> None:
+        super().__init__(context)
+        parts = [spec.identifier] if spec.identifier else []
+        parts += [str(context.subtask + 1)] if context.vertex.parallelism > 1 else []
+        self._prefix = f"{':'.join(parts)}> " if parts else ""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        type_info, prefix = batch.type_info, self._prefix
+        lines = [f"{prefix}{to_printed(type_info, value)}" for value in batch.values]
+        self.context.collect(pa.array(lines, type=pa.string()), PRINTED)
 
 
 class CollectOperator(StreamOperator):

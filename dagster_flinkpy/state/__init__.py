@@ -2,12 +2,16 @@
 
 from dagster_flinkpy.state.backend import BackendStatistics, ColumnarKeyedStateBackend, KeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.column_timers import ColumnTimers
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.timers import TimerQueue
 
 __all__ = [
     "BackendStatistics",
+    "ColumnTable",
+    "ColumnTimers",
     "ColumnarKeyedStateBackend",
     "KeyedSnapshot",
     "KeyedStateBackend",

@@ -76,10 +76,10 @@ class StructColumn(CellColumn):
         self._fields = list(kind)
         self.children = [make_column(field.type) for field in kind]
         """By field."""
-        self._valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
     def grow(self, cells: int) -> None:
-        self._valid = grown(self._valid, cells, 0)
+        self.valid = grown(self.valid, cells, 0)
         for child in self.children:
             child.grow(cells)
 
@@ -88,7 +88,7 @@ class StructColumn(CellColumn):
 
     def with_children(self, cells: Cells, children: list[pa.Array[Any]]) -> pa.Array[Any]:
         """The structs of some cells, made of these children."""
-        missing = ~self._valid[cells]
+        missing = ~self.valid[cells]
         mask = pa.array(missing) if missing.any() else None
         if not children:
             return pa.array([None if gone else {} for gone in missing.tolist()], type=pa.struct(self._fields))
@@ -96,7 +96,7 @@ class StructColumn(CellColumn):
 
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         structs: Any = values
-        self._valid[cells] = structs.is_valid().to_numpy(zero_copy_only=False) if structs.null_count else True
+        self.valid[cells] = structs.is_valid().to_numpy(zero_copy_only=False) if structs.null_count else True
         for child, column in zip(self.children, structs.flatten(), strict=True):
             child.put(cells, column)
 

@@ -273,6 +273,12 @@ class TouchedKeys:
             self._parts = [KeySlots(0, column, np.concatenate([part.sort_keys for part in self._parts]))]
         return self._parts[0]
 
+    def column(self, slots: npt.NDArray[np.int64]) -> pa.Array[Any]:
+        """The keys of slots."""
+        known = self.all()
+        assert known is not None
+        return known.column.take(pa.array(slots))
+
     def set_current(self, key: Any) -> bool:
         """Makes a key the current one; False if it has no slot."""
         encode = self.codec.encode

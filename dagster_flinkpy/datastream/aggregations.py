@@ -1,0 +1,138 @@
+"""Aggregations that are built in beside PyFlink's ``sum``, ``min`` and ``max``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream.functions import AggregateFunction, ProcessWindowFunction
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["CountAggregate", "MeanAggregate", "WithKeyAndWindow", "check_is_number", "field_of", "key_fields"]
+
+
+class CountAggregate(AggregateFunction):
+    """The number of records."""
+
+    name = "count"
+    accumulator_type = Types.LONG()
+    result_type = Types.LONG()
+
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Any, accumulator: int) -> int:
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, acc_a: int, acc_b: int) -> int:
+        return acc_a + acc_b
+
+
+class MeanAggregate(AggregateFunction):
+    """The mean of a field, as a double.
+
+    Args:
+        position: Index or name of the field; 0 for records that are plain values.
+    """
+
+    name = "mean"
+    accumulator_type = Types.TUPLE([Types.DOUBLE(), Types.LONG()])
+    result_type = Types.DOUBLE()
+
+    def __init__(self, position: int | str) -> None:
+        self.position: Any = position
+
+    def create_accumulator(self) -> tuple[float, int]:
+        return 0.0, 0
+
+    def add(self, value: Any, accumulator: tuple[float, int]) -> tuple[float, int]:
+        total, count = accumulator
+        number = value[self.position] if isinstance(value, (tuple, list, Row)) else value
+        return total + number, count + 1
+
+    def get_result(self, accumulator: tuple[float, int]) -> float:
+        total, count = accumulator
+        return total / count
+
+    def merge(self, acc_a: tuple[float, int], acc_b: tuple[float, int]) -> tuple[float, int]:
+        return acc_a[0] + acc_b[0], acc_a[1] + acc_b[1]
+
+
+class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
+    """Puts key, start and end of the window before the result.
+
+    Args:
+        flat: Whether the key is a tuple, to be spread over as many fields.
+    """
+
+    def __init__(self, flat: bool) -> None:
+        self.flat = flat
+
+    def process(self, key: Any, context: Any, elements: Iterable[Any]) -> Iterable[Any]:
+        window = context.window()
+        (result,) = elements
+        yield Row(*(key if self.flat else (key,)), window.start, window.end, result)
+
+
+def key_fields(
+    selector: object, key_type: TypeInformation | None, record_type: TypeInformation, what: str
+) -> tuple[list[str], list[TypeInformation]]:
+    """Names and types of the fields that a key is in a result.
+
+    Args:
+        selector: What the stream is keyed by.
+        key_type: Type of the key, if declared.
+        record_type: Of the records.
+        what: Says so in the message.
+
+    Raises:
+        ConfigurationError: The type of the key is not declared.
+    """
+    if isinstance(selector, (str, tuple)) and isinstance(record_type, RowTypeInfo):
+        names = [selector] if isinstance(selector, str) else list(selector)
+        return names, [record_type.field_types[record_type.field_names.index(name)] for name in names]
+    if key_type is None:
+        raise ConfigurationError(
+            f"{what} gives the key beside the result, so its type must be known: key_by the name of a field, or give "
+            "key_by() a key_type"
+        )
+    if isinstance(key_type, TupleTypeInfo):
+        return [f"key_{i}" for i in range(len(key_type.field_types))], list(key_type.field_types)
+    return ["key"], [key_type]
+
+
+def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | None, TypeInformation | None]:
+    """Index and type of a field; None and the type itself for plain values, None twice if there is no such field."""
+    if isinstance(record_type, (RowTypeInfo, TupleTypeInfo)):
+        if isinstance(position, str):
+            names = record_type.field_names if isinstance(record_type, RowTypeInfo) else ()
+            if position not in names:
+                return None, None
+            position = names.index(position)
+        elif not 0 <= position < len(record_type.field_types):
+            return None, None
+        return position, record_type.field_types[position]
+    if isinstance(record_type, BasicTypeInfo) and position == 0:
+        return None, record_type
+    return None, None
+
+
+def check_is_number(record_type: TypeInformation, position: int | str, what: str) -> None:
+    """Makes sure that a field is an integer or a floating point number.
+
+    Raises:
+        ConfigurationError: It is not, or there is none.
+    """
+    _, kind = field_of(record_type, position)
+    if kind is None or not (pa.types.is_integer(kind.arrow_type) or pa.types.is_floating(kind.arrow_type)):
+        raise ConfigurationError(
+            f"{what} of {position!r}: it is {kind or 'no field'} in {record_type}; it must be a number, and the type "
+            "of the records declared"
+        )

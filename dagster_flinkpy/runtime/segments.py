@@ -1,0 +1,171 @@
+"""Running sums, minima and maxima of many groups at once: exactly what a loop over the rows would give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FoldKind", "IntegerOverflowError", "Segments", "accumulate", "fits"]
+
+FoldKind = Literal["sum", "min", "max"]
+Indices = npt.NDArray[np.int64]
+Numbers = npt.NDArray[Any]
+
+_FEW = 64
+"""Groups that are gone through one by one; more are gone through together, row by row of each."""
+
+
+class IntegerOverflowError(ArithmeticError):
+    """A sum is out of the range of its type.
+
+    Args:
+        row: Whose value it was that did not fit.
+    """
+
+    def __init__(self, row: int) -> None:
+        super().__init__(row)
+        self.row = row
+
+
+@dataclass(frozen=True)
+class Segments:
+    """Rows brought together by group, those of a group in their order."""
+
+    order: Indices
+    """The rows, group after group."""
+    groups: Indices
+    """The distinct groups, ascending."""
+    starts: Indices
+    """Where each group starts in ``order``."""
+    counts: Indices
+    """Rows of each group."""
+
+    @staticmethod
+    def of(groups: Indices) -> Segments:
+        """Brings rows together.
+
+        Args:
+            groups: of each row; numbers from 0, small enough to be put into one integer with the number of the row.
+        """
+        bits = len(groups).bit_length()
+        # One sort of integers is quicker than a stable sort of indices.
+        packed = np.sort(groups << bits | np.arange(len(groups)))
+        order, ordered = packed & ((1 << bits) - 1), packed >> bits
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(groups)])
+        return Segments(order, ordered[starts], starts, np.diff(starts, append=len(groups)))
+
+    @property
+    def last(self) -> Indices:
+        """Where the last row of each group is in ``order``."""
+        return self.starts + self.counts - 1
+
+
+def accumulate(
+    kind: FoldKind, values: Numbers, segments: Segments, before: Numbers, fresh: npt.NDArray[np.bool_]
+) -> Numbers:
+    """The running result of each row, in the order of ``segments.order``.
+
+    Args:
+        kind: What to do.
+        values: By row.
+        segments: The groups.
+        before: By group: what it starts from.
+        fresh: By group: whether it starts from its first value instead.
+
+    Raises:
+        IntegerOverflowError: A sum is out of the range of the values' type.
+    """
+    ordered = values[segments.order]
+    if kind == "sum" and values.dtype.kind == "i":
+        return _sum_of_integers(ordered, segments, before, fresh)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _by_rank(kind, ordered, segments, before, fresh)
+
+
+def fits(values: Numbers, before: Numbers) -> bool:
+    """Whether integers can be added in any order, to any of these, without leaving the range of their type."""
+    if not len(values):
+        return True
+    most = max(-int(values.min()), int(values.max())) * len(values)
+    return most + max(-int(before.min()), int(before.max())) <= np.iinfo(values.dtype).max
+
+
+def _sum_of_integers(ordered: Numbers, segments: Segments, before: Numbers, fresh: npt.NDArray[np.bool_]) -> Numbers:
+    # Sums wrap, so that the difference of two of them is right whatever was passed on the way.
+    wide = ordered.astype(np.int64, copy=False)
+    total = np.cumsum(wide)
+    offset = np.where(fresh, 0, before.astype(np.int64)) - (total[segments.starts] - wide[segments.starts])
+    running = total + np.repeat(offset, segments.counts)
+    previous = running - wide
+    wrong = ((previous ^ running) & (wide ^ running)) < 0
+    if ordered.dtype != np.int64:
+        info = np.iinfo(ordered.dtype)
+        wrong |= (running < info.min) | (running > info.max)
+    if wrong.any():
+        raise IntegerOverflowError(int(segments.order[np.flatnonzero(wrong)].min()))
+    sums: Numbers = running.astype(ordered.dtype, copy=False)
+    return sums
+
+
+def _by_rank(
+    kind: FoldKind, ordered: Numbers, segments: Segments, before: Numbers, fresh: npt.NDArray[np.bool_]
+) -> Numbers:
+    """The first rows of all groups, then their second rows, and so on while there are many; the rest group by group."""
+    step, rest = _STEPS[kind], _RESTS[kind]
+    running = np.empty_like(ordered)
+    first = ordered[segments.starts]
+    running[segments.starts] = np.where(fresh, first, step(before, first))
+    repeated = np.flatnonzero(segments.counts > 1)
+    by_size = repeated[np.argsort(-segments.counts[repeated], kind="stable")]
+    starts, counts = segments.starts[by_size], segments.counts[by_size]
+    current = running[starts]
+    rank = 1
+    while True:
+        left = int(np.searchsorted(-counts, -rank, side="left"))  # Groups with more rows than this.
+        if left <= _FEW:
+            break
+        rows = starts[:left] + rank
+        current = step(current[:left], ordered[rows])
+        running[rows] = current
+        rank += 1
+    for start, count, value in zip(starts[:left].tolist(), counts[:left].tolist(), current[:left], strict=True):
+        tail = slice(start + rank, start + count)
+        running[tail] = rest(np.concatenate([[value], ordered[tail]]))[1:]
+    return running
+
+
+def _lesser(current: Numbers, values: Numbers) -> Numbers:
+    return np.where(values < current, values, current)
+
+
+def _greater(current: Numbers, values: Numbers) -> Numbers:
+    return np.where(values > current, values, current)
+
+
+def _least(values: Numbers) -> Numbers:
+    return _extreme(values, values[1:] < np.fmin.accumulate(values)[:-1])
+
+
+def _greatest(values: Numbers) -> Numbers:
+    return _extreme(values, values[1:] > np.fmax.accumulate(values)[:-1])
+
+
+def _extreme(values: Numbers, better: npt.NDArray[np.bool_]) -> Numbers:
+    """The running extreme, as a loop finds it: a first NaN stays, others lose; of 0.0 and -0.0 the first stays."""
+    if values[0] != values[0]:
+        return np.full_like(values, values[0])
+    improved = np.concatenate([[False], better])
+    extreme: Numbers = values[np.maximum.accumulate(np.where(improved, np.arange(len(values)), 0))]
+    return extreme
+
+
+_STEPS: dict[FoldKind, Callable[[Numbers, Numbers], Numbers]] = {"sum": np.add, "min": _lesser, "max": _greater}
+_RESTS: dict[FoldKind, Callable[[Numbers], Numbers]] = {
+    "sum": np.add.accumulate,
+    "min": _least,
+    "max": _greatest,
+}
