@@ -184,7 +184,6 @@ class WindowedStream(_Windowed):
         """A function of all elements of a window; they are kept as state."""
         return self._of_elements("process()", self._process_functions, process_window_function, output_type)
 
-
     def sum(self, field: int | str = 0) -> DataStream:
         """The sum of a field per window; the other fields are those of the window's first record.
 

@@ -225,9 +225,7 @@ class TouchedKeys:
         self._parts.append(added)
         return found, added
 
-    def add_column(
-        self, column: pa.Array[Any], sort_keys: SortKeys
-    ) -> tuple[npt.NDArray[np.int64], list[KeySlots]]:
+    def add_column(self, column: pa.Array[Any], sort_keys: SortKeys) -> tuple[npt.NDArray[np.int64], list[KeySlots]]:
         """As :meth:`add`; keys that have slots already cost no Python, each.
 
         Returns:
