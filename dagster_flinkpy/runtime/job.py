@@ -43,13 +43,12 @@ from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, Checkpoin
 from dagster_flinkpy.checkpoint.metadata import (
     METADATA_NAME,
     CheckpointMetadata,
-    DistributionMode,
     OperatorState,
     SubtaskState,
 )
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
-from dagster_flinkpy.checkpoint.restore import RestorePlan, assign, reassign_operator_state
+from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
 from dagster_flinkpy.checkpoint.savepoint import import_savepoint, write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
@@ -70,12 +69,10 @@ from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
     CommitterInitContext,
     SinkCommitter,
-    SourceSplit,
-    SplitEnumerator,
     TwoPhaseCommittingSink,
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.operators import SinkSpec
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -91,6 +88,8 @@ from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.results import EpochResults
 from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+from dagster_flinkpy.runtime.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["JobAttempt", "JobConfig"]
@@ -185,12 +184,10 @@ class JobAttempt:
         """While the barriers of one Spark job are emitted: their checkpoints."""
         self._ended: dict[int, bool] = {}
         """By checkpoint, whether all input ends with it."""
-        self._coordinator_states: dict[int, dict[str, Any]] = {}
-        """By checkpoint and uid, what the enumerators said."""
         self._subsumed: list[int] = []
         """Checkpoints that are to be deleted when the Spark job's are complete."""
-        self.collected: list[pa.Array] = []
         self._printed: list[str] = []
+        self.collected: list[pa.Array] = []
         """Columns of the records that the last epoch brought back, for ``execute_and_collect``."""
 
     # --- life --------------------------------------------------------------------------------------------------------
@@ -205,12 +202,9 @@ class JobAttempt:
         self._recover(latest)
         self.restored = self._parent = self._load(latest)
         plan = self._restore()
-        self._enumerators = {
-            v.uid: v.spec.source.create_enumerator(plan.operators[v.uid].coordinator_state if plan else None)
-            for v in self.graph.vertices
-            if isinstance(v.spec, SourceSpec)
-        }
-        self._inputs = _subtask_inputs(plan)
+        coordinators = {uid: o.coordinator_state for uid, o in plan.operators.items()} if plan else {}
+        self._planner = SplitPlanner(self.graph, coordinators)
+        self._inputs = inputs_of_plan(plan) if plan else {}
         self.finished = self.restored is not None and self.restored.end_of_input
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
@@ -305,10 +299,10 @@ class JobAttempt:
     def _plan(self) -> CheckpointPlan:
         tasks = {v.uid: tuple(Task(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
         return CheckpointPlan(
-            tasks_to_trigger=tuple(t for uid in self._enumerators for t in tasks[uid]),
+            tasks_to_trigger=tuple(t for uid in self._planner.uids for t in tasks[uid]),
             tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
             tasks_to_commit=tuple(t for uid in self._committers for t in tasks[uid]),
-            coordinators=tuple(self._enumerators),
+            coordinators=self._planner.uids,
         )
 
     # --- epochs ------------------------------------------------------------------------------------------------------
@@ -404,7 +398,7 @@ class JobAttempt:
                 for line in self._printed:
                     print(line)
                 self._parent = self._metadata
-                self._advance()
+                self._inputs = inputs_after(self._metadata)  # the next epoch starts from what this one has left
                 yield CommitFinished(_now(), checkpoint_id)
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
                 self._subsumed += checkpoint_ids
@@ -475,7 +469,7 @@ class JobAttempt:
                 self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
             )
             self._drive(Acknowledge(_now(), message))
-        for uid, state in self._coordinator_states[checkpoint_id].items():
+        for uid, state in self._planner.take_states(checkpoint_id).items():
             self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
 
     def _decline(self, checkpoint_id: int, task: Task | None, error: FlinkPyError) -> Decline:
@@ -489,45 +483,28 @@ class JobAttempt:
         )
         return Decline(_now(), message)
 
-    def _plan_interval(self, checkpoint_id: int) -> Interval:
-        """Deals out the splits up to the next barrier."""
-        splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
-        ended: set[str] = set()
-        for uid, enumerator in self._enumerators.items():
-            planned = enumerator.plan_epoch(self.graph.vertex(uid).parallelism)
-            splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
-            if enumerator.exhausted:
-                ended.add(uid)
-        self._ended[checkpoint_id] = len(ended) == len(self._enumerators)
-        return Interval(checkpoint_id, splits, frozenset(ended))
-
-    def _plan_later(self, first: Interval) -> tuple[Interval, ...]:
-        """Plans what other barriers the job carries; the enumerators are told ahead that all before will be read."""
-        intervals = [first]
-        while len(intervals) < self._barriers and not self._ended[intervals[-1].checkpoint_id]:
-            before = intervals[-1]
-            for uid, enumerator in self._enumerators.items():
-                given = (s for (source, _), splits in before.splits.items() if source == uid for s in splits)
-                enumerator.on_epoch_read([replace(s, finished=True) for s in given])
-            self._snapshot_enumerators(before.checkpoint_id)
+    def _plan_intervals(self, checkpoint_id: int) -> list[Interval]:
+        """Plans what the barriers end that the Spark job is to carry."""
+        intervals = [self._planner.plan(checkpoint_id)]
+        while len(intervals) < self._barriers and not self._planner.ends(intervals[-1]):
+            self._planner.assume_read(intervals[-1])
             self._emitted = []
             self._trigger()
-            (checkpoint_id,) = self._emitted
+            (later_id,) = self._emitted
             self._emitted = None
-            intervals.append(self._plan_interval(checkpoint_id))
-        return tuple(intervals[1:])
-
-    def _snapshot_enumerators(self, checkpoint_id: int) -> None:
-        self._coordinator_states[checkpoint_id] = {u: e.snapshot_state() for u, e in self._enumerators.items()}
+            intervals.append(self._planner.plan(later_id))
+        self._ended = {interval.checkpoint_id: self._planner.ends(interval) for interval in intervals}
+        return intervals
 
     def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
-        self._ended, self._coordinator_states = {}, {}
-        first = self._plan_interval(checkpoint_id)
-        later = self._plan_later(first)
+        intervals = self._plan_intervals(checkpoint_id)
+        first, last = intervals[0], intervals[-1]
         inputs = dict(self._inputs)
         for task, splits in first.splits.items():
             inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
         checkpointing = self.config.checkpointing
+        # No Spark job follows the end of input that could process what is in flight.
+        unaligned = checkpointing.unaligned and not self._planner.ends(last)
         epoch = Epoch(
             graph=self.graph,
             job_id=self.config.job_id,
@@ -536,21 +513,19 @@ class JobAttempt:
             job_storage=self._location,
             inputs=inputs,
             ended_sources=first.ended_sources,
-            later=later,
+            later=tuple(intervals[1:]),
             mode=checkpointing.mode,
-            alignment_timeout=checkpointing.aligned_timeout if checkpointing.unaligned else None,
+            alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
             latency_interval=self.config.latency_tracking_interval,
             partition=self._partition,
             cache_dir=self._cache_dir,
             restored=None if self._parent is None else self._parent.checkpoint_id,
         )
-        self._progress(f"checkpoint {checkpoint_id}: {_summary(epoch, self._enumerators)}")
+        for interval in intervals:
+            self._progress(f"checkpoint {interval.checkpoint_id}: {self._planner.describe(interval)}")
         results = EpochResults.of(self._on_spark(epoch))
         if results.failure is None:
-            for uid, enumerator in self._enumerators.items():
-                read = [s for task, state in results.states.items() if task.uid == uid for s in state.splits]
-                enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
-            self._snapshot_enumerators(epoch.intervals[-1].checkpoint_id)
+            self._planner.was_read(last.checkpoint_id, results.states)
         return results
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
@@ -579,26 +554,8 @@ class JobAttempt:
     def _acknowledge_restored(self, checkpoint_id: int) -> EpochResults:
         assert self.restored is not None
         self._ended = {checkpoint_id: self.restored.end_of_input}
-        self._coordinator_states = {}
-        self._snapshot_enumerators(checkpoint_id)
-        results = EpochResults()
-        states = results.acknowledged[checkpoint_id] = {}
-        for v in self.graph.vertices:
-            for i in range(v.parallelism):
-                given = self._inputs.get((v.uid, i), SubtaskInput())
-                # Every subtask was given all of a union state; one of them hands it on.
-                operator_state = tuple(
-                    handle for handle in given.operator_state if i == 0 or handle.mode is not DistributionMode.UNION
-                )
-                states[Task(v.uid, i)] = SubtaskState(
-                    i,
-                    keyed=given.keyed,
-                    operator_state=operator_state,
-                    raw_keyed=given.raw_keyed,
-                    watermark=given.watermark,
-                    channel_state=given.channel_state,
-                )
-        return results
+        self._planner.snapshot(checkpoint_id)
+        return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self.graph, self._inputs)})
 
     # --- completing --------------------------------------------------------------------------------------------------
 
@@ -636,24 +593,6 @@ class JobAttempt:
             for uid, committer in self._committers.items()
             if (requests := _requests(metadata, uid))
         )
-
-    def _advance(self) -> None:
-        """The next epoch starts from what this one has left."""
-        self._inputs = {
-            (o.uid, s.index): SubtaskInput(
-                keyed=s.keyed,
-                watermark=s.watermark,
-                operator_state=operator_state,
-                raw_keyed=s.raw_keyed,
-                channel_state=s.channel_state,
-            )
-            for o in self._metadata.operators
-            for s, operator_state in zip(
-                o.subtasks,
-                reassign_operator_state([s.operator_state for s in o.subtasks], len(o.subtasks)),
-                strict=True,
-            )
-        }
 
     # --- savepoints --------------------------------------------------------------------------------------------------
 
@@ -695,28 +634,3 @@ def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
         for s in (operator.subtasks if operator else ())
         for c in s.committables
     ]
-
-
-def _subtask_inputs(plan: RestorePlan | None) -> dict[tuple[str, int], SubtaskInput]:
-    if plan is None:
-        return {}
-    return {
-        (uid, s.index): SubtaskInput(
-            keyed=s.keyed,
-            watermark=s.watermark,
-            operator_state=s.operator_state,
-            raw_keyed=s.raw_keyed,
-            channel_state=s.channel_state,
-        )
-        for uid, o in plan.operators.items()
-        for s in o.subtasks
-    }
-
-
-def _summary(epoch: Epoch, enumerators: dict[str, SplitEnumerator]) -> str:
-    parts = []
-    for uid in enumerators:
-        names = [s.split_id for (u, _), i in sorted(epoch.inputs.items()) if u == uid for s in i.splits]
-        shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        parts.append(f"{uid}: {shown or 'nothing to read'}")
-    return "; ".join(parts)

@@ -32,7 +32,7 @@ from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment
 
 RECORDS = [(f"k{i % 5}", i * 10, i) for i in range(60)]
 UNALIGNED = CheckpointConfig(unaligned=True)
-slow = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def counted(parallelism: int, per_epoch: int | None, sink: FolderSink | None = None) -> JobGraph:
@@ -102,11 +102,6 @@ def test_unaligned_checkpoints_lose_nothing_and_repeat_nothing(
     folder = tmp_path_factory.mktemp("job")
     graph = counted(parallelism, 10)
     records, _, _ = run(graph, folder, barriers, order=random_order(seed), checkpointing=UNALIGNED)
-    # What the last checkpoint of the job holds in flight has not been counted.
-    with HarnessAttempt(graph, folder, order=random_order(seed)) as attempt:
-        attempt.finished = False
-        attempt.run_epoch()
-        records += collected(attempt.graph, attempt.collected)
     assert sorted(count for key, count, _ in records if key == "k0") == list(range(1, 13))
     assert totals(records) == EXPECTED
 
@@ -127,35 +122,41 @@ def test_at_least_once_counts_all_when_nothing_fails(
     assert totals(records) == EXPECTED
 
 
-def skewed(folder: Path) -> JobGraph:
-    """Of two channels one brings much more than the other, behind the other's barrier."""
+COUNTS = list(range(1, 83))
+"""Of key k0 in the records below: each count once."""
+
+
+def skewed() -> JobGraph:
+    """Of two channels one brings much more than the other, behind the other's barrier; in two epochs."""
     big = [(f"k{i % 5}", i, i) for i in range(400)]
     env = environment(1)
-    left = events(env, RECORDS[:5], uid="left")
-    right = events(env, big, uid="right", batch_size=20)
+    left = events(env, RECORDS[:10], uid="left", per_epoch=5)
+    right = events(env, big, uid="right", per_epoch=200, batch_size=20)
     return collect_graph(left.union(right).key_by("key").process(CountPerKey(), COUNTED).uid("count"))
 
 
 def test_in_flight_data_is_kept_with_the_checkpoint_and_comes_first(tmp_path: Path) -> None:
-    graph = skewed(tmp_path)
+    graph = skewed()
     config = {"checkpointing": UNALIGNED}
     with HarnessAttempt(graph, tmp_path, config=config) as attempt:
         epoch = attempt.run_epoch()
         before = collected(attempt.graph, attempt.collected)
         state = epoch.metadata.operator("count")
     assert state is not None and state.subtasks[0].channel_state
-    assert len(before) < 405
+    assert len(before) < 205
     with HarnessAttempt(graph, tmp_path, config=config) as attempt:
-        attempt.run_epoch()
+        last = attempt.run_epoch()
         after = collected(attempt.graph, attempt.collected)
-    assert sorted(count for key, count, _ in before + after if key == "k0") == list(range(1, 82))
+    assert sorted(count for key, count, _ in before + after if key == "k0") == COUNTS
+    # Nothing may be in flight when the input has ended: no epoch follows.
+    assert attempt.finished and not any(s.channel_state for o in last.metadata.operators for s in o.subtasks)
 
 
 def test_large_in_flight_data_is_a_file_that_savepoints_take_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.state.operator_state.INLINE_BELOW", 100)
-    graph = skewed(tmp_path)
+    graph = skewed()
     with HarnessAttempt(graph, tmp_path / "a", config={"checkpointing": UNALIGNED}) as attempt:
         epoch = attempt.run_epoch()
         before = collected(attempt.graph, attempt.collected)
@@ -169,8 +170,7 @@ def test_large_in_flight_data_is_a_file_that_savepoints_take_along(
         with HarnessAttempt(graph, tmp_path / f"of-{len(name)}", restore_from=name) as attempt:
             attempt.run_epoch()
             after = collected(attempt.graph, attempt.collected)
-        # The source has ended: what is counted now was in flight.
-        assert sorted(count for key, count, _ in before + after if key == "k0") == list(range(1, 82))
+        assert sorted(count for key, count, _ in before + after if key == "k0") == COUNTS
     with pytest.raises(RestoreError, match="in-flight data"):
         HarnessAttempt(graph, tmp_path / "a", parallelism=2).__enter__()
     (channel_file,) = epoch.metadata.operator("count").subtasks[0].operator_state_files()
@@ -180,9 +180,9 @@ def test_large_in_flight_data_is_a_file_that_savepoints_take_along(
 
 
 def test_in_flight_data_of_an_edge_that_is_gone_is_refused(tmp_path: Path) -> None:
-    with HarnessAttempt(skewed(tmp_path), tmp_path, config={"checkpointing": UNALIGNED}) as attempt:
+    with HarnessAttempt(skewed(), tmp_path, config={"checkpointing": UNALIGNED}) as attempt:
         attempt.run_epoch()
-    left = events(environment(1), RECORDS[:5], uid="left")
+    left = events(environment(1), RECORDS[:10], uid="left", per_epoch=5)
     changed = collect_graph(left.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
     with (
         HarnessAttempt(changed, tmp_path, allow_non_restored_state=True) as attempt,
@@ -206,7 +206,7 @@ class Ticking(Clock):
 def test_alignment_goes_over_to_unaligned_when_it_takes_too_long(
     tmp_path: Path, timeout: timedelta, in_flight: bool
 ) -> None:
-    epoch = replace(make_epoch(skewed(tmp_path), tmp_path), alignment_timeout=timeout, clock=Ticking())
+    epoch = replace(make_epoch(skewed(), tmp_path), alignment_timeout=timeout, clock=Ticking())
     results = EpochResults.of(run_rows(epoch))
     assert results.failure is None
     states = {task.uid: state for task, state in results.states.items()}
