@@ -111,7 +111,7 @@ class MapState(State, Generic[K, V]):
 
     @abstractmethod
     def put_all(self, dict_value: dict[K, V]) -> None:
-        """Sets entries."""
+        """Sets entries; pairs of key and value will do, too, which is what works in PyFlink."""
 
     @abstractmethod
     def remove(self, key: K) -> None:
@@ -223,7 +223,7 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     @abstractmethod
     def put_all(self, dict_value: dict[K, V]) -> None:
-        """Sets entries."""
+        """Sets entries; pairs of key and value will do, too, which is what works in PyFlink."""
 
     @abstractmethod
     def remove(self, key: K) -> None:

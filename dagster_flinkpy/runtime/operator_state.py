@@ -171,7 +171,7 @@ class _BroadcastState(BroadcastState[Any, Any]):
         self.state.changed()
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
-        for key, value in dict_value.items():
+        for key, value in dict(dict_value).items():
             self.put(key, value)
 
     def remove(self, key: Any) -> None:

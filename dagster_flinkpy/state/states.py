@@ -179,7 +179,7 @@ class KeyedMapState(MapState[Any, Any]):
         self.table.put({self._encoded(key): value})
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
-        self.table.put({self._encoded(key): value for key, value in dict_value.items()})
+        self.table.put({self._encoded(key): value for key, value in dict(dict_value).items()})
 
     def remove(self, key: Any) -> None:
         self.table.remove(self._encoded(key))

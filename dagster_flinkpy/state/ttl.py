@@ -232,7 +232,8 @@ class TtlMapState(KeyedMapState):
         self.table.put_stamped({self._encoded(key): value}, self._rules.expiry())
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
-        self.table.put_stamped({self._encoded(key): value for key, value in dict_value.items()}, self._rules.expiry())
+        entries = {self._encoded(key): value for key, value in dict(dict_value).items()}
+        self.table.put_stamped(entries, self._rules.expiry())
 
     def contains(self, key: Any) -> bool:
         return self._encoded(key) in self._live([self._encoded(key)])
