@@ -109,3 +109,12 @@ def test_streams_that_are_no_operator_refuse_settings(env: StreamExecutionEnviro
     assert numbers.map(lambda v: v).force_non_parallel()._transformation.max_parallelism == 1
     with pytest.raises(JobGraphError, match="is no operator of its own"):
         numbers.key_by(lambda v: v).set_parallelism(2)
+
+
+@pytest.mark.parametrize("method", ["shuffle", "rescale", "rebalance", "forward"])
+def test_keyed_streams_cannot_be_partitioned_otherwise(env: StreamExecutionEnvironment, method: str) -> None:
+    keyed = env.from_collection([1], Types.INT()).key_by(lambda v: v)
+    with pytest.raises(JobGraphError, match=r"before key_by\(\)"):
+        getattr(keyed, method)()
+    with pytest.raises(JobGraphError, match=r"before key_by\(\)"):
+        keyed.partition_custom(lambda key, n: 0, lambda v: v)

@@ -18,8 +18,8 @@ EXPECTED = HERE / "expected"
 
 
 SUBTASK = re.compile(r"^\d+> ")
-NOISE = ("No module named google", "PYFLINK_CYTHON_ENABLED", "Using Any for unsupported type")
-"""What PyFlink and Beam log to stdout."""
+NOISE = ("No module named google", "PYFLINK_CYTHON_ENABLED", "Using Any for unsupported type", "Starting a local Spark")
+"""What is logged to stdout where a program wants it."""
 
 
 def programs() -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""The public classes are PyFlink's: names, argument names, order, defaults; what is not there is listed, with the reason."""
+"""The public classes are those of PyFlink: names, argument names, order, defaults; and what is absent, and why."""
 
 from __future__ import annotations
 
@@ -134,25 +134,11 @@ ABSENT = {
         datastream.window.ContinuousEventTimeTrigger.register_next_fire_timestamp
         datastream.window.ContinuousProcessingTimeTrigger.register_next_fire_timestamp
     """,
-    "Triggers have no metrics of their own": " ".join(
-        f"datastream.{trigger}.{context}.get_metric_group"
-        for trigger in (
-            "Trigger",
-            "window.ContinuousEventTimeTrigger",
-            "window.ContinuousProcessingTimeTrigger",
-            "window.CountTrigger",
-            "window.EventTimeTrigger",
-            "window.NeverTrigger",
-            "window.ProcessingTimeTrigger",
-            "window.PurgingTrigger",
-        )
-        for context in ("OnMergeContext", "TriggerContext")
-    ),
 }
 """Why -> what of PyFlink is deliberately not there."""
 
 OTHERWISE = {
-    "datastream.KeyedStream.broadcast": "refused there, refused here; with the signature of DataStream.broadcast",
+    "datastream.KeyedStream.broadcast": "refused there; here it has the signature of DataStream.broadcast",
 }
 """What has another signature, and why."""
 
