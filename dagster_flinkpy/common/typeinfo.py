@@ -551,6 +551,18 @@ class _BigIntTypeInfo(BasicTypeInfo):
         return [None if v is None else int(v) for v in column.to_pylist()]
 
 
+class _BigDecTypeInfo(BasicTypeInfo):
+    """``Decimal``, without the zeros that its column puts behind the last digit."""
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        return [None if v is None else _without_zeros(v) for v in column.to_pylist()]
+
+
+def _without_zeros(value: decimal.Decimal) -> decimal.Decimal:
+    digits = format(value, "f")
+    return decimal.Decimal(digits.rstrip("0").rstrip(".") if "." in digits else digits)
+
+
 class _InstantTypeInfo(BasicTypeInfo):
     """:class:`Instant`."""
 
@@ -566,7 +578,7 @@ class _InstantTypeInfo(BasicTypeInfo):
 
 
 def _basic(name: str) -> BasicTypeInfo:
-    kinds = {"BIG_INT": _BigIntTypeInfo, "INSTANT": _InstantTypeInfo}
+    kinds = {"BIG_DEC": _BigDecTypeInfo, "BIG_INT": _BigIntTypeInfo, "INSTANT": _InstantTypeInfo}
     return kinds.get(name, BasicTypeInfo)(name, _BASIC[name])
 
 

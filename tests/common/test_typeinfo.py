@@ -268,3 +268,10 @@ def test_what_pickle_does_not_know_is_pickled_with_its_class() -> None:
     kind = Types.PICKLED_BYTE_ARRAY()
     function, inner, local = kind.from_arrow(kind.to_arrow([lambda: 7, Inner(), _Local()]))
     assert (function(), inner.x, type(local)) == (7, 5, _Local)
+
+
+def test_decimals_come_back_without_zeros_behind_the_last_digit() -> None:
+    kind = Types.BIG_DEC()
+    texts = ["1.50", "3", "-100", "0.000000000000000001", "0"]
+    column = kind.to_arrow([decimal.Decimal(text) for text in texts])
+    assert [str(v) for v in kind.from_arrow(column)] == ["1.5", "3", "-100", "1E-18", "0"]
