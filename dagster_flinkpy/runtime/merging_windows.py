@@ -70,6 +70,9 @@ class MergingWindowSet:
             window: The new window.
             merge: Called for windows in flight that have become another one.
         """
+        if not self._mapping:
+            self._mapping[window] = window
+            return window
         found = _MergeResults()
         self._assigner.merge_windows([*self._mapping, window], found)
         result = window

@@ -22,6 +22,7 @@ from dagster_flinkpy.datastream import (
     KeyedStream,
     OutputTag,
     ProcessAllWindowFunction,
+    ProcessFunction,
     ProcessWindowFunction,
     WindowFunction,
 )
@@ -162,6 +163,54 @@ def test_where_epochs_end_changes_nothing(
         return sorted(map(str, run_job(graph, tmp_path_factory.mktemp("epochs"), rescale_at=rescale_at)))
 
     assert results(per_epoch, {1: 3, 3: 1}) == results(None, {})
+
+
+class Unaligned(SlidingEventTimeWindows):
+    """The same windows, by the operator that asks assigner and trigger for each record."""
+
+
+@properties
+@given(
+    records=records_of,
+    size=st.integers(1, 30),
+    slide=st.integers(1, 20),
+    lateness=st.integers(0, 20),
+    batch_size=st.integers(1, 5),
+    aggregated=st.booleans(),
+)
+def test_the_quick_way_fires_what_the_general_one_does(
+    records: list[tuple[str, int, int]],
+    size: int,
+    slide: int,
+    lateness: int,
+    batch_size: int,
+    aggregated: bool,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    def fired(assigner: type[SlidingEventTimeWindows]) -> list[str]:
+        stream = events(environment(), records, batch_size=batch_size).key_by("key")
+        windowed = stream.window(assigner(size, slide)).allowed_lateness(lateness)
+        stamped = described(windowed, aggregated).process(Stamped())
+        return sorted(map(str, collect_all(stamped, tmp_path_factory.mktemp("quick"))))
+
+    assert fired(SlidingEventTimeWindows) == fired(Unaligned)
+
+
+class Stamped(ProcessFunction):
+    def process_element(self, value, ctx):
+        yield ctx.timestamp(), value
+
+
+def test_a_session_that_comes_again_as_it_is_keeps_its_records(tmp_path: Path) -> None:
+    class ByValue(SessionWindowTimeGapExtractor):
+        def extract(self, element):
+            return element.value
+
+    # The second record makes the session [10, 25), under the state of [10, 20); the third one is [10, 25) itself.
+    records = [("a", 10, 10), ("a", 15, 10), ("a", 10, 15)]
+    stream = events(environment(), records, per_epoch=1, strategy=event_time(100)).key_by("key")
+    windowed = stream.window(EventTimeSessionWindows.with_dynamic_gap(ByValue()))
+    assert run_job(collect_graph(described(windowed, aggregated=True)), tmp_path) == [("a", 10, 25, [10, 10, 15])]
 
 
 def test_count_windows_go_on_in_the_next_epoch(tmp_path: Path) -> None:
