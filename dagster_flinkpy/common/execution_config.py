@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dagster_flinkpy.errors import ConfigurationError
+
 __all__ = ["ExecutionConfig"]
 
 
@@ -15,6 +17,7 @@ class ExecutionConfig:
         self._global_job_parameters: dict[str, str] = {}
         self._auto_watermark_interval = 200
         self._object_reuse = False
+        self._latency_tracking_interval = 0
 
     def get_global_job_parameters(self) -> dict[str, str]:
         """What functions see with ``runtime_context.get_job_parameter()``."""
@@ -32,6 +35,24 @@ class ExecutionConfig:
     def set_auto_watermark_interval(self, interval: int) -> ExecutionConfig:
         """Accepted without effect: watermarks are made with each batch of records."""
         self._auto_watermark_interval = interval
+        return self
+
+    def get_latency_tracking_interval(self) -> int:
+        """Milliseconds between two latency markers of a source; 0, the default: none are sent."""
+        return self._latency_tracking_interval
+
+    def set_latency_tracking_interval(self, interval: int) -> ExecutionConfig:
+        """Sets the milliseconds between two latency markers of a source; 0: none.
+
+        Each operator's histogram is in its metrics of the checkpoint, as ``latency_ms_p50``, ``_p95``, ``_p99`` and
+        ``_max``.
+
+        Raises:
+            ConfigurationError: They are negative.
+        """
+        if interval < 0:
+            raise ConfigurationError(f"latency tracking interval must not be negative, not {interval} ms")
+        self._latency_tracking_interval = interval
         return self
 
     def enable_object_reuse(self) -> ExecutionConfig:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Protocol
 
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
@@ -24,6 +25,8 @@ class ExecutionSettings:
     savepoint_path: str | None = None
     """The checkpoint or savepoint to start from."""
     allow_non_restored_state: bool = False
+    latency_tracking_interval: timedelta = timedelta(0)
+    """Time between two latency markers of a source; zero: none are sent."""
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     """The other checkpoint settings of the program."""
 

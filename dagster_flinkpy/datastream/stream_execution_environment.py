@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
@@ -251,7 +252,10 @@ class StreamExecutionEnvironment:
 
     def _settings(self, job_name: str | None) -> ExecutionSettings:
         return ExecutionSettings(
-            job_name or "flink-job", self._checkpoint_config.storage_dir, checkpointing=self._checkpoint_config
+            job_name or "flink-job",
+            self._checkpoint_config.storage_dir,
+            latency_tracking_interval=timedelta(milliseconds=self._config.get_latency_tracking_interval()),
+            checkpointing=self._checkpoint_config,
         )
 
     def execute(self, job_name: str | None = None) -> JobExecutionResult:

@@ -57,7 +57,12 @@ class LocalExecutor:
                 job_id = _job_id(settings.job_name) + (f".{i}" if len(regions) > 1 else "")
                 attempt = JobAttempt(
                     region,
-                    JobConfig(job_id, StorageLocation(folder), checkpointing=_checkpointing(settings)),
+                    JobConfig(
+                        job_id,
+                        StorageLocation(folder),
+                        checkpointing=_checkpointing(settings),
+                        latency_tracking_interval=settings.latency_tracking_interval,
+                    ),
                     owner="env.execute()",
                     restore_from=settings.savepoint_path,
                     allow_non_restored_state=settings.allow_non_restored_state,

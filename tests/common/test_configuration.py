@@ -62,6 +62,10 @@ def test_job_parameters_become_strings() -> None:
     assert config.get_global_job_parameters() == {"limit": "3"}
     assert config.is_object_reuse_enabled()
     assert config.set_auto_watermark_interval(50).get_auto_watermark_interval() == 50
+    assert config.get_latency_tracking_interval() == 0
+    assert config.set_latency_tracking_interval(50).get_latency_tracking_interval() == 50
+    with pytest.raises(ConfigurationError, match="must not be negative, not -1 ms"):
+        config.set_latency_tracking_interval(-1)
 
 
 def test_schemas_read_what_they_write() -> None:

@@ -116,7 +116,6 @@ ABSENT = {
     """,
     "Input of an epoch is bounded, so sources cannot drift apart": "common.WatermarkStrategy.with_watermark_alignment",
     "Latency is measured by the runtime": """
-        common.ExecutionConfig.get_latency_tracking_interval common.ExecutionConfig.set_latency_tracking_interval
     """,
     "Types make whole columns": """
         common.TypeInformation.from_internal_type common.TypeInformation.need_conversion
