@@ -281,6 +281,9 @@ class StateDescriptor:
             raise ConfigurationError(f"state {self.name!r} needs a StateTtlConfig, not {ttl_config!r}")
         self.ttl_config = ttl_config
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.type_info!r})"
+
 
 class ValueStateDescriptor(StateDescriptor):
     """Declares a :class:`ValueState`.

@@ -275,7 +275,11 @@ class TaskRuntimeContext(RuntimeContext):
     def get_metrics_group(self) -> MetricGroup:
         return self._context.metrics
 
-    def _state(self, descriptor: StateDescriptor) -> Any:
+    def _state(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> Any:
+        if not isinstance(descriptor, expected):
+            raise ConfigurationError(
+                f"operator {self._context.vertex.uid!r}: this state needs a {expected.__name__}, not {descriptor!r}"
+            )
         if self._get_state is None:
             raise ConfigurationError(
                 f"operator {self._context.vertex.uid!r} asks for keyed state {descriptor.name!r}, "
@@ -284,23 +288,23 @@ class TaskRuntimeContext(RuntimeContext):
         return self._get_state(descriptor)
 
     def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        state: ValueState[Any] = self._state(state_descriptor)
+        state: ValueState[Any] = self._state(state_descriptor, ValueStateDescriptor)
         return state
 
     def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        state: ListState[Any] = self._state(state_descriptor)
+        state: ListState[Any] = self._state(state_descriptor, ListStateDescriptor)
         return state
 
     def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        state: MapState[Any, Any] = self._state(state_descriptor)
+        state: MapState[Any, Any] = self._state(state_descriptor, MapStateDescriptor)
         return state
 
     def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        state: ReducingState[Any] = self._state(state_descriptor)
+        state: ReducingState[Any] = self._state(state_descriptor, ReducingStateDescriptor)
         return state
 
     def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
-        state: AggregatingState[Any, Any] = self._state(state_descriptor)
+        state: AggregatingState[Any, Any] = self._state(state_descriptor, AggregatingStateDescriptor)
         return state
 
 

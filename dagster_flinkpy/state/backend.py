@@ -13,7 +13,12 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import StateDescriptor
-from dagster_flinkpy.errors import ConfigurationError, StateSchemaError, UnsupportedKeyTypeError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    StateSchemaError,
+    TypeMismatchError,
+    UnsupportedKeyTypeError,
+)
 from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.column_table import ColumnTable
@@ -136,7 +141,7 @@ class KeyedStateBackend(ABC):
         """Writes what changed and describes all state, that of unused names included.
 
         Raises:
-            TypeMismatchError: a value does not have its declared type; names state and key.
+            TypeMismatchError: a value does not have its declared type; names operator, state, key, field and value.
             StorageError: the store or the local cache could not be written.
         """
 
@@ -354,7 +359,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
     def flush(self) -> None:
         """Writes what changed, and empties the overlay: no key is current, or touched, afterwards."""
         for table in self._tables.values():
-            table.flush()
+            self._write(table)
             table.clear()
         self._keys.clear()
 
@@ -362,7 +367,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         tables = dict(self._restored)
         if self._key_type is not None:
             for identity, table in self._tables.items():
-                table.flush()
+                self._write(table)
                 if identity in self._full_cleanup:
                     table.runs.drop_expired()
                 tables[identity] = table.snapshot()
@@ -418,6 +423,12 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             self.flush()
 
     def _handles(self, identity: _TableId) -> Sequence[RunHandle]:
+    def _write(self, table: OverlayTable) -> None:
+        try:
+            table.flush()
+        except TypeMismatchError as error:
+            raise TypeMismatchError(f"operator {self._operator!r}: {error}") from error
+
         restored = self._restored.get(identity)
         return restored.runs if restored else ()
 
