@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -11,12 +11,7 @@ from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, T
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.adapters import (
     Accumulation,
-    CoFlatMapAdapter,
-    CoMapAdapter,
     Fold,
-    KeyedCoFlatMapAdapter,
-    KeyedCoMapAdapter,
-    KeyedCoProcessAdapter,
     KeyedFilterAdapter,
     KeyedFlatMapAdapter,
     KeyedMapAdapter,
@@ -24,14 +19,12 @@ from dagster_flinkpy.datastream.adapters import (
 from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_is_number, key_fields
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
+from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
+from dagster_flinkpy.datastream.connected_streams import ConnectedStreams
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.functions import (
-    CoFlatMapFunction,
-    CoMapFunction,
-    CoProcessFunction,
     FilterFunction,
     FlatMapFunction,
-    KeyedCoProcessFunction,
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
@@ -42,11 +35,9 @@ from dagster_flinkpy.datastream.functions import (
 from dagster_flinkpy.datastream.job_graph import Partitioner as EdgePartitioner
 from dagster_flinkpy.datastream.job_graph import PartitionerKind
 from dagster_flinkpy.datastream.operators import (
-    CoProcessSpec,
     FilterSpec,
     FlatMapSpec,
     KeyedBatchSpec,
-    KeyedCoProcessSpec,
     KeyedProcessSpec,
     MapSpec,
     OperatorSpec,
@@ -185,6 +176,11 @@ class DataStream(_Configurable):
     def get_execution_environment(self) -> StreamExecutionEnvironment:
         """The environment the stream was made with."""
         return self._env
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether records have a key."""
+        return False
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
@@ -413,41 +409,13 @@ class DataStream(_Configurable):
             return list(islice(records, limit))
 
 
-class CloseableIterator(Iterator[Any]):
-    """The records of a program that runs while they are read; ``with`` or :meth:`close` ends it early.
-
-    Args:
-        records: A generator.
-    """
-
-    def __init__(self, records: Iterator[Any]) -> None:
-        self._records = records
-
-    def __iter__(self) -> CloseableIterator:
-        return self
-
-    def __next__(self) -> Any:
-        return next(self._records)
-
-    def next(self) -> Any:
-        """The next record."""
-        return next(self)
-
-    def __enter__(self) -> CloseableIterator:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Ends the program, if it still runs."""
-        close = getattr(self._records, "close", None)
-        if close is not None:
-            close()
-
-
 class KeyedStream(DataStream):
     """A stream whose records have a key."""
+
+    @property
+    def is_keyed(self) -> bool:
+        """Whether records have a key."""
+        return True
 
     def map(self, func: MapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None) -> DataStream:
         """One record to one; a MapFunction may use keyed state."""
@@ -575,51 +543,3 @@ class KeyedStream(DataStream):
         if slide == 0:
             return WindowedStream(self, CountTumblingWindowAssigner(size))
         return WindowedStream(self, CountSlidingWindowAssigner(size, slide))
-
-
-class ConnectedStreams:
-    """Two streams for one function."""
-
-    def __init__(self, env: StreamExecutionEnvironment, first: DataStream, second: DataStream) -> None:
-        self._env, self._first, self._second = env, first, second
-
-    def key_by(
-        self, key_selector1: Selector, key_selector2: Selector, key_type: TypeInformation | None = None
-    ) -> ConnectedStreams:
-        """Gives the records of both streams keys of one type."""
-        return ConnectedStreams(
-            self._env, self._first.key_by(key_selector1, key_type), self._second.key_by(key_selector2, key_type)
-        )
-
-    @property
-    def _keyed(self) -> bool:
-        return isinstance(self._first, KeyedStream) and isinstance(self._second, KeyedStream)
-
-    def map(self, func: CoMapFunction, output_type: TypeInformation | None = None) -> DataStream:
-        """One record of either stream to one; with keyed state where both are keyed."""
-        if not isinstance(func, CoMapFunction):
-            raise ConfigurationError(f"map() of connected streams needs a CoMapFunction, not {func!r}")
-        adapter = KeyedCoMapAdapter(func) if self._keyed else CoMapAdapter(func)
-        return self.process(adapter, output_type).name("Co-Map")
-
-    def flat_map(self, func: CoFlatMapFunction, output_type: TypeInformation | None = None) -> DataStream:
-        """One record of either stream to any number; with keyed state where both are keyed."""
-        if not isinstance(func, CoFlatMapFunction):
-            raise ConfigurationError(f"flat_map() of connected streams needs a CoFlatMapFunction, not {func!r}")
-        adapter = KeyedCoFlatMapAdapter(func) if self._keyed else CoFlatMapAdapter(func)
-        return self.process(adapter, output_type).name("Co-Flat-Map")
-
-    def process(
-        self, func: CoProcessFunction | KeyedCoProcessFunction, output_type: TypeInformation | None = None
-    ) -> DataStream:
-        """A function of both streams; with keyed state and timers where both are keyed."""
-        inputs = [self._first._inputs, self._second._inputs]
-        if isinstance(func, CoProcessFunction) and self._keyed:
-            func = KeyedCoProcessAdapter(func)
-        if isinstance(func, KeyedCoProcessFunction):
-            if not self._keyed:
-                raise JobGraphError("a KeyedCoProcessFunction needs two keyed streams; call key_by() on both")
-            return self._env._add("KeyedCoProcess", KeyedCoProcessSpec(func), inputs, output_type)
-        if isinstance(func, CoProcessFunction):
-            return self._env._add("CoProcess", CoProcessSpec(func), inputs, output_type)
-        raise ConfigurationError(f"process() needs a CoProcessFunction or a KeyedCoProcessFunction, not {func!r}")
