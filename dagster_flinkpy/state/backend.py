@@ -226,8 +226,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         """
         if not beside:
             self._make_room()
-        sort_keys = make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes)
-        return self._touch_column(key_column, sort_keys)
+        return self._touch_column(key_column, hashes)
 
     def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
         self._make_room()
@@ -394,11 +393,17 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             self._load(added)
         return slots
 
-    def _touch_column(self, key_column: pa.Array[Any], sort_keys: SortKeys) -> npt.NDArray[np.int64]:
-        self._check_mine(key_column, sort_keys)
-        slots, added = self._keys.add_column(key_column, sort_keys)
-        for keys in added:
-            self._load(keys)
+    def _touch_column(self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        slots = self._keys.find(key_column, hashes)
+        unknown = np.flatnonzero(slots < 0)
+        if len(unknown):
+            assert self._key_type is not None
+            column = key_column.take(pa.array(unknown))
+            first, codes = distinct_rows(column)
+            distinct, distinct_hashes = column.take(pa.array(first)), hashes[unknown[first]]
+            sort_keys = make_sort_keys(key_groups_of_hashes(distinct_hashes, self._max_parallelism), distinct_hashes)
+            found = self._touch(self._key_type.from_arrow(distinct), distinct, sort_keys)
+            slots[unknown] = np.array(found, dtype=np.int64)[codes]
         return slots
 
     def _load(self, keys: KeySlots) -> None:
@@ -418,17 +423,17 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 f"{self._key_groups.start} to {self._key_groups.end}; does the key selector give one record two keys?"
             )
 
-    def _make_room(self) -> None:
-        if len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows:
-            self.flush()
-
-    def _handles(self, identity: _TableId) -> Sequence[RunHandle]:
     def _write(self, table: OverlayTable) -> None:
         try:
             table.flush()
         except TypeMismatchError as error:
             raise TypeMismatchError(f"operator {self._operator!r}: {error}") from error
 
+    def _make_room(self) -> None:
+        if len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows:
+            self.flush()
+
+    def _handles(self, identity: _TableId) -> Sequence[RunHandle]:
         restored = self._restored.get(identity)
         return restored.runs if restored else ()
 

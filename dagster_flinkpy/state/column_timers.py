@@ -14,7 +14,7 @@ from dagster_flinkpy.state.cell_columns import Cells, grown
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
-from dagster_flinkpy.state.layout import SortKeys, distinct_rows, merge_runs, sort_order
+from dagster_flinkpy.state.layout import distinct_rows, hashes_of, merge_runs, sort_order
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import LOAD_TIMERS
@@ -39,7 +39,7 @@ class ColumnTimers(OverlayTable):
         name: of the timers.
         namespace_type: of the namespaces.
         make_room: frees memory in the backend, if there is need, before due keys are touched.
-        touch: reads the state of keys into the overlay and gives their slots.
+        touch: reads the state of keys, given with their hashes, into the overlay and gives their slots.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ColumnTimers(OverlayTable):
         *,
         namespace_type: TypeInformation,
         make_room: Callable[[], None],
-        touch: Callable[[pa.Array[Any], SortKeys], Cells],
+        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], Cells],
     ) -> None:
         super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
         self._type = namespace_type
@@ -191,7 +191,7 @@ class ColumnTimers(OverlayTable):
 
     def _fill(self, table: pa.Table) -> None:
         columns = {name: table.column(name).combine_chunks() for name in ("key", "namespace", "time")}
-        slots = self._touch(columns["key"], table.column("sort_key").to_numpy())
+        slots = self._touch(columns["key"], hashes_of(table.column("sort_key").to_numpy()))
         pairs = pa.StructArray.from_arrays([columns["time"], columns["namespace"]], names=["time", "namespace"])
         first, codes = distinct_rows(pairs)
         rows = pa.array(first)

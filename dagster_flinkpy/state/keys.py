@@ -18,7 +18,7 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import StructAs, java_hash_codes
 from dagster_flinkpy.state.int_index import IntIndex
-from dagster_flinkpy.state.layout import SortKeys, distinct_rows, equal_rows
+from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
 
 __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
 
@@ -165,8 +165,8 @@ class TouchedKeys:
         self.sort_keys: list[int] = []
         """By slot."""
         self._parts: list[KeySlots] = []
-        self._by_sort_key = IntIndex()  # Numbers the sort keys of the slots that `add_column` has seen.
-        self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers, the first slot with the sort key.
+        self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
+        self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers, the first slot with the hash.
         self._indexed = 0  # Slots that it has seen.
 
     def __len__(self) -> int:
@@ -225,41 +225,36 @@ class TouchedKeys:
         self._parts.append(added)
         return found, added
 
-    def add_column(self, column: pa.Array[Any], sort_keys: SortKeys) -> tuple[npt.NDArray[np.int64], list[KeySlots]]:
-        """As :meth:`add`; keys that have slots already cost no Python, each.
+    def find(self, column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """The slot of each key; -1 for those that have none, or share their hash with one that came before.
 
-        Returns:
-            The slot of each key, and the keys that were new, if any.
+        Costs no Python per key.
+
+        Args:
+            column: keys; may repeat.
+            hashes: their Java hash codes.
         """
-        slots = self._find(column, sort_keys)
-        unknown = np.flatnonzero(slots < 0)
-        if not len(unknown):
-            return slots, []
-        keys = column.take(pa.array(unknown))
-        first, codes = distinct_rows(keys)
-        distinct = keys.take(pa.array(first))
-        found, added = self.add(self.key_type.from_arrow(distinct), distinct, sort_keys[unknown[first]])
-        slots[unknown] = np.array(found, dtype=np.int64)[codes]
-        return slots, [] if added is None else [added]
-
-    def _find(self, column: pa.Array[Any], sort_keys: SortKeys) -> npt.NDArray[np.int64]:
-        """The slots of keys; -1 for those that have none, or share their sort key with one that came before."""
         known = self.all()
-        slots = np.full(len(column), -1, dtype=np.int64)
         if known is None:
-            return slots
-        if self._indexed < len(known.column):
-            _, first = self._by_sort_key.add(known.sort_keys[self._indexed :].view(np.int64))
-            self._first_slots.append(first + self._indexed)
-            self._indexed = len(known.column)
+            return np.full(len(column), -1, dtype=np.int64)
+        fresh = slice(self._indexed, len(known.column))
+        self._indexed = len(known.column)
+        if pa.types.is_integer(column.type):
+            # Distinct integers are numbered in the order of their slots, so the number is the slot.
+            if fresh.start < fresh.stop:
+                self._index.add(known.column.slice(fresh.start).to_numpy().astype(np.int64))
+            return self._index.find(column.to_numpy().astype(np.int64, copy=False))
+        if fresh.start < fresh.stop:
+            _, first = self._index.add(hashes_of(known.sort_keys[fresh]).astype(np.int64))
+            self._first_slots.append(first + fresh.start)
         if len(self._first_slots) > 1:
             self._first_slots = [np.concatenate(self._first_slots)]
-        numbers = self._by_sort_key.find(sort_keys.view(np.int64))
-        rows = np.flatnonzero(numbers >= 0)
-        candidates = self._first_slots[0][numbers[rows]]
+        slots = self._index.find(hashes.astype(np.int64))
+        rows = np.flatnonzero(slots >= 0)
+        candidates = self._first_slots[0][slots[rows]]
         keys = column if len(rows) == len(column) else column.take(pa.array(rows))
         same = equal_rows([known.column.take(pa.array(candidates))], [keys])
-        slots[rows[same]] = candidates[same]
+        slots[rows] = np.where(same, candidates, -1)
         return slots
 
     def all(self) -> KeySlots | None:
@@ -293,7 +288,7 @@ class TouchedKeys:
         self.sort_keys.clear()
         self._parts.clear()
         self.encoded.clear()
-        self._by_sort_key.clear()
+        self._index.clear()
         self._first_slots.clear()
         self._indexed = 0
         self.slot = -1

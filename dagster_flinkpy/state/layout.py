@@ -202,12 +202,12 @@ def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
 def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
     """Where each distinct value occurs first, and the number of each row's value among these; equal as above."""
     codes = np.zeros(len(column), dtype=np.int64)
-    for leaf in _leaves(column):
+    for i, leaf in enumerate(_leaves(column)):
         encoded = leaf.dictionary_encode(null_encoding="encode")
-        codes = codes * len(encoded.dictionary) + encoded.indices.to_numpy()
-        if len(column):
-            encoded = pa.array(codes).dictionary_encode()
-            codes = encoded.indices.to_numpy().astype(np.int64)
+        if i and len(column):
+            # Numbered anew with each leaf, so that numbers stay small.
+            encoded = pa.array(codes * len(encoded.dictionary) + encoded.indices.to_numpy()).dictionary_encode()
+        codes = encoded.indices.to_numpy().astype(np.int64)
     first = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]
     return first, codes

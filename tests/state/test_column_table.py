@@ -1,0 +1,148 @@
+"""State in columns writes what the same state per record writes, and each reads what the other has written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.time import Time
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream.state import StateTtlConfig, ValueStateDescriptor
+from dagster_flinkpy.errors import ConfigurationError, StateSchemaError
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state import read_table
+from dagster_flinkpy.state.keys import hash_keys
+
+from .conftest import MAX_PARALLELISM, groups_of, touch
+
+KEYS = {
+    "long": (Types.LONG(), [0, 1, 2, 2**40, -1, 1 << 32]),
+    "string": (Types.STRING(), ["a", "b", "Aa", "BB", ""]),  # Java: "Aa" and "BB" hash alike.
+    "double": (Types.DOUBLE(), [0.0, -0.0, 1.5, float("inf")]),
+    "row": (Types.ROW_NAMED(["a", "b"], [Types.INT(), Types.STRING()]), [Row(1, "x"), Row(1, "y"), Row(2, "x")]),
+}
+WINDOWS = Types.TUPLE([Types.LONG(), Types.LONG()])
+VALUE = Types.TUPLE([Types.LONG(), Types.STRING()])
+DESCRIPTOR = ValueStateDescriptor("state", VALUE)
+
+
+def in_columns(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
+    table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS if namespaced else None)
+    column = key_type.to_arrow([key for key, _, _ in ops])
+    slots = backend.touch_column(column, hash_keys(key_type, column))
+    cells = slots
+    if namespaced:
+        ids = table.cells.namespace_ids([(n, n + 1) for _, n, _ in ops])
+        cells, _ = table.cells.of(slots, np.array(ids, dtype=np.int64))
+    table.update(cells, VALUE.to_arrow([value for _, _, value in ops]))
+    last = {cell: value for cell, (_, _, value) in zip(cells.tolist(), ops, strict=True)}
+    assert VALUE.from_arrow(table.lookup(cells)) == [last[cell] for cell in cells.tolist()]
+
+
+def per_record(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
+    state = backend.get_state(DESCRIPTOR, WINDOWS if namespaced else None)
+    touch(backend, key_type, [key for key, _, _ in ops])
+    for key, namespace, value in ops:
+        backend.set_current_key(key)
+        if namespaced:
+            state.set_current_namespace((namespace, namespace + 1))
+        state.update(value)
+
+
+@pytest.mark.parametrize("namespaced", [False, True])
+@pytest.mark.parametrize("kind", KEYS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_the_two_forms_write_the_same_state(make_backend, store, kind, namespaced, data):
+    key_type, keys = KEYS[kind]
+    value = st.one_of(st.none(), st.tuples(st.integers(0, 9), st.one_of(st.none(), st.text(max_size=2))))
+    op = st.tuples(st.sampled_from(keys), st.integers(0, 2), value)
+    epochs = data.draw(st.lists(st.tuples(st.lists(op, min_size=1, max_size=8), st.booleans()), min_size=1, max_size=5))
+    mixed = expected = None
+    for ops, columns in epochs:
+        backend = make_backend(mixed, key_type=key_type)
+        (in_columns if columns else per_record)(backend, key_type, ops, namespaced)
+        mixed = backend.snapshot()
+        model = make_backend(expected, key_type=key_type)
+        per_record(model, key_type, ops, namespaced)
+        expected = model.snapshot()
+        (mine,), (theirs,) = mixed.tables, expected.tables
+        assert mine.schema == theirs.schema
+        assert read_table(mine, store) == read_table(theirs, store)
+
+
+@pytest.mark.parametrize("namespaced", [False, True])
+def test_the_two_forms_write_the_same_files(make_backend, namespaced):
+    ops = [(key, n, (n, key)) for key in KEYS["string"][1] for n in range(3)]
+    snapshots = []
+    for form in (in_columns, per_record):
+        backend = make_backend(key_type=Types.STRING())
+        form(backend, Types.STRING(), ops, namespaced)
+        snapshots.append(backend.snapshot())
+    assert snapshots[0] == snapshots[1]
+
+
+def test_a_batch_loads_only_its_keys_and_a_range_only_its_part(make_backend):
+    key_type, keys = Types.LONG(), list(range(100))
+    backend = make_backend(key_type=key_type)
+    in_columns(backend, key_type, [(key, 0, (key, "x")) for key in keys], False)
+    snapshot = backend.snapshot()
+    half = KeyGroupRange(0, MAX_PARALLELISM // 2 - 1)
+    mine = [k for k, g in zip(keys, groups_of(key_type, keys).tolist(), strict=True) if g <= half.end]
+    part = make_backend(snapshot, key_type=key_type, key_groups=half)
+    table = part.get_columns(DESCRIPTOR, "VALUE")
+    column = key_type.to_arrow(mine)
+    slots = part.touch_column(column, hash_keys(key_type, column))
+    assert VALUE.from_arrow(table.lookup(slots)) == [(key, "x") for key in mine]
+    foreign = key_type.to_arrow([key for key in keys if key not in mine])
+    with pytest.raises(ConfigurationError, match="of key group"):
+        part.touch_column(foreign, hash_keys(key_type, foreign))
+
+
+def test_what_came_and_went_leaves_nothing(make_backend):
+    backend = make_backend(key_type=Types.LONG())
+    table = backend.get_columns(DESCRIPTOR, "VALUE")
+    column = pa.array([1, 2])
+    slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
+    table.update(slots, VALUE.to_arrow([(1, "x"), (2, "y")]))
+    table.delete(slots)
+    assert backend.snapshot().tables[0].runs == ()
+
+
+def test_flushed_state_is_read_again(make_backend):
+    key_type = Types.LONG()
+    backend = make_backend(key_type=key_type, overlay_rows=10)
+    for start in range(0, 200, 10):
+        in_columns(backend, key_type, [(key, 0, (key, "x")) for key in range(start, start + 10)], True)
+    in_columns(backend, key_type, [(key, 1, (key, "y")) for key in range(5)], True)
+    restored = make_backend(backend.snapshot(), key_type=key_type)
+    state = restored.get_state(DESCRIPTOR, WINDOWS)
+    touch(restored, key_type, list(range(200)))
+    for key in range(200):
+        restored.set_current_key(key)
+        state.set_current_namespace((0, 1))
+        assert state.value() == (key, "x")
+
+
+def test_one_operator_uses_state_in_one_way(make_backend):
+    backend = make_backend(key_type=Types.LONG())
+    backend.get_state(DESCRIPTOR)
+    with pytest.raises(ConfigurationError, match="per record and in columns"):
+        backend.get_columns(DESCRIPTOR, "VALUE")
+
+
+def test_other_types_and_a_time_to_live_are_refused(make_backend):
+    backend = make_backend(key_type=Types.LONG())
+    backend.get_columns(DESCRIPTOR, "VALUE")
+    with pytest.raises(StateSchemaError):
+        backend.get_columns(ValueStateDescriptor("state", Types.LONG()), "VALUE")
+    expiring = ValueStateDescriptor("other", Types.LONG())
+    expiring.enable_time_to_live(StateTtlConfig.new_builder(Time.seconds(1)).build())
+    with pytest.raises(ConfigurationError, match="time to live"):
+        backend.get_columns(expiring, "VALUE")

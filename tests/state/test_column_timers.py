@@ -1,0 +1,85 @@
+"""Timers in columns fire when and in the order in which a TimerQueue fires, from the same files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.keys import hash_keys
+
+from .conftest import touch
+
+WINDOWS = Types.TUPLE([Types.LONG(), Types.LONG()])
+KEY = Types.STRING()
+KEYS = ["a", "b", "c", "Aa", "BB"]
+
+Timers = list[tuple[int, str, tuple[int, int]]]
+
+
+def in_columns(backend: Any, registered: Timers, deleted: Timers, until: int) -> Timers:
+    timers = backend.get_column_timers("timers", WINDOWS)
+    for some, act in ((registered, timers.register), (deleted, timers.delete)):
+        if some:
+            column = KEY.to_arrow([key for _, key, _ in some])
+            slots = backend.touch_column(column, hash_keys(KEY, column))
+            moments = timers.moments([time for time, _, _ in some], [window for _, _, window in some])
+            act(slots, np.array(moments, dtype=np.int64))
+    fired = []
+    for time, window, slots in timers.advance_to(until):
+        fired += [(time, key, tuple(window)) for key in KEY.from_arrow(backend.key_context.column(slots))]
+    return fired
+
+
+def per_record(backend: Any, registered: Timers, deleted: Timers, until: int) -> Timers:
+    timers = backend.get_timers("timers", WINDOWS)
+    for some, act in ((registered, timers.register), (deleted, timers.delete)):
+        touch(backend, KEY, [key for _, key, _ in some])
+        for time, key, window in some:
+            backend.set_current_key(key)
+            timers.set_current_namespace(window)
+            act(time)
+    return [(time, key, tuple(window)) for time, key, window in timers.advance_to(until)]
+
+
+TIMERS = st.lists(
+    st.builds(lambda end, key: (end, key, (end - 5, end)), st.integers(0, 12), st.sampled_from(KEYS)), max_size=10
+)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    epochs=st.lists(st.tuples(TIMERS, TIMERS, st.integers(0, 12), st.booleans()), min_size=1, max_size=5),
+    small=st.booleans(),
+)
+def test_against_a_timer_queue(make_backend, epochs, small):
+    snapshot = expected = None
+    options = {"overlay_rows": 1} if small else {}
+    with pytest.MonkeyPatch.context() as patch:
+        if small:
+            patch.setattr("dagster_flinkpy.state.column_timers.LOAD_TIMERS", 1)
+        for registered, deleted, until, columns in epochs:
+            form = in_columns if columns else per_record
+            backend = make_backend(snapshot, key_type=KEY, **options)
+            fired = form(backend, registered, deleted, until)
+            snapshot = backend.snapshot()
+            model = make_backend(expected, key_type=KEY)
+            assert fired == per_record(model, registered, deleted, until)
+            expected = model.snapshot()
+
+
+def test_twice_registered_fires_once(make_backend):
+    timer = (3, "a", (0, 4))
+    assert in_columns(make_backend(key_type=KEY), [timer, timer], [], 5) == [timer]
+
+
+def test_timers_are_used_in_one_way(make_backend):
+    backend = make_backend(key_type=KEY)
+    backend.get_timers("timers", WINDOWS)
+    with pytest.raises(ConfigurationError, match="per record and in columns"):
+        backend.get_column_timers("timers", WINDOWS)

@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_flinkpy.state.int_index import IntIndex
+
+INTEGERS = st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1))
+
+
+@given(st.lists(st.lists(INTEGERS, max_size=50), max_size=6))
+def test_numbers_in_the_order_of_adding(batches):
+    index, model = IntIndex(), {}
+    for batch in batches:
+        numbers, first = index.add(np.array(batch, dtype=np.int64))
+        new = [i for i, value in enumerate(batch) if value not in model and value not in batch[:i]]
+        for i in new:
+            model[batch[i]] = len(model)
+        assert first.tolist() == new
+        assert numbers.tolist() == [model[value] for value in batch]
+        assert len(index) == len(model)
+    asked = np.array([*model, 6, 7], dtype=np.int64)
+    assert index.find(asked).tolist() == [model.get(value, -1) for value in asked.tolist()]
+
+
+def test_grows_and_forgets():
+    index = IntIndex()
+    many = np.arange(0, 50_000 * 1024, 1024, dtype=np.int64)
+    assert index.add(many)[0].tolist() == list(range(50_000))
+    assert index.find(many[::-1]).tolist() == list(reversed(range(50_000)))
+    index.clear()
+    assert len(index) == 0
+    assert (index.find(many) == -1).all()
