@@ -23,7 +23,7 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInfo
 from dagster_flinkpy.datastream.functions import KeySelector
 from dagster_flinkpy.datastream.job_graph import JobEdge, Partitioner, PartitionerKind
 from dagster_flinkpy.datastream.operators import as_callable
-from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import StructAs, java_hash_codes, key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.channel_selectors import (
@@ -38,6 +38,7 @@ from dagster_flinkpy.runtime.failure import user_error
 __all__ = [
     "BUFFER_SIZE",
     "COLLECTED",
+    "MAX_PAYLOAD",
     "NETWORK_MEMORY",
     "NO_EDGE",
     "PRINTED",
@@ -63,6 +64,9 @@ NETWORK_MEMORY = 32 << 20
 
 SEQ_BITS = 40
 """Seq is a position between two barriers, and above these bits the number of barriers before it."""
+
+MAX_PAYLOAD = 1 << 30
+"""Bytes of one row: half of what Spark and Arrow can address."""
 
 _OUTPUT_BATCH_BYTES = 8 << 20
 
@@ -135,7 +139,16 @@ class TaskOutput:
         """CRC of all that was sent: two attempts of a task that sent the same have the same."""
 
     def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
-        """Appends a row."""
+        """Appends a row.
+
+        Raises:
+            ConfigurationError: Neither Arrow nor Spark can move so large a payload.
+        """
+        if len(payload) > MAX_PAYLOAD:
+            raise ConfigurationError(
+                f"a record takes {len(payload)} bytes, and a row of the exchange holds {MAX_PAYLOAD} at most: emit "
+                "smaller records, such as a reference to what they hold"
+            )
         self._sink.write(payload)
         self._offsets.append(self._sink.tell())
         self._rows.append((target, edge, channel, seq, int(kind)))

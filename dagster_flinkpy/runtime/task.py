@@ -200,7 +200,10 @@ class StageTask:
             task.cancel(channel)
         else:
             task.receive(channel, row.kind, row.payload)
-        task.check_timeout()
+        if self.epoch.alignment_timeout is not None:
+            for each in self._tasks.values():
+                self._current = each.vertex.uid
+                each.check_timeout()
 
     # --- output ------------------------------------------------------------------------------------------------------
 

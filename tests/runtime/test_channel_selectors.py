@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.job_graph import JobEdge, Partitioner, PartitionerKind
-from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
 from dagster_flinkpy.runtime.batch import StreamBatch
 from dagster_flinkpy.runtime.channel_selectors import downstream_subtasks, upstream_subtasks
 from dagster_flinkpy.runtime.exchange import (
@@ -133,6 +133,12 @@ def test_a_record_larger_than_a_buffer_passes() -> None:
     exchange = Exchange(PartitionerKind.GLOBAL)
     large = b"x" * (3 * BUFFER_SIZE)
     assert exchange.send("small", large, "small") == {0: ["small", large, "small"]}
+
+
+def test_a_record_that_no_row_can_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.runtime.exchange.MAX_PAYLOAD", 5_000)
+    with pytest.raises(ConfigurationError, match=r"a record takes 1\d{4} bytes, .* 5000 at most"):
+        Exchange(PartitionerKind.GLOBAL).send(b"x" * 10_000)
 
 
 def test_what_is_held_back_is_bounded_and_the_largest_goes_first() -> None:

@@ -113,6 +113,38 @@ def test_epochs_and_rescales_change_no_output(
         assert seen == {key: sum(v for k, _, v in records if k == key) for key in "abcde"}
 
 
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=steps,
+    barriers=st.integers(1, 4),
+    parallelism=st.integers(1, 3),
+    unaligned=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_barriers_in_one_job_and_unaligned_checkpoints_change_no_output(
+    steps: list[tuple[str, int, int]],
+    barriers: int,
+    parallelism: int,
+    unaligned: bool,
+    seed: int,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    time, records = 0, []
+    for key, pause, value in steps:
+        time += pause
+        records.append((key, time, value))
+    straight = run_job(pipeline(records, None, 1), tmp_path_factory.mktemp("straight"))
+    graph, folder, rows = pipeline(records, 4, parallelism), tmp_path_factory.mktemp("barriers"), []
+    config = {"checkpointing": CheckpointConfig(unaligned=unaligned)}
+    finished = False
+    while not finished:
+        with HarnessAttempt(graph, folder, order=random_order(seed), config=config) as attempt:
+            attempt.run_epoch(barriers)
+            rows += collected(attempt.graph, attempt.collected)
+            finished = attempt.finished
+    assert sorted(row for row in rows if row[1] != -1) == sorted(row for row in straight if row[1] != -1)
+
+
 # --- helpers ----------------------------------------------------------------------------------------------------------
 
 RECORDS = [(f"k{i % 4}", i * 10, 1) for i in range(24)]
