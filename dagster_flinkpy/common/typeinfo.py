@@ -255,9 +255,12 @@ class RowTypeInfo(_StructTypeInfo):
 
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
-            names = getattr(value, "_fields", None)
-            if names and tuple(names) != self.field_names and set(names) == set(self.field_names):
-                return [value[name] for name in self.field_names]
+            names = value._fields
+            if names and tuple(names) != self.field_names:
+                if set(names) == set(self.field_names):
+                    return [value[name] for name in self.field_names]
+                if self.named:
+                    raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
             return cast("Sequence[Any]", value._values)
         if isinstance(value, (tuple, list)):
             return value

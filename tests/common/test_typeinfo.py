@@ -19,6 +19,12 @@ from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, Unsupp
 
 LONG, STRING = Types.LONG(), Types.STRING()
 
+
+def shortest(value: decimal.Decimal) -> decimal.Decimal:
+    text = format(value, "f").rstrip("0").rstrip(".")
+    return decimal.Decimal("0" if text in ("", "-0") else text)
+
+
 BASIC: list[tuple[TypeInformation, st.SearchStrategy[Any]]] = [
     (STRING, st.text()),
     (Types.BOOLEAN(), st.booleans()),
@@ -29,7 +35,7 @@ BASIC: list[tuple[TypeInformation, st.SearchStrategy[Any]]] = [
     (Types.FLOAT(), st.floats(width=32)),
     (Types.DOUBLE(), st.floats()),
     (Types.CHAR(), st.characters(codec="utf-8")),
-    (Types.BIG_DEC(), st.decimals(-(10**15), 10**15, places=18)),
+    (Types.BIG_DEC(), st.decimals(-(10**15), 10**15, places=18).map(shortest)),
     (Types.SQL_DATE(), st.dates()),
     (Types.SQL_TIME(), st.times().map(lambda t: t.replace(fold=0))),
     (Types.SQL_TIMESTAMP(), st.datetimes().map(lambda t: t.replace(fold=0))),
@@ -275,3 +281,10 @@ def test_decimals_come_back_without_zeros_behind_the_last_digit() -> None:
     texts = ["1.50", "3", "-100", "0.000000000000000001", "0"]
     column = kind.to_arrow([decimal.Decimal(text) for text in texts])
     assert [str(v) for v in kind.from_arrow(column)] == ["1.5", "3", "-100", "1E-18", "0"]
+
+
+def test_a_named_row_does_not_take_rows_of_other_names() -> None:
+    kind = Types.ROW_NAMED(["a", "b"], [LONG, LONG])
+    assert kind.from_arrow(kind.to_arrow([Row(b=2, a=1), Row(3, 4)])) == [Row(a=1, b=2), Row(a=3, b=4)]
+    with pytest.raises(TypeMismatchError, match=r"declared a row of \['a', 'b'\], produced Row\(x=1, b=2\)"):
+        kind.to_arrow([Row(x=1, b=2)])
