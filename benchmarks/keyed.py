@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,6 @@ import pyarrow as pa
 from benchmarks.report import line
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.datastream import (
-    AggregateFunction,
     KeyedProcessFunction,
     RuntimeContext,
     StreamExecutionEnvironment,
@@ -25,6 +25,7 @@ from dagster_flinkpy.datastream import (
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.runtime.exchange import SPARK_SCHEMA, Kind, RecordWriter, TaskOutput, decode_buffer, rows_of
 from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.spark import SparkSettings, get_session
@@ -33,15 +34,22 @@ from dagster_flinkpy.storage import StorageLocation
 EVENTS, KEYS, PARALLELISM, ROUNDS, BATCH = 5_000_000, 100_000, 2, 3, 65_536
 TWS_EVENTS, TWS_BATCHES = 100_000, 4
 
+WINDOW = 500_000
+"""Milliseconds."""
+
 EVENT = Types.ROW_NAMED(["key", "value", "time"], [Types.LONG()] * 3)
 
 
-def events(subtask: int) -> Iterator[pa.StructArray]:
-    """One subtask's share of the events, batch by batch."""
+def events(subtask: int, since: int = 0) -> Iterator[pa.StructArray]:
+    """One subtask's share of the events, batch by batch; their time, in milliseconds, goes on from ``since``."""
     random = np.random.default_rng(subtask)
     for start in range(0, EVENTS // PARALLELISM, BATCH):
         n = min(BATCH, EVENTS // PARALLELISM - start)
-        columns = [random.integers(0, KEYS, n), random.integers(0, 1000, n), np.arange(start, start + n)]
+        columns = [
+            random.integers(0, KEYS, n),
+            random.integers(0, 1000, n),
+            np.arange(since + start, since + start + n),
+        ]
         yield pa.StructArray.from_arrays([pa.array(c) for c in columns], fields=list(EVENT.arrow_type))
 
 
@@ -57,16 +65,19 @@ class Events(Source):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         offset = 0
-        for column in events(split.properties["subtask"]):
+        for column in events(**split.properties):
             offset += len(column)
             yield column, offset
 
 
 class _Endless(SplitEnumerator):
     exhausted = False
+    _epochs = 0
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        return [[SourceSplit(str(i), {"subtask": i})] for i in range(parallelism)]
+        since = self._epochs * EVENTS
+        self._epochs += 1
+        return [[SourceSplit(str(i), {"subtask": i, "since": since})] for i in range(parallelism)]
 
     def on_epoch_read(self, splits: Any) -> None:
         pass
@@ -87,29 +98,27 @@ class Count(KeyedProcessFunction):
         return None
 
 
-class Sum(AggregateFunction):
-    def create_accumulator(self) -> int:
-        return 0
-
-    def add(self, value: Any, accumulator: int) -> int:
-        return accumulator + value.value
-
-    def get_result(self, accumulator: int) -> int:
-        return accumulator
-
-    def merge(self, acc_a: int, acc_b: int) -> int:
-        return acc_a + acc_b
-
-
-def stream() -> Any:
+def stream(watermarks: WatermarkStrategy | None = None) -> Any:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(PARALLELISM)
-    source = env.from_source(Events(), WatermarkStrategy.no_watermarks(), "events").uid("events")
+    source = env.from_source(Events(), watermarks or WatermarkStrategy.no_watermarks(), "events").uid("events")
     return env, source.key_by("key")
 
 
 def process_function() -> JobGraph:
     env, keyed = stream()
     keyed.process(Count(), EVENT).uid("count")
+    return env.get_job_graph()
+
+
+def builtin_sum() -> JobGraph:
+    env, keyed = stream()
+    keyed.sum("value").uid("sum")
+    return env.get_job_graph()
+
+
+def window_sum() -> JobGraph:
+    env, keyed = stream(WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner("time"))
+    keyed.window(TumblingEventTimeWindows(WINDOW)).sum("value").uid("windows")
     return env.get_job_graph()
 
 
@@ -159,10 +168,29 @@ def count_consumer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
     yield from TaskOutput().drain()
 
 
-def bare(spark: Any, graph: JobGraph, consumer: Callable[[Any], Any]) -> None:
+def bare(spark: Any, graph: JobGraph, *stages: Callable[[Any], Any]) -> None:
     rows = spark.range(0, PARALLELISM, 1, PARALLELISM).mapInArrow(partial(exchange_source, graph), SPARK_SCHEMA)
-    rows = rows.repartitionById(PARALLELISM, rows.target).sortWithinPartitions("seq", "edge", "channel")
-    rows.mapInArrow(consumer, SPARK_SCHEMA).toArrow()
+    for stage in stages:
+        rows = rows.repartitionById(PARALLELISM, rows.target).sortWithinPartitions("seq", "edge", "channel")
+        rows = rows.mapInArrow(stage, SPARK_SCHEMA)
+    rows.toArrow()
+
+
+def exchange_again(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decodes what it gets, and partitions it once more."""
+    output = TaskOutput()
+    (edge,) = graph.edges
+    writer = None
+    for batch in batches:
+        for row in rows_of(batch):
+            if writer is None:
+                writer = RecordWriter(edge, row.target, PARALLELISM, graph.vertex(edge.target).max_parallelism, output)
+            writer.emit(decode_buffer(row.payload, EVENT))
+            if output.ready:
+                yield from output.drain()
+    if writer is not None:
+        writer.flush()
+    yield from output.drain()
 
 
 def best(actions: dict[str, Callable[[], Any]]) -> dict[str, float]:
@@ -232,16 +260,22 @@ def transform_with_state(spark: Any, folder: str) -> float:
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     spark = get_session(SparkSettings())
     graph = process_function()
-    with tempfile.TemporaryDirectory() as folder:
-        config = JobConfig("keyed", StorageLocation(folder))
-        with JobAttempt(graph, config, owner="benchmark") as attempt:
-            seconds = best(
-                {
-                    "process": attempt.run_epoch,
-                    "dict": lambda: bare(spark, graph, dict_loop),
-                    "count": lambda: bare(spark, graph, count_consumer),
-                }
-            )
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as attempts:
+
+        def job(name: str, program: JobGraph) -> Callable[[], Any]:
+            config = JobConfig(name, StorageLocation(folder))
+            return attempts.enter_context(JobAttempt(program, config, owner="benchmark")).run_epoch
+
+        seconds = best(
+            {
+                "process": job("keyed", graph),
+                "sum": job("sum", builtin_sum()),
+                "window": job("window", window_sum()),
+                "dict": lambda: bare(spark, graph, dict_loop),
+                "count": lambda: bare(spark, graph, count_consumer),
+                "second exchange": lambda: bare(spark, graph, partial(exchange_again, graph), count_consumer),
+            }
+        )
         peer_rate = None
         if "spark" in peers:
             with tempfile.TemporaryDirectory(dir=folder) as input_folder:
@@ -249,6 +283,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     spark.stop()
     settings = {"events": EVENTS, "keys": KEYS, "parallelism": PARALLELISM, "rounds": ROUNDS}
     rate = EVENTS / seconds["process"]
+    second_exchange = (seconds["second exchange"] - seconds["count"]) * PARALLELISM / EVENTS * 1e6
     lines = [
         line("keyed.process_function_events_per_s", rate, "events/s", settings=settings),
         line(
@@ -257,6 +292,29 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "ratio of rate",
             peer="the same exchange, a Python loop over a dict",
             bar=">= 0.6",
+            settings=settings,
+        ),
+        line(
+            "keyed.builtin_sum_vs_count_consumer",
+            seconds["count"] / seconds["sum"],
+            "ratio of rate",
+            peer="the same exchange, a consumer that counts rows",
+            bar=">= 0.7",
+            settings=settings,
+        ),
+        line(
+            "keyed.window_vs_count_consumer",
+            seconds["count"] / seconds["window"],
+            "ratio of rate",
+            peer="the same exchange, a consumer that counts rows",
+            bar=">= 0.7",
+            settings={**settings, "window_ms": WINDOW, "events_per_ms": PARALLELISM},
+        ),
+        line(
+            "keyed.second_exchange_us_per_row",
+            second_exchange,
+            "us of one core per row of 3 longs",
+            bar="<= 0.4",
             settings=settings,
         ),
     ]
