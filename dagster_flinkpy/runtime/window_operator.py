@@ -219,6 +219,10 @@ class WindowOperator(KeyedOperator):
         self._contents.clear()
         self._trigger.select(window)
         self._spec.trigger.clear(window, self._trigger)
+        self._end(window)
+
+    def _end(self, window: Any) -> None:
+        """Lets the window function drop its state of a window."""
         function = self._spec.window_function
         if isinstance(function, (ProcessWindowFunction, ProcessAllWindowFunction)):
             self._window.current = window
@@ -276,17 +280,16 @@ class MergingWindowOperator(WindowOperator):
         self._contents.merge_namespaces(encode(state_window), [encode(window) for window in state_windows])
 
     def _on_timer(self, timestamp: int, key: Any, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
-        windows = self._windows()
-        state_window = windows.state_window(window)
+        namespace = self._codec.encode(window)
+        state_window = self._mapping.get(namespace)
         if state_window is None:
             return  # a timer that the trigger did not delete
-        self._contents.set_current_namespace(self._codec.encode(state_window))
+        self._contents.set_current_namespace(state_window)
         self._trigger.select(window)
         self._act(on_time(timestamp, window, self._trigger), key, window, timestamp)
         if cleans and timestamp == self._cleanup_time(window):
             self._clear(window)
-            windows.retire(window)
-            windows.persist()
+            self._mapping.remove(namespace)
 
 
 class _Panes(dict[tuple[int, int], list[TimeWindow]]):
@@ -357,4 +360,5 @@ class AlignedWindowOperator(WindowOperator):
         if timestamp == window.end - 1:
             self._fire(key, window, timestamp)
         if timestamp == self._cleanup_time(window):
-            self._clear(window)
+            self._contents.clear()
+            self._end(window)  # both timers have fired, so there is nothing that the trigger would drop
