@@ -1,0 +1,132 @@
+"""Every Python block of the documentation runs, and prints what the page says it prints.
+
+The blocks of a page share a namespace. What a block prints stands in its ``# ->`` comments, or in the ``text`` block
+that follows it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.exchange import WireRow
+from dagster_flinkpy.runtime.job import JobAttempt
+from tests.pyflink.test_signatures import ABSENT
+from tests.runtime.harness import run_rows
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.stem: path for path in sorted((ROOT / "docs" / "api").glob("*.md"))}
+_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Snippet:
+    code: str
+    line: int
+    """Of the page, where the code begins; from 1."""
+    output: str
+    """What it is to print."""
+
+
+def snippets_of(page: str) -> list[Snippet]:
+    found = []
+    for block in _BLOCK.finditer(page):
+        said = re.findall(r"# -> (.*)$", block["code"], re.MULTILINE)
+        output = block["output"] if block["output"] is not None else "".join(f"{line}\n" for line in said)
+        found.append(Snippet(block["code"], page.count("\n", 0, block.start("code")) + 1, output))
+    return found
+
+
+def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Runs the snippets of a page one after the other, and compares what each prints."""
+    module = ModuleType("__main__")  # so that functions travel by value, as those of a script do
+    monkeypatch.setitem(sys.modules, "__main__", module)
+    for snippet in snippets:
+        printed = StringIO()
+        code = compile("\n" * (snippet.line - 1) + snippet.code, name, "exec")
+        with redirect_stdout(printed):
+            exec(code, vars(module))
+        assert printed.getvalue() == snippet.output, f"{name}, line {snippet.line}"
+    return module
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Programs run in this process, in an empty folder."""
+
+    def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
+        return run_rows(epoch)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_snippets_of_a_page_print_what_it_says(
+    name: str, monkeypatch: pytest.MonkeyPatch, without_spark: Path
+) -> None:
+    snippets = snippets_of(PAGES[name].read_text())
+    assert snippets
+    run(snippets, PAGES[name].name, monkeypatch)
+
+
+def test_the_program_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, without_spark: Path) -> None:
+    orders = without_spark / "orders"
+    orders.mkdir()
+    rows = {"customer": ["a", "b", "a"], "amount": [1.0, 2.0, 3.5], "time_ms": [1000, 2000, 3000]}
+    pq.write_table(pa.table(rows), orders / "2024-01-01.parquet")
+    page = (ROOT / "README.md").read_text().replace("s3://shop", str(without_spark))
+    module = run(snippets_of(page), "README.md", monkeypatch)
+    module.orders_env().execute()
+    assert sorted(pq.read_table(without_spark / "totals").to_pylist(), key=str) == [
+        {"customer": "a", "total": 1.0},
+        {"customer": "a", "total": 4.5},
+        {"customer": "b", "total": 2.0},
+    ]
+    assert {key.to_user_string() for asset in module.orders for key in asset.keys} == {
+        "orders/orders",
+        "orders/totals",
+        "orders/totals_table",
+    }
+
+
+def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = set()
+    for page in [ROOT / "README.md", index, *PAGES.values()]:
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+            if page == index:
+                linked.add((page.parent / target).resolve())
+    assert linked >= {path.resolve() for path in PAGES.values()}
+
+
+def test_the_page_for_pyflink_users_names_what_is_absent_and_why() -> None:
+    table = PAGES["from-pyflink"].read_text().split("## Absent")[1]
+    said = dict(re.findall(r"^\| (.*?) \| (.*) \|$", table, re.MULTILINE)[2:])
+    wanted = {why: names.split() for why, names in ABSENT.items() if names.split()}
+    assert said.keys() == wanted.keys()
+    for why, names in wanted.items():
+        written = {name.split(".")[-1] for name in re.findall(r"`(.*?)`", said[why])}
+        missing = [name for name in names if name.split(".")[-1] not in written]
+        assert not missing, why
+
+
+def test_a_block_that_prints_something_else_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "Words.\n\n```python\nx = 1\nprint(x)\n```\n\n```text\n2\n```\n"
+    (snippet,) = snippets_of(page)
+    assert (snippet.line, snippet.output) == (4, "2\n")
+    with pytest.raises(AssertionError, match="page, line 4"):
+        run([snippet], "page", monkeypatch)
+    run(snippets_of("```python\nprint(3)  # -> 3\n```\n"), "page", monkeypatch)
