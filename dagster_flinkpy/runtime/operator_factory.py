@@ -12,6 +12,7 @@ from dagster_flinkpy.runtime import (
     broadcast_operators,
     keyed_operators,
     operators,
+    sink_operators,
 )
 from dagster_flinkpy.runtime.operators import OperatorContext, StreamOperator
 
@@ -33,9 +34,9 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.ReduceSpec: aggregate_operators.create_reduce_operator,
     specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
     specs.WindowSpec: aggregate_operators.create_window_operator_or_aggregate,
-    specs.SinkSpec: operators.SinkOperator,
-    specs.PrintSpec: operators.PrintOperator,
-    specs.CollectSpec: operators.CollectOperator,
+    specs.SinkSpec: sink_operators.SinkOperator,
+    specs.PrintSpec: sink_operators.PrintOperator,
+    specs.CollectSpec: sink_operators.CollectOperator,
 }
 
 

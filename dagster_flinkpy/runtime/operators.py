@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common.text import to_printed
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.common.watermark_strategy import (
@@ -23,7 +22,7 @@ from dagster_flinkpy.common.watermark_strategy import (
     TimestampAssigner,
     WatermarkStrategy,
 )
-from dagster_flinkpy.datastream.connectors.base import SinkWriter, SourceSplit, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -33,14 +32,11 @@ from dagster_flinkpy.datastream.functions import (
 )
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operators import (
-    CollectSpec,
     CoProcessSpec,
     FilterSpec,
     FlatMapSpec,
     MapSpec,
-    PrintSpec,
     ProcessSpec,
-    SinkSpec,
     SourceSpec,
     TimestampsSpec,
     as_callable,
@@ -64,24 +60,20 @@ from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadE
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
-from dagster_flinkpy.runtime.exchange import PRINTED
 from dagster_flinkpy.runtime.failure import user_error
 from dagster_flinkpy.runtime.operator_state import OperatorStates
 from dagster_flinkpy.state.handles import KeyedSnapshot
 
 __all__ = [
     "CoProcessOperator",
-    "CollectOperator",
     "Collector",
     "FilterOperator",
     "FlatMapOperator",
     "FunctionOperator",
     "MapOperator",
     "OperatorContext",
-    "PrintOperator",
     "ProcessOperator",
     "RecordContext",
-    "SinkOperator",
     "Snapshot",
     "SourceOperator",
     "StreamOperator",
@@ -591,80 +583,3 @@ class SourceOperator(StreamOperator):
 
     def snapshot(self) -> Snapshot:
         return Snapshot(splits=tuple(self._splits))
-
-
-# --- sinks ------------------------------------------------------------------------------------------------------------
-
-
-class SinkOperator(StreamOperator):
-    """Writes an epoch; at the barrier it hands over what to commit (Flink: ``SinkWriterOperator``)."""
-
-    def __init__(self, context: OperatorContext, spec: SinkSpec) -> None:
-        super().__init__(context)
-        self._sink = spec.sink
-        self._writer: SinkWriter | None = None
-
-    def open(self) -> None:
-        self._create_writer()
-
-    def begin_checkpoint(self) -> None:
-        self._create_writer()
-
-    def _create_writer(self) -> None:
-        context = self.context
-        init = WriterInitContext(
-            job_id=context.epoch.job_id,
-            uid=context.vertex.uid,
-            subtask=context.subtask,
-            attempt=context.epoch.attempt,
-            checkpoint_id=context.checkpoint_id,
-            execution=context.execution,
-            partition=context.epoch.partition,
-        )
-        context.state.forget(self._writer)
-        self._writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
-        context.state.initialize(self._writer)
-
-    def _call(self, what: str, action: Callable[[], Any]) -> Any:
-        try:
-            return action()
-        except Exception as e:
-            raise self.user_error(e, what) from e
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        column, writer = batch.column, self._writer
-        assert writer is not None
-        self._call("write()", lambda: writer.write(column))
-
-    def snapshot(self) -> Snapshot:
-        assert self._writer is not None
-        return Snapshot(committables=self._call("prepare_commit()", self._writer.prepare_commit))
-
-    def abort(self) -> None:
-        if self._writer is not None:
-            self._call("abort()", self._writer.abort)
-
-
-class PrintOperator(StreamOperator):
-    """Sends lines to the driver, which prints them when the checkpoint is complete (Flink: ``PrintSink``)."""
-
-    def __init__(self, context: OperatorContext, spec: PrintSpec) -> None:
-        super().__init__(context)
-        parts = [spec.identifier] if spec.identifier else []
-        parts += [str(context.subtask + 1)] if context.vertex.parallelism > 1 else []
-        self._prefix = f"{':'.join(parts)}> " if parts else ""
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        type_info, prefix = batch.type_info, self._prefix
-        lines = [f"{prefix}{to_printed(type_info, value)}" for value in batch.values]
-        self.context.collect(pa.array(lines, type=pa.string()), PRINTED)
-
-
-class CollectOperator(StreamOperator):
-    """Brings records back to the caller of ``execute_and_collect``."""
-
-    def __init__(self, context: OperatorContext, spec: CollectSpec) -> None:
-        super().__init__(context)
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        self.context.collect(batch.column)
