@@ -1,5 +1,6 @@
 """The DataStream API (``pyflink.datastream``)."""
 
+from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointed_function import (
@@ -81,6 +82,7 @@ __all__ = [
     "AggregateFunction",
     "AllWindowFunction",
     "AllWindowedStream",
+    "BatchState",
     "BroadcastConnectedStream",
     "BroadcastProcessFunction",
     "BroadcastStream",
@@ -112,6 +114,7 @@ __all__ = [
     "GlobalWindowSerializer",
     "GlobalWindows",
     "KeySelector",
+    "KeyedBatchFunction",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
     "KeyedProcessFunction",
