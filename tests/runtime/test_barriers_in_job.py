@@ -7,12 +7,17 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.config import CheckpointConfig, CheckpointingMode
 from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError, StorageError
 from dagster_flinkpy.runtime.clock import Clock
@@ -249,6 +254,16 @@ def test_every_checkpoint_of_the_job_can_be_gone_on_from(tmp_path: Path, checkpo
             records += collected(attempt.graph, attempt.collected)
     assert len(records) == 60 - 10 * checkpoint_id
     assert totals(records) == EXPECTED
+
+
+def test_each_file_is_read_once_whichever_barrier_ends_its_epoch(tmp_path: Path) -> None:
+    for i in range(5):
+        pq.write_table(pa.table({"n": [i * 2, i * 2 + 1]}), tmp_path / f"{i}.parquet")
+    source = ParquetSource(str(tmp_path), bounded=True, max_files_per_epoch=1)
+    env = environment(1)
+    rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "files").uid("files")
+    records, ids, _ = run(collect_graph(rows.map(lambda row: row.n, Types.LONG())), tmp_path / "state", 2)
+    assert (records, ids) == (list(range(10)), [2, 4, 5])
 
 
 def test_a_failure_fails_all_checkpoints_of_the_job(tmp_path: Path) -> None:
