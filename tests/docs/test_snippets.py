@@ -104,7 +104,7 @@ def test_the_program_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, without
 def test_every_page_is_linked_and_every_link_leads_somewhere() -> None:
     index = ROOT / "docs" / "index.md"
     linked = set()
-    for page in [ROOT / "README.md", index, *PAGES.values()]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *PAGES.values()]:
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name}: {target}"
             if page == index:
