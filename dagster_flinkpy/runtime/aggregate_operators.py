@@ -250,6 +250,7 @@ class WindowAggregateOperator(_AggregateOperator):
     def snapshot(self) -> Snapshot:
         snapshot = super().snapshot()
         snapshot.metrics["late_records_dropped"] = self._late
+        self._late = 0
         return snapshot
 
 
