@@ -122,8 +122,8 @@ def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:
 @_as_json("all of the metadata")
 @_endpoint_url
 def describe_savepoint(path: str, endpoint_url: str | None, as_json: bool) -> None:
-    """Show what the savepoint or chk-N folder PATH holds."""
-    metadata = load_savepoint(_folder(path, endpoint_url).open())
+    """Show what PATH holds: a savepoint, a chk-N folder, or a job, of which it is the latest checkpoint."""
+    metadata, _ = _load(path, endpoint_url)
     if as_json:
         click.echo(json.dumps(metadata.to_json(), indent=2))
         return
@@ -139,8 +139,17 @@ def describe_savepoint(path: str, endpoint_url: str | None, as_json: bool) -> No
     console.print(table)
 
 
-def _folder(path: str, endpoint_url: str | None) -> StorageLocation:
-    return StorageLocation(path.rstrip("/").removesuffix(f"/{METADATA_NAME}"), endpoint_url)
+def _load(path: str, endpoint_url: str | None) -> tuple[CheckpointMetadata, ObjectStore]:
+    """A savepoint, a checkpoint, or the latest checkpoint of a job; and the store that has its files."""
+    folder = StorageLocation(path.rstrip("/").removesuffix(f"/{METADATA_NAME}"), endpoint_url)
+    store = folder.open()
+    latest = CompletedCheckpointStore(store).latest()
+    if latest is not None:
+        return latest, store
+    metadata = load_savepoint(store)
+    if metadata.kind is CheckpointKind.CHECKPOINT:  # its files are shared by the job's checkpoints
+        store = replace(folder, url=folder.url.rpartition("/")[0]).open()
+    return metadata, store
 
 
 def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
@@ -186,19 +195,16 @@ def _operator_row(operator: OperatorState) -> list[str]:
 def read_state(
     path: str, uid: str, name: str, form: str, output: str | None, limit: int | None, endpoint_url: str | None
 ) -> None:
-    """Print a state in the savepoint or chk-N folder PATH.
+    """Print a state in PATH: a savepoint, a chk-N folder, or a job, of which it is the latest checkpoint.
 
     json is one object per line. Values that were pickled are shown as bytes, and are never unpickled.
     """
     if form == "parquet" and output is None:
         raise click.UsageError("--format parquet needs --output FILE")
-    folder = _folder(path, endpoint_url)
-    metadata = load_savepoint(folder.open())
-    if metadata.kind is CheckpointKind.CHECKPOINT:  # its files are shared by the job's checkpoints
-        folder = replace(folder, url=folder.url.rpartition("/")[0])
+    metadata, store = _load(path, endpoint_url)
     if limit is None and form == "table":
         limit = 20
-    tables = _limited(_state_tables(metadata, uid, name, folder.open()), limit)
+    tables = _limited(_state_tables(metadata, uid, name, store), limit)
     first = next(tables)  # so that nothing is opened for a state that is not there
     tables = chain([first], tables)
     if form == "parquet":

@@ -158,6 +158,10 @@ def test_describe_as_json(job: Path, suffix: str) -> None:
     assert (metadata.checkpoint_id, metadata.end_of_input) == (3, True)
 
 
+def test_describe_a_job_is_its_latest_checkpoint(job: Path) -> None:
+    assert json.loads(printed("savepoint", "describe", job, "--json"))["checkpoint_id"] == 3
+
+
 def test_describe_what_is_no_savepoint(tmp_path: Path) -> None:
     assert "is not a savepoint" in error_of("savepoint", "describe", tmp_path)
 
@@ -171,9 +175,9 @@ def test_describe_damaged_metadata(savepoint: Path) -> None:
 # --- state read -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("where", ["checkpoint", "savepoint"])
+@pytest.mark.parametrize("where", ["checkpoint", "savepoint", "job"])
 def test_read_state_as_json(job: Path, savepoint: Path, where: str) -> None:
-    path = job / "chk-3" if where == "checkpoint" else savepoint
+    path = {"checkpoint": job / "chk-3", "savepoint": savepoint, "job": job}[where]
     text = printed("state", "read", path, "--uid", "count", "--state", "count", "--format", "json")
     rows = [json.loads(line) for line in text.splitlines()]
     assert {row["key"]: row["value"] for row in rows} == COUNTS
