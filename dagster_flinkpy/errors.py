@@ -7,6 +7,7 @@ from __future__ import annotations
 
 __all__ = [
     "CheckpointError",
+    "CommittableLostError",
     "ConditionalWritesUnsupportedError",
     "ConfigurationError",
     "CorruptMetadataError",
@@ -164,6 +165,10 @@ class SourceReadError(FlinkPyError):
 
 class SinkCommitError(FlinkPyError):
     """A committable could not be committed."""
+
+
+class CommittableLostError(SinkCommitError):
+    """What a sink had prepared is neither committed nor staged any more."""
 
 
 class SparkUnavailableError(FlinkPyError):

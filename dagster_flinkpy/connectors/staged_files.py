@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import (
+    CommittableLostError,
     PathEscapesPrefixError,
     PreconditionFailedError,
     SinkCommitError,
@@ -165,7 +167,8 @@ class StagedFileCommitter(SinkCommitter):
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
-        self._mine = f"{prefix}{_name_start(context.job_id, context.uid)}"
+        start = re.escape(f"{prefix}{_name_start(context.job_id, context.uid)}")
+        self._mine = re.compile(rf"{start}\d+\.\d+\.(?P<attempt>\d+)-")
         self._attempt = context.attempt
         self._wait = wait
 
@@ -174,10 +177,10 @@ class StagedFileCommitter(SinkCommitter):
         with ThreadPoolExecutor(_COMMIT_THREADS, "file-commit") as pool:
             for _, group in groupby(sorted(requests, key=_checkpoint), key=_checkpoint):
                 pending = [pool.submit(self._commit_one, request) for request in group]
-                # All are tried, so that one lost file does not hide the others; then the first error is raised.
+                # All are tried, so that one lost file does not hide the others.
                 before += sum([future.result() for future in pending if future.exception() is None])
-                for future in pending:
-                    future.result()
+                if errors := [error for future in pending if (error := future.exception()) is not None]:
+                    raise min(errors, key=lambda error: isinstance(error, CommittableLostError))
         return before
 
     def _commit_one(self, request: CommitRequest) -> bool:
@@ -188,7 +191,7 @@ class StagedFileCommitter(SinkCommitter):
         for tries in range(1, _COMMIT_TRIES + 1):
             try:
                 if there is None:
-                    there = any(info.key == file.key for info in self._store.list(file.key))
+                    there = self._exists(file.key)
                 self._complete(file, where)
                 return there
             except StorageError as error:
@@ -205,6 +208,8 @@ class StagedFileCommitter(SinkCommitter):
         except PreconditionFailedError as error:
             if self._is(file):
                 return
+            if not self._exists(file.key):
+                raise  # another attempt is completing it just now
             raise SinkCommitError(
                 f"cannot commit {where}: another object has its name. Its {file.rows} rows are not in the table; they "
                 f"stay staged as upload {file.upload_id!r}. Move the other object away and run again."
@@ -212,11 +217,14 @@ class StagedFileCommitter(SinkCommitter):
         except UploadNotFoundError as error:
             if self._is(file):
                 return
-            raise SinkCommitError(
+            raise CommittableLostError(
                 f"cannot commit {where}: its upload is gone and the file is not there, so its {file.rows} rows are "
                 "lost. Either the upload was aborted (by a lifecycle rule of the bucket?) or the file was deleted "
-                "after it was committed. Restore from an older checkpoint to write the rows again."
+                "after it was committed. Restore a savepoint or an older checkpoint to write the rows again."
             ) from error
+
+    def _exists(self, key: str) -> bool:
+        return any(info.key == key for info in self._store.list(key))
 
     def _is(self, file: StagedFile) -> bool:
         """Whether the object there is the file, whatever its ETag is made of (encrypted objects have odd ones)."""
@@ -240,11 +248,8 @@ class StagedFileCommitter(SinkCommitter):
 
     def _is_mine(self, key: str) -> bool:
         """Whether a file is of this job and sink, and not of a newer attempt, which a fenced one must not abort."""
-        name = key.rpartition("/")[2]
-        if not name.startswith(self._mine):
-            return False
-        attempt = name.removeprefix(self._mine).split(".")[2].partition("-")[0]
-        return not attempt.isdigit() or int(attempt) <= self._attempt
+        name = self._mine.match(key.rpartition("/")[2])
+        return name is not None and int(name["attempt"]) <= self._attempt
 
 
 def _checkpoint(request: CommitRequest) -> int:

@@ -75,6 +75,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import SinkSpec
 from dagster_flinkpy.errors import (
     CheckpointError,
+    CommittableLostError,
     ConfigurationError,
     FencedError,
     FlinkPyError,
@@ -137,6 +138,7 @@ class JobAttempt:
         MissingUidError: A stateful operator has no uid.
         ConditionalWritesUnsupportedError: The store would not fence.
         RestoreError: The state does not fit the program.
+        CommittableLostError: What the last checkpoint has to commit is gone, and nothing else is to be restored.
         CorruptMetadataError: The checkpoint cannot be read.
     """
 
@@ -244,7 +246,12 @@ class JobAttempt:
         """Commits what the last checkpoint prepared, then aborts all else that is open."""
         if latest is not None:
             prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
-            self.committed_on_recovery = prepared - self._commit(latest)
+            try:
+                self.committed_on_recovery = prepared - self._commit(latest)
+            except CommittableLostError as e:
+                if self._restore_from is None:
+                    raise
+                self._progress(f"checkpoint {latest.checkpoint_id}, which is given up: {e}")
             if self.committed_on_recovery:
                 self._progress(
                     f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
@@ -268,11 +275,13 @@ class JobAttempt:
         location = replace(self.config.storage, url=folder)
         own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(job_store.url)}/chk-(\d+)", location.url)
         if own:
-            try:
-                return self._store.load(int(own[1]))
-            except ObjectNotFoundError as e:
-                kept = ", ".join(f"chk-{i}" for i in self._attempt.head.retained) or "none"
-                raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {kept}") from e
+            retained = self._attempt.head.retained
+            # One that has a _metadata and never completed is none: what its sinks prepared was aborted.
+            with suppress(ObjectNotFoundError):
+                if int(own[1]) in retained:
+                    return self._store.load(int(own[1]))
+            kept = ", ".join(f"chk-{i}" for i in retained) or "none"
+            raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {kept}")
         self._progress(f"restoring {location.url}")
         savepoint = import_savepoint(location.open(), job_store)
         self._attempt.start_after(savepoint.checkpoint_id)
@@ -440,6 +449,7 @@ class JobAttempt:
         try:
             results = self._run(checkpoint_id)
             if results.failure is None:
+                results.check_complete(self._ended, self._plan().tasks_to_wait_for)
                 results.check_consistent()
         except FlinkPyError as e:
             if self._timed_out:
@@ -587,12 +597,22 @@ class JobAttempt:
         )
 
     def _commit(self, metadata: CheckpointMetadata) -> int:
-        """Commits a completed checkpoint; says how many of its committables had been committed before."""
-        return sum(
-            committer.commit(requests)
-            for uid, committer in self._committers.items()
-            if (requests := _requests(metadata, uid))
-        )
+        """Commits a completed checkpoint; says how many of its committables had been committed before.
+
+        Raises:
+            CommittableLostError: One is gone; all others are committed.
+            SinkCommitError: One cannot be committed.
+        """
+        before, lost = 0, None
+        for uid, committer in self._committers.items():
+            if requests := _requests(metadata, uid):
+                try:
+                    before += committer.commit(requests)
+                except CommittableLostError as e:
+                    lost = lost or e
+        if lost is not None:
+            raise lost
+        return before
 
     # --- savepoints --------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,6 +80,20 @@ class EpochResults:
             key=lambda f: (isinstance(f.error, CheckpointError), f.task.uid, f.task.subtask),
             default=None,
         )
+
+    def check_complete(self, checkpoint_ids: Iterable[int], tasks: Collection[Task]) -> None:
+        """Refuses an epoch that not all tasks have acknowledged.
+
+        Raises:
+            CheckpointError: Names the first that are missing.
+        """
+        for checkpoint_id in checkpoint_ids:
+            if missing := set(tasks) - self.acknowledged.get(checkpoint_id, {}).keys():
+                names = ", ".join(f"{task.uid}/{task.subtask}" for task in sorted(missing)[:3])
+                raise CheckpointError(
+                    f"the Spark job ended, but {len(missing)} of {len(tasks)} tasks did not acknowledge checkpoint "
+                    f"{checkpoint_id}, such as {names}"
+                )
 
     def check_consistent(self) -> None:
         """Refuses an epoch in which two tasks consumed different outputs of one.

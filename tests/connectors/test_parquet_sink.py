@@ -11,7 +11,13 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink, ParquetWriter
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
-from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import (
+    CommittableLostError,
+    ConfigurationError,
+    PreconditionFailedError,
+    SinkCommitError,
+    StorageError,
+)
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -98,11 +104,18 @@ def test_lingering_uploads_of_a_partition_are_found(location):
     assert uploads(location) == []
 
 
+def test_an_upload_of_somebody_else_with_a_like_name_is_left_alone(location):
+    location.open().create_upload("job.table.parquet")
+    stage(location, [1])
+    assert committer(location).abort_lingering([]) == 1
+    assert uploads(location) == ["job.table.parquet"]
+
+
 def test_lost_upload_is_an_error_that_names_the_file_and_the_checkpoint(location):
     lost = stage(location, [1, 2], checkpoint_id=7)
     key = lost[0].committable["key"]
     committer(location).abort_lingering([])
-    with pytest.raises(SinkCommitError, match=rf"{key} of checkpoint 7.*2 rows are lost"):
+    with pytest.raises(CommittableLostError, match=rf"{key} of checkpoint 7.*2 rows are lost"):
         committer(location).commit(lost)
     assert visible(location) == []
 
@@ -229,6 +242,43 @@ def test_commit_is_tried_again_with_growing_pauses(tmp_path):
     assert StagedFileCommitter(Flaky(tmp_path, 4), COMMITTER, wait=waited.append).commit(requests) == 0
     assert waited == [0.1, 0.2, 0.4, 0.8]
     assert visible(StorageLocation(str(tmp_path))) == [1]
+
+
+class Contended(LocalObjectStore):
+    """Two attempts complete an upload at the same time: this one is refused, then the other is done."""
+
+    refused = False
+
+    def complete_upload(self, *args, **kwargs):
+        if not self.refused:
+            self.refused = True
+            raise PreconditionFailedError("409 ConditionalRequestConflict")
+        return super().complete_upload(*args, **kwargs)
+
+
+def test_commit_is_tried_again_when_another_attempt_completes_the_upload(tmp_path):
+    requests = stage(StorageLocation(str(tmp_path)), [1])
+    waited = []
+    assert StagedFileCommitter(Contended(tmp_path), COMMITTER, wait=waited.append).commit(requests) == 0
+    assert waited == [0.1]
+    assert visible(StorageLocation(str(tmp_path))) == [1]
+
+
+class OneLost(LocalObjectStore):
+    """Has no room for the second of two files."""
+
+    def complete_upload(self, key, *args, **kwargs):
+        if ".00001." in key:
+            raise StorageError("503 Slow Down")
+        return super().complete_upload(key, *args, **kwargs)
+
+
+def test_what_can_be_tried_again_is_told_before_what_is_lost(tmp_path):
+    location = StorageLocation(str(tmp_path))
+    lost, waiting = [*stage(location, [1]), *stage(location, [2], subtask=1)]
+    committer(location).abort_lingering([waiting])
+    with pytest.raises(SinkCommitError, match="503 Slow Down"):
+        StagedFileCommitter(OneLost(tmp_path), COMMITTER, wait=lambda seconds: None).commit([lost, waiting])
 
 
 def test_commit_gives_up_after_ten_tries_and_can_be_repeated(tmp_path):

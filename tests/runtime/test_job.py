@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import (
     CheckpointError,
+    CommittableLostError,
     ConditionalWritesUnsupportedError,
     ConfigurationError,
     CorruptStateError,
@@ -34,7 +35,8 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange import WireRow
+from dagster_flinkpy.runtime.exchange import Kind, WireRow
+from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, random_order, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
@@ -265,6 +267,28 @@ def test_a_checkpoint_that_is_gone_is_answered_with_those_kept(tmp_path: Path) -
     run_epochs(graph, tmp_path, 2)
     with pytest.raises(RestoreError, match=r"no checkpoint 'chk-1'; it keeps chk-2"):
         run_epochs(graph, tmp_path, 1, restore_from="chk-1")
+
+
+def test_a_checkpoint_that_never_completed_cannot_be_restored(tmp_path: Path) -> None:
+    """Its state has read records that its sinks never committed."""
+
+    class Dies(HarnessAttempt):
+        def _write_metadata(self) -> None:
+            super()._write_metadata()
+            raise KeyboardInterrupt
+
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    with pytest.raises(KeyboardInterrupt), Dies(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    assert (tmp_path / "job/chk-2/_metadata").exists()
+    with pytest.raises(RestoreError, match=r"no checkpoint 'chk-2'; it keeps chk-1"):
+        run_epochs(graph, tmp_path, 1, restore_from="chk-2")
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
 
 
 def test_a_savepoint_may_be_moved_restored_elsewhere_and_deleted(tmp_path: Path) -> None:
@@ -523,6 +547,75 @@ def test_an_attempt_that_is_fenced_between_head_and_commit_leaves_the_commit_to_
         while not attempt.finished:
             attempt.run_epoch()
     assert sink.rows() == sorted(RECORDS)
+
+
+def two_sinks(folder: Path) -> JobGraph:
+    """Three epochs into two Parquet tables, ``rows`` and ``copy``."""
+    env = environment(1)
+    rows = events(env, RECORDS, per_epoch=8).map(lambda v: Row(v.key, v.time, v.value), EVENT).uid("rows")
+    for name in ("rows", "copy"):
+        rows.sink_to(ParquetSink(str(folder / name))).uid(f"{name}_table")
+    return env.get_job_graph()
+
+
+def times(folder: Path) -> list[int]:
+    return sorted(t for file in folder.rglob("*.parquet") for t in pq.read_table(file).column("time").to_pylist())
+
+
+def test_rows_that_were_deleted_after_their_commit_are_written_again_from_a_savepoint(tmp_path: Path) -> None:
+    graph = two_sinks(tmp_path)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+        attempt.run_epoch()
+    for file in (tmp_path / "rows").rglob("*.parquet"):
+        if min(pq.read_table(file).column("time").to_pylist()) >= 80:
+            file.unlink()
+    shutil.rmtree(tmp_path / "copy")
+    with pytest.raises(CommittableLostError, match=r"rows_table.*Restore a savepoint"), HarnessAttempt(graph, tmp_path):
+        pass
+    with HarnessAttempt(graph, tmp_path, restore_from=savepoint) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert times(tmp_path / "rows") == [time for _, time, _ in RECORDS]
+    assert times(tmp_path / "copy") == [time for _, time, _ in RECORDS[8:]]
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        assert attempt.finished
+
+
+def test_a_lost_file_of_one_sink_does_not_keep_another_sink_from_its_commit(tmp_path: Path) -> None:
+    graph = two_sinks(tmp_path)
+
+    class Dies(HarnessAttempt):
+        def _commit(self, metadata: Any) -> int:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), Dies(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    store = StorageLocation(str(tmp_path / "rows")).open()
+    for upload in store.list_uploads():
+        store.abort_upload(upload.key, upload.upload_id)
+    with pytest.raises(CommittableLostError), HarnessAttempt(graph, tmp_path):
+        pass
+    assert (times(tmp_path / "rows"), times(tmp_path / "copy")) == ([], [time for _, time, _ in RECORDS[:8]])
+
+
+def test_a_spark_job_that_brings_back_too_little_completes_nothing(tmp_path: Path) -> None:
+    class Forgets(HarnessAttempt):
+        def _on_spark(self, epoch: Epoch) -> list[WireRow]:
+            rows = super()._on_spark(epoch)
+            acks = [row for row in rows if row.kind is Kind.ACK]
+            return [row for row in rows if row is not acks[-1]]
+
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    with (
+        Forgets(graph, tmp_path) as attempt,
+        pytest.raises(CheckpointError, match=r"1 of \d+ tasks did not acknowledge checkpoint 2"),
+    ):
+        attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS[:8])
 
 
 def test_what_a_dead_attempt_left_staged_is_aborted(tmp_path: Path) -> None:

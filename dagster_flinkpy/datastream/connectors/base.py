@@ -202,6 +202,7 @@ class SinkCommitter(ABC):
             How many of them had been committed before.
 
         Raises:
+            CommittableLostError: One is neither committed nor staged any more; the others were tried.
             SinkCommitError: One cannot be committed, and trying again will not help.
         """
 
