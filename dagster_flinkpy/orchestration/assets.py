@@ -108,6 +108,7 @@ def _run(
         parallelism=config.parallelism,
         restore_from=config.restore_from,
         allow_non_restored_state=config.allow_non_restored_state,
+        run_id=context.run.run_id,
         on_progress=context.log.info,
     )
     epoch, taken = None, 0

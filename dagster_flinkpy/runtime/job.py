@@ -98,6 +98,8 @@ __all__ = ["JobAttempt", "JobConfig"]
 _INTERRUPT_SECONDS = 1.0
 _PARALLELISM = "parallelism"
 """Property of a checkpoint: the parallelism a restore has set, which stays until the next one sets another."""
+_RESTORED_BY = "restored_by"
+"""Property of a checkpoint: the run that restored a savepoint, or an older checkpoint, and has come this far."""
 
 
 @dataclass(frozen=True)
@@ -131,6 +133,8 @@ class JobAttempt:
         restore_from: A savepoint (its folder, a path or URL) or a checkpoint of this job (``chk-7``); None: the last
             completed checkpoint.
         allow_non_restored_state: Leaves state behind whose operator is gone.
+        run_id: The same for all tries of one run. A try after one that completed a checkpoint does not restore
+            ``restore_from`` again, which would commit the same rows again: it goes on from that checkpoint.
         require_uids: Whether stateful operators must have one; not where the state is thrown away afterwards.
         on_progress: Is told in a line what goes on.
 
@@ -152,6 +156,7 @@ class JobAttempt:
         parallelism: int | None = None,
         restore_from: str | None = None,
         allow_non_restored_state: bool = False,
+        run_id: str | None = None,
         require_uids: bool = True,
         on_progress: Callable[[str], None] | None = None,
     ) -> None:
@@ -173,6 +178,7 @@ class JobAttempt:
         self._partition = partition
         self._parallelism = parallelism
         self._restore_from = restore_from
+        self._restored_by = None if restore_from is None else run_id
         self._allow_non_restored_state = allow_non_restored_state
         self._progress = on_progress or (lambda line: None)
         self._location = config.storage.child(config.job_id)
@@ -200,6 +206,13 @@ class JobAttempt:
         self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
         self._attempt: Attempt = self._store.begin_attempt(self._owner, _now())
         latest = self._attempt.latest
+        if (
+            latest is not None
+            and self._restored_by is not None
+            and latest.properties.get(_RESTORED_BY) == self._restored_by
+        ):
+            self._progress(f"{self._restore_from} was restored by an earlier try; this one goes on from there")
+            self._restore_from = None
         self._committers = self._create_committers()
         self._recover(latest)
         self.restored = self._parent = self._load(latest)
@@ -582,6 +595,7 @@ class JobAttempt:
             for v in self.graph.vertices
         )
         parent = self._parent
+        properties = {_PARALLELISM: self._parallelism, _RESTORED_BY: self._restored_by}
         return CheckpointMetadata(
             job_id=self.config.job_id,
             checkpoint_id=write.checkpoint_id,
@@ -593,7 +607,7 @@ class JobAttempt:
             graph_fingerprint=self.graph.fingerprint,
             end_of_input=self._ended[write.checkpoint_id],
             operators=operators,
-            properties={} if self._parallelism is None else {_PARALLELISM: self._parallelism},
+            properties={name: value for name, value in properties.items() if value is not None},
         )
 
     def _commit(self, metadata: CheckpointMetadata) -> int:

@@ -144,9 +144,10 @@ def test_the_last_watermark_is_no_time(run: Any) -> None:
 
 
 def test_run_config_reaches_the_attempt(run: Any) -> None:
-    run({"parallelism": 3, "restore_from": "chk-7", "allow_non_restored_state": True})
+    result = run({"parallelism": 3, "restore_from": "chk-7", "allow_non_restored_state": True})
     options = FakeAttempt.made[0].options
     assert (options["parallelism"], options["restore_from"], options["allow_non_restored_state"]) == (3, "chk-7", True)
+    assert options["run_id"] == result.run_id
 
 
 def test_after_the_end_of_input_nothing_is_materialized(run: Any) -> None:

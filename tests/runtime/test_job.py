@@ -482,6 +482,27 @@ def test_a_checkpoint_that_takes_too_long_is_interrupted(tmp_path: Path, monkeyp
     assert sink.rows() == sorted(RECORDS[:8])
 
 
+def test_a_run_that_is_tried_again_restores_once(tmp_path: Path) -> None:
+    graph, sink = sunk(tmp_path)
+    with HarnessAttempt(graph, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
+    run = {"restore_from": savepoint, "run_id": "run"}
+    poisoned, _ = sunk(tmp_path, fail_at(200))
+    with HarnessAttempt(poisoned, tmp_path / "two", **run) as attempt:
+        attempt.run_epoch()
+        with pytest.raises(UserFunctionError):
+            attempt.run_epoch()
+    for _ in range(2):
+        with HarnessAttempt(graph, tmp_path / "two", **run) as attempt:
+            while not attempt.finished:
+                attempt.run_epoch()
+    assert sink.rows() == sorted(RECORDS)
+    with HarnessAttempt(graph, tmp_path / "two", restore_from=savepoint, run_id="another run") as attempt:
+        assert attempt.restored is not None
+        assert attempt.restored.checkpoint_id == 1
+
+
 # --- two attempts at once ---------------------------------------------------------------------------------------------
 
 
