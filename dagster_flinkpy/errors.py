@@ -18,7 +18,6 @@ __all__ = [
     "JavaNotFoundError",
     "JobGraphError",
     "MissingUidError",
-    "NoResourceAvailableError",
     "ObjectNotFoundError",
     "ParallelismError",
     "PathEscapesPrefixError",
@@ -177,7 +176,3 @@ class SparkUnavailableError(FlinkPyError):
 
 class JavaNotFoundError(SparkUnavailableError):
     """No Java 17 or newer was found for a local Spark server."""
-
-
-class NoResourceAvailableError(FlinkPyError):
-    """More slots were asked for than there are."""

@@ -1,4 +1,4 @@
-"""What coordinator and tasks tell each other (Flink: ``org.apache.flink.runtime.messages.checkpoint``)."""
+"""What tasks tell the coordinator (Flink: ``org.apache.flink.runtime.messages.checkpoint``)."""
 
 from __future__ import annotations
 
@@ -8,15 +8,7 @@ from typing import Any, NamedTuple
 
 from dagster_flinkpy.checkpoint.metadata import SubtaskState
 
-__all__ = [
-    "AcknowledgeCheckpoint",
-    "CheckpointFailureReason",
-    "DeclineCheckpoint",
-    "NotifyCheckpointAborted",
-    "NotifyCheckpointComplete",
-    "Task",
-    "TriggerCheckpoint",
-]
+__all__ = ["AcknowledgeCheckpoint", "CheckpointFailureReason", "DeclineCheckpoint", "Task"]
 
 
 class Task(NamedTuple):
@@ -50,20 +42,6 @@ class CheckpointFailureReason(Enum):
 
 
 @dataclass(frozen=True)
-class TriggerCheckpoint:
-    """Coordinator to source task: emit the barrier."""
-
-    job_id: str
-    checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
-    uid: str
-    subtask: int
-    timestamp_ms: int
-    """When the checkpoint was triggered, in milliseconds since 1970."""
-
-
-@dataclass(frozen=True)
 class AcknowledgeCheckpoint:
     """Task to coordinator: my snapshot is durable."""
 
@@ -89,28 +67,3 @@ class DeclineCheckpoint:
     reason: CheckpointFailureReason
     cause: dict[str, Any]
     """The error as JSON (type, message, traceback, key, ...)."""
-
-
-@dataclass(frozen=True)
-class NotifyCheckpointComplete:
-    """Coordinator to task: the checkpoint is complete, commit what you prepared."""
-
-    job_id: str
-    checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
-    uid: str
-    subtask: int
-
-
-@dataclass(frozen=True)
-class NotifyCheckpointAborted:
-    """Coordinator to task: the checkpoint will never complete."""
-
-    job_id: str
-    checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
-    uid: str
-    subtask: int
-    reason: CheckpointFailureReason

@@ -23,7 +23,6 @@ from dagster_flinkpy.state.operator_state import files_of
 
 __all__ = [
     "METADATA_NAME",
-    "METADATA_VERSION",
     "CheckpointKind",
     "CheckpointMetadata",
     "DistributionMode",

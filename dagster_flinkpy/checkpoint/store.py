@@ -33,7 +33,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
-__all__ = ["SHARED_FOLDER", "Attempt", "CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
+__all__ = ["Attempt", "CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
 
 SHARED_FOLDER = "shared/"
 _LEASE = timedelta(minutes=5)

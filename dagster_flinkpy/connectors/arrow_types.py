@@ -7,7 +7,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["row_type_of", "type_info_of"]
+__all__ = ["row_type_of"]
 
 _SIMPLE: dict[pa.DataType, TypeInformation] = {
     pa.bool_(): Types.BOOLEAN(),

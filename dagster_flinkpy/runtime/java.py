@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dagster_flinkpy.errors import JavaNotFoundError
 
-__all__ = ["MINIMUM_JAVA_VERSION", "find_java_home"]
+__all__ = ["find_java_home"]
 
 MINIMUM_JAVA_VERSION = 17
 """What Spark 4.3 needs at least."""

@@ -45,7 +45,7 @@ from dagster_flinkpy.runtime.window_contexts import (
     evaluator,
 )
 
-__all__ = ["AlignedWindowOperator", "MergingWindowOperator", "WindowOperator", "create_window_operator"]
+__all__ = ["WindowOperator", "create_window_operator"]
 
 
 class _ReduceCallable(ReduceFunction):

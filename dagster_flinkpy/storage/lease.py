@@ -9,7 +9,7 @@ from datetime import datetime, timedelta, timezone
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "acquire", "check", "read", "release", "renew"]
+__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "acquire", "check", "read", "release"]
 
 LEADER_KEY = "leader"
 
@@ -60,13 +60,13 @@ def read(store: ObjectStore) -> LeaderRecord | None:
 def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int) -> Leader:
     """Take the leadership over from whoever has it, with the next token.
 
-    Everything the former leader does after that fails at its next ``check`` or ``renew``. Losing the race to another
+    Everything the former leader does after that fails at its next ``check``. Losing the race to another
     attempt means trying again with a token above its own, so the last to ask wins.
 
     Args:
         store: rooted at the job's prefix.
         owner: names this execution attempt.
-        ttl: how long the record promises that the owner lives, unless renewed.
+        ttl: how long the record promises that the owner lives.
         now_ms: milliseconds since 1970.
 
     Raises:
@@ -80,21 +80,6 @@ def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int) -> Lead
             return _write(store, record, found[1] if found else None)
         except PreconditionFailedError:
             continue
-
-
-def renew(store: ObjectStore, leader: Leader, ttl: timedelta, now_ms: int) -> Leader:
-    """Promise ``ttl`` more from now on.
-
-    Raises:
-        FencedError: another attempt took over; says which.
-    """
-    record = replace(leader.record, expires_at=now_ms + _ms(ttl))
-    try:
-        return _write(store, record, leader.etag)
-    except PreconditionFailedError:
-        check(store, leader)  # raises, unless the same attempt renewed from another thread
-        found = _read(store)
-        return Leader(found[0], found[1]) if found else leader
 
 
 def release(store: ObjectStore, leader: Leader) -> None:

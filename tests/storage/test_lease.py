@@ -43,8 +43,6 @@ def test_a_takeover_does_not_wait_and_fences_the_former_leader(job: ObjectStore)
     story = r"'run-1' \(token 1\) was fenced by .*'run-2' \(token 2\) at 2023-11-14T22:13:20.001\+00:00"
     with pytest.raises(FencedError, match=story):
         lease.check(job, old)
-    with pytest.raises(FencedError, match=story):
-        lease.renew(job, old, TTL, NOON + 2)
     lease.release(job, old)
     lease.check(job, new)
     assert lease.read(job) == new.record
@@ -56,21 +54,6 @@ def test_the_same_owner_again_is_another_attempt(job: ObjectStore) -> None:
     assert new.token == 2
     with pytest.raises(FencedError):
         lease.check(job, old)
-
-
-def test_renew_moves_the_expiry_only(job: ObjectStore) -> None:
-    leader = lease.acquire(job, "run-1", TTL, NOON)
-    renewed = lease.renew(job, leader, TTL, NOON + 10_000)
-    assert renewed.record == LeaderRecord(token=1, owner="run-1", expires_at=NOON + 40_000, acquired_at=NOON)
-    assert lease.read(job) == renewed.record
-    lease.check(job, leader)
-    assert lease.renew(job, renewed, TTL, NOON + 20_000).record.expires_at == NOON + 50_000
-
-
-def test_renew_beside_another_thread_of_the_same_attempt(job: ObjectStore) -> None:
-    leader = lease.acquire(job, "run-1", TTL, NOON)
-    renewed = lease.renew(job, leader, TTL, NOON + 10_000)
-    assert lease.renew(job, leader, TTL, NOON + 10_001) == renewed
 
 
 def test_tokens_go_on_growing_after_a_release(job: ObjectStore) -> None:
@@ -87,8 +70,6 @@ def test_deleted_leader_object_fences(job: ObjectStore) -> None:
     job.delete("leader")
     with pytest.raises(FencedError, match=r"'run-1' .*deleted"):
         lease.check(job, leader)
-    with pytest.raises(FencedError, match=r"'run-1' .*deleted"):
-        lease.renew(job, leader, TTL, NOON)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"token": "x", "owner": "a"}', b"null"])
