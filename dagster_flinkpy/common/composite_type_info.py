@@ -1,0 +1,236 @@
+"""Types of values with parts: rows, tuples, lists, maps. Each part has a column of its own."""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.type_information import Json, TypeInformation
+from dagster_flinkpy.common.types import Row, row_class, rows_of
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+
+__all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
+
+
+class _StructTypeInfo(TypeInformation):
+    """Several typed fields in one struct column."""
+
+    def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str]) -> None:
+        if len(field_types) != len(field_names):
+            raise ConfigurationError(f"{len(field_types)} field types for {len(field_names)} field names")
+        if len(set(field_names)) != len(field_names):
+            raise ConfigurationError(f"field names are not unique: {list(field_names)}")
+        self.field_types = tuple(field_types)
+        self.field_names = tuple(field_names)
+
+    @cached_property
+    def _fields(self) -> list[pa.Field]:
+        return [pa.field(n, t.arrow_type) for n, t in zip(self.field_names, self.field_types, strict=True)]
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.struct(self._fields)
+
+    @abstractmethod
+    def _positional(self, value: Any) -> Sequence[Any]:
+        """The field values of one value, in the order of the type."""
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        width = len(self.field_types)
+        missing = [v is None for v in values] if any(v is None for v in values) else None
+        blank = (None,) * width
+        rows = [blank if v is None else self._positional(v) for v in values]
+        for row, value in zip(rows, values, strict=True):
+            if len(row) != width:
+                raise TypeMismatchError(f"declared {width} fields {list(self.field_names)}, produced {value!r}")
+        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        children = []
+        for name, field_type, column in zip(self.field_names, self.field_types, columns, strict=True):
+            try:
+                children.append(field_type.to_arrow(column))
+            except TypeMismatchError as e:
+                raise TypeMismatchError(f"field '{name}': {e}") from e
+        if not children:
+            return pa.array([None if v is None else {} for v in values], type=self.arrow_type)
+        mask = None if missing is None else pa.array(missing, type=pa.bool_())
+        return pa.StructArray.from_arrays(children, fields=self._fields, mask=mask)
+
+    def _columns(self, column: pa.Array) -> list[list[Any]]:
+        struct = cast(pa.StructArray, column)
+        return [t.from_arrow(child) for t, child in zip(self.field_types, struct.flatten(), strict=True)]
+
+    def to_json(self) -> Json:
+        return {"type": "TUPLE", "fields": [t.to_json() for t in self.field_types]}
+
+
+class RowTypeInfo(_StructTypeInfo):
+    """A :class:`Row` with named, typed fields.
+
+    Args:
+        field_types: One type per field.
+        field_names: Field names; ``f0``, ``f1``, ... by default, as in Flink.
+    """
+
+    def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str] | None = None) -> None:
+        super().__init__(field_types, field_names or [f"f{i}" for i in range(len(field_types))])
+        self.named = field_names is not None
+
+    def get_field_names(self) -> list[str]:
+        """The names of the fields."""
+        return list(self.field_names)
+
+    def get_field_types(self) -> list[TypeInformation]:
+        """The types of the fields."""
+        return list(self.field_types)
+
+    def to_json(self) -> Json:
+        names = list(self.field_names) if self.named else None
+        return {"type": "ROW", "names": names, "fields": [t.to_json() for t in self.field_types]}
+
+    def _positional(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, Row):
+            names = value._fields
+            if names and tuple(names) != self.field_names:
+                if set(names) == set(self.field_names):
+                    return [value[name] for name in self.field_names]
+                if self.named:
+                    raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
+            return cast("Sequence[Any]", value._values)
+        if isinstance(value, (tuple, list)):
+            return value
+        if isinstance(value, Mapping) and set(value) == set(self.field_names):
+            return [value[name] for name in self.field_names]
+        raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
+
+    def name_fields(self, value: Any) -> Any:
+        if type(value) is Row and value._fields is None:
+            value.set_field_names(self.field_names)
+            value.__class__ = row_class(self.field_names)
+        return value
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        values = list(zip(*self._columns(column), strict=True)) if self.field_names else [()] * len(column)
+        rows: list[Any] = rows_of(self.field_names, values)
+        for i in _null_positions(column):
+            rows[i] = None
+        return rows
+
+
+class TupleTypeInfo(_StructTypeInfo):
+    """A Python tuple of typed fields (Flink's ``TupleN``)."""
+
+    def __init__(self, field_types: Sequence[TypeInformation]) -> None:
+        super().__init__(field_types, [f"f{i}" for i in range(len(field_types))])
+
+    def _positional(self, value: Any) -> Sequence[Any]:
+        if isinstance(value, Row):
+            return cast("Sequence[Any]", value._values)
+        if isinstance(value, (tuple, list)):
+            return value
+        raise TypeMismatchError(f"declared a tuple of {len(self.field_types)} fields, produced {value!r}")
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        rows: list[Any] = list(zip(*self._columns(column), strict=True)) or [()] * len(column)
+        for i in _null_positions(column):
+            rows[i] = None
+        return rows
+
+
+def _null_positions(column: pa.Array) -> list[int]:
+    if column.null_count == 0:
+        return []
+    return np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
+
+
+class ListTypeInfo(TypeInformation):
+    """A list of values of one type; also Flink's arrays."""
+
+    def __init__(self, elem_type: TypeInformation, name: str = "LIST") -> None:
+        self.elem_type = elem_type
+        self._name = name
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.list_(self.elem_type.arrow_type)
+
+    def name_fields(self, value: Any) -> Any:
+        if isinstance(value, list):
+            for element in value:
+                self.elem_type.name_fields(element)
+        return value
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for v in values:
+            if (
+                v is not None
+                and type(v) is not list
+                and (not isinstance(v, Collection) or isinstance(v, (str, Mapping)))
+            ):
+                raise TypeMismatchError(f"declared a list, produced {v!r}, which is {type(v).__name__}")
+        flat = [e for v in values if v is not None for e in v]
+        offsets = _offsets_of([None if v is None else len(v) for v in values])
+        return pa.ListArray.from_arrays(offsets, self.elem_type.to_arrow(flat), type=self.arrow_type)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        lists = cast(pa.ListArray, column)
+        offsets = lists.offsets.to_pylist()
+        base = offsets[0] if offsets else 0
+        flat = self.elem_type.from_arrow(lists.values.slice(base, (offsets[-1] if offsets else 0) - base))
+        valid = lists.is_valid().to_pylist()
+        return [flat[offsets[i] - base : offsets[i + 1] - base] if ok else None for i, ok in enumerate(valid)]
+
+    def to_json(self) -> Json:
+        return {"type": self._name, "element": self.elem_type.to_json()}
+
+
+class MapTypeInfo(TypeInformation):
+    """A dict with typed keys and values."""
+
+    def __init__(self, key_type: TypeInformation, value_type: TypeInformation) -> None:
+        self.key_type = key_type
+        self.value_type = value_type
+
+    @property
+    def arrow_type(self) -> pa.DataType:
+        return pa.map_(self.key_type.arrow_type, self.value_type.arrow_type)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        for v in values:
+            if v is not None and (not isinstance(v, Mapping) or None in v):
+                raise TypeMismatchError(f"declared a map, produced {v!r}; wants a dict without the key None")
+        keys = [k for v in values if v is not None for k in v]
+        items = [e for v in values if v is not None for e in v.values()]
+        offsets = _offsets_of([None if v is None else len(v) for v in values])
+        return pa.MapArray.from_arrays(
+            offsets, self.key_type.to_arrow(keys), self.value_type.to_arrow(items), type=self.arrow_type
+        )
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        maps = cast(pa.MapArray, column)
+        offsets = maps.offsets.to_pylist()
+        # Arrow's `keys` and `items` keep the whole child, whatever the slice: the offsets are absolute.
+        base = offsets[0] if offsets else 0
+        length = (offsets[-1] if offsets else 0) - base
+        keys = self.key_type.from_arrow(maps.keys.slice(base, length))
+        items = self.value_type.from_arrow(maps.items.slice(base, length))
+        bounds = [(start - base, stop - base) for start, stop in itertools.pairwise(offsets)]
+        valid = maps.is_valid().to_pylist()
+        return [
+            dict(zip(keys[start:stop], items[start:stop], strict=True)) if ok else None
+            for (start, stop), ok in zip(bounds, valid, strict=True)
+        ]
+
+    def to_json(self) -> Json:
+        return {"type": "MAP", "key": self.key_type.to_json(), "value": self.value_type.to_json()}
+
+
+def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:
+    """List offsets with nulls where the list is missing, as Arrow's ``from_arrays`` wants them."""
+    ends = np.cumsum([0] + [n or 0 for n in lengths]).tolist()
+    return pa.array([None if n is None else ends[i] for i, n in enumerate(lengths)] + [ends[-1]], type=pa.int32())
