@@ -192,7 +192,7 @@ class StagedFileCommitter(SinkCommitter):
             try:
                 if there is None:
                     there = self._exists(file.key)
-                self._complete(file, where)
+                self._complete(file, where, request.checkpoint_id)
                 return there
             except StorageError as error:
                 if tries == _COMMIT_TRIES:
@@ -202,7 +202,7 @@ class StagedFileCommitter(SinkCommitter):
                 self._wait(min(0.1 * 2 ** (tries - 1), 10.0))
         raise AssertionError("unreachable")
 
-    def _complete(self, file: StagedFile, where: str) -> None:
+    def _complete(self, file: StagedFile, where: str, checkpoint_id: int) -> None:
         try:
             self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
         except PreconditionFailedError as error:
@@ -219,8 +219,9 @@ class StagedFileCommitter(SinkCommitter):
                 return
             raise CommittableLostError(
                 f"cannot commit {where}: its upload is gone and the file is not there, so its {file.rows} rows are "
-                "lost. Either the upload was aborted (by a lifecycle rule of the bucket?) or the file was deleted "
-                "after it was committed. Restore a savepoint or an older checkpoint to write the rows again."
+                "lost. The upload was aborted (by a lifecycle rule of the bucket?), or the file was deleted after it "
+                "was committed, or the sink had another location then. Restore a savepoint or an older checkpoint to "
+                f"write the rows again, or 'chk-{checkpoint_id}' to go on without them."
             ) from error
 
     def _exists(self, key: str) -> bool:

@@ -604,6 +604,19 @@ def test_rows_that_were_deleted_after_their_commit_are_written_again_from_a_save
         assert attempt.finished
 
 
+def test_a_table_can_be_written_elsewhere_from_the_next_checkpoint_on(tmp_path: Path) -> None:
+    with HarnessAttempt(two_sinks(tmp_path / "old"), tmp_path) as attempt:
+        attempt.run_epoch()
+    graph = two_sinks(tmp_path / "new")
+    with pytest.raises(CommittableLostError, match="'chk-1' to go on without them"), HarnessAttempt(graph, tmp_path):
+        pass
+    with HarnessAttempt(graph, tmp_path, restore_from="chk-1") as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert times(tmp_path / "old/rows") == [time for _, time, _ in RECORDS[:8]]
+    assert times(tmp_path / "new/rows") == [time for _, time, _ in RECORDS[8:]]
+
+
 def test_a_lost_file_of_one_sink_does_not_keep_another_sink_from_its_commit(tmp_path: Path) -> None:
     graph = two_sinks(tmp_path)
 
