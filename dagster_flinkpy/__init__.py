@@ -9,6 +9,10 @@ __version__ = "0.1.0"
 __all__ = ["__version__"]
 
 register("executor", "dagster_flinkpy.runtime.local_executor:LocalExecutor")
+register("exchange_writer", "dagster_flinkpy.connectors.exchange:SegmentWriter")
+register("exchange_committer", "dagster_flinkpy.connectors.exchange:ExchangeCommitter")
+register("exchange_enumerator", "dagster_flinkpy.connectors.exchange:ExchangeEnumerator")
+register("exchange_reader", "dagster_flinkpy.connectors.exchange:read_segments")
 register("file_enumerator", "dagster_flinkpy.connectors.file_source:FileEnumerator")
 register("file_reader", "dagster_flinkpy.connectors.file_source:read_lines")
 register("file_writer", "dagster_flinkpy.connectors.file_sink:FileWriter")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -305,6 +306,22 @@ class DataStream(_Configurable):
         return DataStream(self._env, self._transformation, inputs=(side,))
 
     # --- partitioning ------------------------------------------------------------------------------------------------
+
+    def blocking(self) -> DataStream:
+        """Writes the stream to the store, once, for all that reads the result; not in PyFlink.
+
+        What follows is a pipelined region of its own: a job and a Dagster step, which can be run again, and at another
+        parallelism, without what is before it. Call it before ``key_by()``, ``rebalance()`` and the like.
+
+        Raises:
+            JobGraphError: The stream has keys.
+        """
+        if self.is_keyed:
+            raise JobGraphError(
+                "call blocking() before key_by(): the records are partitioned after they are read again"
+            )
+        inputs = tuple(replace(i, blocking=True) for i in self._inputs)
+        return DataStream(self._env, self._transformation, inputs=inputs)
 
     def rescale(self) -> DataStream:
         """Round robin over a share of the subtasks downstream; the shares of all subtasks make up the whole."""

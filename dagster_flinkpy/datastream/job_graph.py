@@ -17,8 +17,10 @@ from functools import cached_property
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
 from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
-from dagster_flinkpy.datastream.operators import OperatorSpec, Selector
+from dagster_flinkpy.datastream.operators import ExchangeSinkSpec, ExchangeSourceSpec, OperatorSpec, Selector
 from dagster_flinkpy.errors import (
     ConfigurationError,
     DuplicateUidError,
@@ -72,6 +74,8 @@ class JobEdge:
     """Tag of the side output it carries; None: the main output."""
     forward: bool = False
     """Whether it was declared as forward: between different parallelisms it rebalances, as in Flink."""
+    blocking: bool = False
+    """Whether it joins two pipelined regions by segments on the store (Flink: ``ResultPartitionType.BLOCKING``)."""
 
 
 @dataclass(frozen=True)
@@ -151,12 +155,12 @@ class JobGraph:
         Raises:
             MissingUidError: Names all of them.
         """
-        missing = [v for v in self.vertices if v.spec.keeps_state and not v.uid_set]
+        exchanging = {uid for e in self.edges if e.blocking for uid in (e.source, e.target)}
+        missing = [v for v in self.vertices if (v.spec.keeps_state or v.uid in exchanging) and not v.uid_set]
         if missing:
             raise MissingUidError(
-                "stateful operators need a uid, else their state is lost when the program changes: "
-                + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing)
-                + "; call .uid('...') on each"
+                "stateful operators and those beside blocking() need a uid, else their state is lost when the program "
+                "changes: " + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing) + "; call .uid('...') on each"
             )
 
     @cached_property
@@ -189,7 +193,20 @@ class JobGraph:
         return [v for v in self.vertices if self.stages[v.uid] == stage]
 
     def regions(self) -> list[JobGraph]:
-        """The pipelined regions: parts that no edge joins, each a graph of its own (``PipelinedRegionComputeUtil``)."""
+        """The pipelined regions, each a graph of its own, in topological order (``PipelinedRegionComputeUtil``).
+
+        A blocking edge joins no regions: it is written by an exchange sink ``{source}.exchange`` at the end of one, and
+        read by an exchange source ``{source}.exchange.{target}`` at the head of the other.
+
+        Raises:
+            JobGraphError: A blocking edge joins operators of one region, or regions in a circle.
+        """
+        if any(e.blocking for e in self.edges):
+            return _in_order(_split(self)._components())
+        return self._components()
+
+    def _components(self) -> list[JobGraph]:
+        """Parts that no edge joins."""
         parent = {v.uid: v.uid for v in self.vertices}
 
         def root(uid: str) -> str:
@@ -230,7 +247,10 @@ class JobGraph:
         """Hash of the structure: uids, kinds and edges, not parallelism or code."""
         shape = {
             "vertices": [[v.uid, v.spec.kind] for v in self.vertices],
-            "edges": [[e.source, e.target, e.input_index, _declared(e).value, e.side_output] for e in self.edges],
+            "edges": [
+                [e.source, e.target, e.input_index, _declared(e).value, e.side_output, *(["blocking"] * e.blocking)]
+                for e in self.edges
+            ],
         }
         return hashlib.sha256(json.dumps(shape, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -245,6 +265,74 @@ def _fit(edge: JobEdge, graph: JobGraph) -> JobEdge:
 
 def _declared(edge: JobEdge) -> PartitionerKind:
     return PartitionerKind.FORWARD if edge.forward else edge.partitioner.kind
+
+
+def _split(graph: JobGraph) -> JobGraph:
+    """The graph with an exchange sink and an exchange source in place of each blocking edge.
+
+    A stream has one sink, and a source for each operator that reads it.
+    """
+    behind: dict[str, dict[str, JobVertex]] = {}
+    before: dict[str, dict[str, JobVertex]] = {}
+    edges: list[JobEdge] = []
+    for e in graph.edges:
+        if not e.blocking:
+            edges.append(e)
+            continue
+        upstream, target = graph.vertex(e.source), graph.vertex(e.target)
+        tag = "" if e.side_output is None else f".{re.sub('[^A-Za-z0-9_-]', '_', e.side_output)}"
+        sink_uid = f"{upstream.uid}{tag}.exchange"
+        source_uid = f"{sink_uid}.{target.uid}"
+        forward = Partitioner(PartitionerKind.FORWARD)
+        if sink_uid not in behind.setdefault(upstream.uid, {}):
+            behind[upstream.uid][sink_uid] = _exchange(
+                upstream, sink_uid, ExchangeSinkSpec(ExchangeSink()), e.type_info, uid_set=upstream.uid_set
+            )
+            edges.append(JobEdge(0, upstream.uid, sink_uid, 0, forward, e.type_info, e.side_output, forward=True))
+        source = ExchangeSourceSpec(ExchangeSource(sink_uid, e.type_info), WatermarkStrategy.no_watermarks())
+        before.setdefault(target.uid, {})[source_uid] = _exchange(
+            target, source_uid, source, e.type_info, uid_set=upstream.uid_set and target.uid_set
+        )
+        edges.append(replace(e, source=source_uid, side_output=None, blocking=False))
+    vertices = [
+        each for v in graph.vertices for each in (*before.get(v.uid, {}).values(), v, *behind.get(v.uid, {}).values())
+    ]
+    split = JobGraph(tuple(vertices), tuple(replace(e, id=i) for i, e in enumerate(edges)))
+    return JobGraph(split.vertices, tuple(_fit(e, split) for e in split.edges))
+
+
+def _exchange(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeInformation, uid_set: bool) -> JobVertex:
+    """One end of a blocking edge, as wide as the operator beside it."""
+    return replace(
+        beside,
+        uid=uid,
+        name=f"Exchange of {beside.name}",
+        spec=spec,
+        output_type=type_info,
+        side_outputs=(),
+        uid_set=uid_set,
+    )
+
+
+def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
+    """Each region behind those whose segments it reads."""
+    home = {v.uid: i for i, region in enumerate(regions) for v in region.vertices}
+    reads = [
+        {home[v.spec.source.sink_uid]: v for v in region.vertices if isinstance(v.spec, ExchangeSourceSpec)}
+        for region in regions
+    ]
+    ordered: list[int] = []
+    while len(ordered) < len(regions):
+        left = [i for i in range(len(regions)) if i not in ordered]
+        ready = next((i for i in left if reads[i].keys() <= set(ordered)), None)
+        if ready is None:
+            edges = sorted(v.uid.replace(".exchange.", " -> ") for i in left for j, v in reads[i].items() if j in left)
+            raise JobGraphError(
+                f"blocking edges {', '.join(edges)} do not part the program: their ends are also joined by edges that "
+                "are not blocking; call blocking() on these, too"
+            )
+        ordered.append(ready)
+    return [regions[i] for i in ordered]
 
 
 def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> JobGraph:

@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregat
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
 from dagster_flinkpy.datastream.connectors.base import Sink, Source, TwoPhaseCommittingSink
+from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -37,6 +38,8 @@ __all__ = [
     "BroadcastProcessSpec",
     "CoProcessSpec",
     "CollectSpec",
+    "ExchangeSinkSpec",
+    "ExchangeSourceSpec",
     "FilterSpec",
     "FlatMapSpec",
     "KeyedBatchSpec",
@@ -287,6 +290,22 @@ class SinkSpec(OperatorSpec):
 
     def user_functions(self) -> list[Any]:
         return [self.sink]
+
+
+@dataclass(frozen=True)
+class ExchangeSinkSpec(SinkSpec):
+    """The end of a pipelined region at a blocking edge."""
+
+    sink: ExchangeSink
+    kind: ClassVar[str] = "exchange_sink"
+
+
+@dataclass(frozen=True)
+class ExchangeSourceSpec(SourceSpec):
+    """The beginning of a pipelined region at a blocking edge."""
+
+    source: ExchangeSource
+    kind: ClassVar[str] = "exchange_source"
 
 
 @dataclass(frozen=True)

@@ -215,9 +215,8 @@ class StreamExecutionEnvironment:
                 for i in united:
                     source = uids[id(i.transformation)]
                     edge_id = len(edges)
-                    edges.append(
-                        JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
-                    )
+                    edge = JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
+                    edges.append(replace(edge, blocking=i.blocking))
         return build_job_graph(vertices, edges)
 
     def _vertex(self, t: Transformation, uid: str) -> JobVertex:

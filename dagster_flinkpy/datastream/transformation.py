@@ -35,6 +35,8 @@ class Input:
     transformation: Transformation
     partitioner: Partitioner
     side_output: str | None = None
+    blocking: bool = False
+    """Whether it is written to the store, for another pipelined region to read."""
 
     @property
     def type_info(self) -> TypeInformation:

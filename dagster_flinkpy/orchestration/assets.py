@@ -66,14 +66,11 @@ def flink_assets(
     Raises:
         JobGraphError: The program is not valid, such as a stateful operator without a uid.
     """
+    jobs = flink_jobs(env, name)
+    specs = operator_specs(jobs, name=name, translator=translator or FlinkTranslator(), group_name=group_name)
     return [
-        _region_assets(
-            job,
-            operator_specs(job, name=name, translator=translator or FlinkTranslator(), group_name=group_name),
-            spark_resource_key,
-            checkpoint_storage_resource_key,
-        )
-        for job in flink_jobs(env, name)
+        _region_assets(job, each, spark_resource_key, checkpoint_storage_resource_key)
+        for job, each in zip(jobs, specs, strict=True)
     ]
 
 

@@ -36,6 +36,8 @@ class FlinkJob:
     graph: JobGraph
     checkpoint_interval: timedelta | None
     """What ``env.enable_checkpointing`` asked for."""
+    program: str
+    """Name of the program; segments between its jobs are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
     @property
     def dagster_name(self) -> str:
@@ -55,7 +57,14 @@ class FlinkJob:
         """
         from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
 
-        config = JobConfig(self.job_id, storage.location(), spark.settings(), storage.checkpointing())
+        location = storage.location()
+        config = JobConfig(
+            self.job_id,
+            location,
+            spark.settings(),
+            storage.checkpointing(),
+            exchanges=location.child(self.program).child("exchange"),
+        )
         return JobAttempt(self.graph, config, owner=owner, **options)
 
 
@@ -66,6 +75,8 @@ def dagster_name(job_id: str) -> str:
 
 def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     """The jobs of a program, one per region: ``{name}``; of several, ``{name}.{uid of the first source}`` each.
+
+    A job comes behind those whose segments it reads.
 
     Raises:
         ConfigurationError: The name cannot be a folder and an asset key.
@@ -79,6 +90,6 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     regions = graph.regions()
     interval = env.get_checkpoint_config().interval
     return [
-        FlinkJob(name if len(regions) == 1 else f"{name}.{region.vertices[0].uid}", region, interval)
+        FlinkJob(name if len(regions) == 1 else f"{name}.{region.vertices[0].uid}", region, interval, name)
         for region in regions
     ]

@@ -70,8 +70,9 @@ def build_flink_jobs(
     """
     keys = (spark_resource_key, checkpoint_storage_resource_key)
     jobs: list[JobDefinition] = []
-    for flink_job in flink_jobs(env, name):
-        specs = operator_specs(flink_job, name=name, translator=translator or FlinkTranslator())
+    program = flink_jobs(env, name)
+    all_specs = operator_specs(program, name=name, translator=translator or FlinkTranslator())
+    for flink_job, specs in zip(program, all_specs, strict=True):
         jobs += [_savepoint_job(flink_job, specs, *keys), _restore_job(flink_job, specs, *keys)]
     return jobs
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dagster import AssetKey, AssetSpec
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
-from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.operators import ExchangeSourceSpec, SinkSpec, SourceSpec
 from dagster_flinkpy.orchestration.code_version import operator_code_version
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
@@ -62,15 +62,19 @@ class FlinkTranslator:
 
 
 def operator_specs(
-    job: FlinkJob, *, name: str, translator: FlinkTranslator, group_name: str | None = None
-) -> dict[str, AssetSpec]:
-    """The assets of a job, by uid, in topological order."""
-    specs: dict[str, AssetSpec] = {}
-    for vertex in job.graph.vertices:
-        sources = dict.fromkeys(edge.source for edge in job.graph.inputs(vertex.uid))
-        upstream = tuple(specs[source].key for source in sources)
-        specs[vertex.uid] = translator.get_asset_spec(FlinkOperatorData(name, job, vertex, upstream, group_name))
-    return specs
+    jobs: Sequence[FlinkJob], *, name: str, translator: FlinkTranslator, group_name: str | None = None
+) -> list[dict[str, AssetSpec]]:
+    """The assets of each job of a program, by uid, in topological order."""
+    all_specs: dict[str, AssetSpec] = {}
+    for job in jobs:
+        for vertex in job.graph.vertices:
+            sources = dict.fromkeys(edge.source for edge in job.graph.inputs(vertex.uid))
+            if isinstance(vertex.spec, ExchangeSourceSpec):
+                sources[vertex.spec.source.sink_uid] = None  # of another job
+            upstream = tuple(all_specs[source].key for source in sources)
+            data = FlinkOperatorData(name, job, vertex, upstream, group_name)
+            all_specs[vertex.uid] = translator.get_asset_spec(data)
+    return [{v.uid: all_specs[v.uid] for v in job.graph.vertices} for job in jobs]
 
 
 def _kinds(vertex: JobVertex) -> set[str]:

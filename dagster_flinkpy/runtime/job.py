@@ -85,6 +85,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
+from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.results import EpochResults
@@ -113,6 +114,8 @@ class JobConfig:
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     latency_tracking_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source. Default: 0, none are sent."""
+    exchanges: StorageLocation | None = None
+    """Segments of blocking edges, which several jobs share; None: ``exchange/`` below the job's own prefix."""
     cache_dir: str | None = None
     """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""
 
@@ -164,6 +167,8 @@ class JobAttempt:
             graph.require_uids()
         if len(graph.regions()) > 1:
             raise ConfigurationError(f"job {config.job_id!r} has several regions; run each as a job of its own")
+        self._location = config.storage.child(config.job_id)
+        graph = bind_exchanges(graph, config.exchanges or self._location.child("exchange"))
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
         self.config = config
         self.restored: CheckpointMetadata | None = None
@@ -181,7 +186,6 @@ class JobAttempt:
         self._restored_by = None if restore_from is None else run_id
         self._allow_non_restored_state = allow_non_restored_state
         self._progress = on_progress or (lambda line: None)
-        self._location = config.storage.child(config.job_id)
         self._cache_dir = config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache")
         self._spark: Any = None
         self._error: BaseException | None = None

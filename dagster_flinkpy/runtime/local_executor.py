@@ -53,15 +53,17 @@ class LocalExecutor:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
             regions = graph.regions()
+            storage, base_id = StorageLocation(folder), _job_id(settings.job_name)
             for i, region in enumerate(regions):
-                job_id = _job_id(settings.job_name) + (f".{i}" if len(regions) > 1 else "")
+                job_id = base_id + (f".{i}" if len(regions) > 1 else "")
                 attempt = JobAttempt(
                     region,
                     JobConfig(
                         job_id,
-                        StorageLocation(folder),
+                        storage,
                         checkpointing=_checkpointing(settings),
                         latency_tracking_interval=settings.latency_tracking_interval,
+                        exchanges=storage.child(base_id).child("exchange"),
                     ),
                     owner="env.execute()",
                     restore_from=settings.savepoint_path,

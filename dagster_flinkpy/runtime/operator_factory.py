@@ -10,6 +10,7 @@ from dagster_flinkpy.runtime import (
     aggregate_operators,
     batch_operators,
     broadcast_operators,
+    exchange_operators,
     keyed_operators,
     operators,
     sink_operators,
@@ -35,6 +36,8 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
     specs.WindowSpec: aggregate_operators.create_window_operator_or_aggregate,
     specs.SinkSpec: sink_operators.SinkOperator,
+    specs.ExchangeSinkSpec: exchange_operators.ExchangeSinkOperator,
+    specs.ExchangeSourceSpec: exchange_operators.ExchangeSourceOperator,
     specs.PrintSpec: sink_operators.PrintOperator,
     specs.CollectSpec: sink_operators.CollectOperator,
 }

@@ -165,7 +165,6 @@ class OperatorTask:
         self._barriers = _create_handler(channels, epoch)
         self._aligning_since: tuple[int, int] | None = None
         """Which checkpoint, and the processing time at which its first barrier came."""
-        self._idle = False
         self._sent_watermark = MIN_WATERMARK
         self._records_in = 0
         self._records_out = 0
@@ -342,8 +341,8 @@ class OperatorTask:
 
     def send_status(self, idle: bool) -> None:
         """Says downstream whether this operator is idle, unless it has said so."""
-        if idle != self._idle:
-            self._idle = idle
+        if idle != self.context.idle:
+            self.context.idle = idle
             for output in self.outputs:
                 output.status(idle)
 

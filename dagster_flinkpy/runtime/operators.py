@@ -102,6 +102,8 @@ class OperatorContext:
     checkpoint_id: int
     """Of the barrier that comes next; the task advances it."""
 
+    idle: bool = False
+    """Whether event time does not wait for it; the task keeps it."""
     metrics: MetricGroup = field(default_factory=lambda: MetricGroup(("user",)))
     """Of the user's functions."""
 
@@ -561,14 +563,23 @@ class SourceOperator(StreamOperator):
                 except Exception as e:
                     raise self.user_error(e, f"read() of split {split.split_id!r}") from e
                 split = split.advanced(offset, finished=False)
-                timestamps = np.full(len(column), NO_TIMESTAMP, dtype=np.int64)
-                batch = StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid)
+                batch = self._to_batch(column)
                 self._time.assign(batch)
                 self.context.emit(None, batch)
                 yield self._time.watermark
             self._splits[i] = split.advanced(split.offset, finished=True)
+            self._end_split(split)
+            yield self._time.watermark
         if vertex.uid in interval.ended_sources:
             yield MAX_WATERMARK
+
+    def _to_batch(self, column: pa.Array) -> StreamBatch:
+        vertex = self.context.vertex
+        timestamps = np.full(len(column), NO_TIMESTAMP, dtype=np.int64)
+        return StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid)
+
+    def _end_split(self, split: SourceSplit) -> None:
+        """Called when a split has been read to its end."""
 
     def is_idle(self, interval: Interval) -> bool:
         """Whether event time is not to wait for this subtask up to the next barrier.

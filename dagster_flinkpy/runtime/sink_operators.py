@@ -53,7 +53,10 @@ class SinkOperator(StreamOperator):
             raise self.user_error(e, what) from e
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        column, writer = batch.column, self._writer
+        self._write(batch.column)
+
+    def _write(self, column: pa.Array) -> None:
+        writer = self._writer
         assert writer is not None
         self._call("write()", lambda: writer.write(column))
 

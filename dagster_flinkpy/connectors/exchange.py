@@ -1,0 +1,241 @@
+"""What executes a blocking edge: segments on the store, and a marker for each checkpoint that completes.
+
+``segments/`` holds Arrow streams of ``value`` and ``timestamp``, staged as uploads. ``checkpoints/{id}.json``, written
+when all segments of the checkpoint are visible, is what readers list: a checkpoint is read whole or not at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.ranged_file import RangedFile
+from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, StagedUpload, file_name
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitterInitContext,
+    Json,
+    SinkCommitter,
+    SinkWriter,
+    SourceSplit,
+    SplitEnumerator,
+    WriterInitContext,
+)
+from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
+from dagster_flinkpy.errors import (
+    PathEscapesPrefixError,
+    PreconditionFailedError,
+    SinkCommitError,
+    SourceReadError,
+    StorageError,
+)
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, check_relative
+
+__all__ = ["ExchangeCommitter", "ExchangeEnumerator", "SegmentWriter", "read_segments"]
+
+_SEGMENTS, _CHECKPOINTS = "segments/", "checkpoints/"
+_VERSION = 1
+_BUFFER_BYTES = 1 << 20
+
+
+def _open(location: Any, sink_uid: str) -> ObjectStore:
+    assert isinstance(location, StorageLocation), "the job attempt sets where segments are"
+    return location.child(sink_uid).open()
+
+
+class SegmentWriter(SinkWriter):
+    """Writes one epoch of one subtask as an Arrow stream, begun with the first record.
+
+    Args:
+        sink: Where to.
+        context: Who is writing.
+        type_info: Of the records.
+    """
+
+    def __init__(self, sink: ExchangeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        store = _open(sink.location, context.uid)
+        self._upload = StagedUpload(store, f"{_SEGMENTS}{file_name(context)}.arrow")
+        self._schema = pa.schema([("value", type_info.arrow_type), ("timestamp", pa.int64())])
+        self._stream: pa.RecordBatchStreamWriter | None = None
+        self._rows = 0
+
+    def write(self, column: pa.Array) -> None:
+        """Takes structs of ``value`` and ``timestamp``."""
+        if self._stream is None:
+            options = pa.ipc.IpcWriteOptions(compression="zstd")
+            self._stream = pa.ipc.new_stream(self._upload, self._schema, options=options)
+        arrays = [column.field("value"), column.field("timestamp")]
+        self._stream.write_batch(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._rows += len(column)
+
+    def prepare_commit(self) -> list[Json]:
+        if self._stream is None:
+            return []
+        self._stream.close()
+        return [self._upload.finish(self._rows).to_json()]
+
+    def abort(self) -> None:
+        self._upload.abort()
+
+
+class ExchangeCommitter(SinkCommitter):
+    """Makes the segments of a checkpoint visible, then writes its marker.
+
+    Args:
+        sink: Where to.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: ExchangeSink, context: CommitterInitContext) -> None:
+        self._store = _open(sink.location, context.uid)
+        self._files = StagedFileCommitter(self._store, context)
+
+    def commit(self, requests: Sequence[CommitRequest]) -> int:
+        before = 0
+        ordered = sorted(requests, key=lambda r: (r.checkpoint_id, r.subtask))
+        for checkpoint_id, group in groupby(ordered, key=lambda r: r.checkpoint_id):
+            before += self._commit(checkpoint_id, list(group))
+        return before
+
+    def _commit(self, checkpoint_id: int, requests: list[CommitRequest]) -> int:
+        key, marker = f"{_CHECKPOINTS}{checkpoint_id:010d}.json", _marker(checkpoint_id, requests)
+        try:
+            if self._store.head(key) is not None:
+                self._check_same(key, marker)
+                return len(requests)
+            self._files.commit(_with_files(requests))
+            try:
+                self._store.put(key, marker, if_none_match=True)
+            except PreconditionFailedError:
+                self._check_same(key, marker)
+        except StorageError as error:
+            raise SinkCommitError(
+                f"cannot commit checkpoint {checkpoint_id} to {self._store.url}: {error}. The checkpoint keeps its "
+                "segments; run again."
+            ) from error
+        return 0
+
+    def _check_same(self, key: str, marker: bytes) -> None:
+        if self._store.get(key)[0] != marker:
+            raise SinkCommitError(
+                f"{self._store.url}/{key} is of another run of the job, whose checkpoints are gone. Delete the folder "
+                f"{self._store.url} and the checkpoints of the jobs that read it, and run them all again."
+            )
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return self._files.abort_lingering(_with_files(keep))
+
+
+def _with_files(requests: Sequence[CommitRequest]) -> list[CommitRequest]:
+    return [
+        CommitRequest(r.checkpoint_id, r.subtask, r.committable["file"])
+        for r in requests
+        if r.committable["file"] is not None
+    ]
+
+
+def _marker(checkpoint_id: int, requests: list[CommitRequest]) -> bytes:
+    """What readers must know of a checkpoint; the same bytes each time."""
+    subtasks = [r.committable for r in requests]
+    files = [(r.subtask, StagedFile.from_json(r.committable["file"])) for r in requests if r.committable["file"]]
+    data = {
+        "version": _VERSION,
+        "checkpoint_id": checkpoint_id,
+        "watermark": _watermark(subtasks),
+        "end_of_input": all(c["end_of_input"] for c in subtasks),
+        "segments": [{"subtask": subtask, "key": f.key, "bytes": f.bytes, "rows": f.rows} for subtask, f in files],
+    }
+    return json.dumps(data, indent=1).encode()
+
+
+def _watermark(subtasks: list[Json]) -> int | None:
+    """As a gate would see it: idle subtasks are left out; when all are idle, the greatest is reached."""
+    known = {True: list[int](), False: list[int]()}
+    for subtask in subtasks:
+        if subtask["watermark"] is None and not subtask["idle"]:
+            return None
+        if subtask["watermark"] is not None:
+            known[subtask["idle"]].append(subtask["watermark"])
+    return min(known[False]) if known[False] else max(known[True], default=None)
+
+
+class ExchangeEnumerator(SplitEnumerator):
+    """Deals out the checkpoints that have completed upstream. State: the last one that was dealt out.
+
+    Segments of one subtask upstream go to one subtask here, in the order of checkpoints. Each subtask gets a split for
+    each checkpoint, though it has no segments: it carries the watermark.
+
+    Args:
+        source: What to read.
+        restored: State of an earlier one.
+    """
+
+    def __init__(self, source: ExchangeSource, restored: Json | None) -> None:
+        self._source = source
+        self._last: int = (restored or {}).get("last", 0)
+        self._ended: bool = (restored or {}).get("ended", False)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        store = _open(self._source.location, self._source.sink_uid)
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        try:
+            keys = [info.key for info in store.list(_CHECKPOINTS)]
+            markers = [_read_marker(store, key) for key in keys if key > f"{_CHECKPOINTS}{self._last:010d}.json"]
+        except StorageError as error:
+            raise SourceReadError(f"cannot list the checkpoints in {store.url}: {error}") from error
+        for marker in markers:
+            for subtask, share in enumerate(shares):
+                segments = [s for s in marker["segments"] if s["subtask"] % parallelism == subtask]
+                properties = {"segments": segments, "watermark": marker["watermark"]}
+                share.append(SourceSplit(f"{marker['checkpoint_id']}-{subtask}", properties))
+            self._last, self._ended = marker["checkpoint_id"], marker["end_of_input"]
+        return shares
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        pass
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def snapshot_state(self) -> Json:
+        return {"last": self._last, "ended": self._ended}
+
+
+def _read_marker(store: ObjectStore, key: str) -> Json:
+    """Raises SourceReadError where it is none, or names files outside of the exchange."""
+    try:
+        marker: Json = json.loads(store.get(key)[0])
+        if marker["version"] != _VERSION:
+            raise SourceReadError(
+                f"{store.url}/{key} has version {marker['version']}, but this release reads version {_VERSION}"
+            )
+        for segment in marker["segments"]:
+            check_relative(segment["key"])
+    except (KeyError, TypeError, ValueError, PathEscapesPrefixError) as error:
+        raise SourceReadError(f"{store.url}/{key} is not a marker of an exchange ({error!r})") from error
+    return marker
+
+
+def read_segments(source: ExchangeSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    """The records of a split's segments as structs of ``value`` and ``timestamp``.
+
+    Raises:
+        SourceReadError: A segment cannot be read; names it.
+    """
+    store, offset = _open(source.location, source.sink_uid), 0
+    for segment in split.properties["segments"]:
+        raw = RangedFile(store, segment["key"], segment["bytes"])
+        try:
+            with io.BufferedReader(raw, _BUFFER_BYTES) as file, pa.ipc.open_stream(file) as stream:
+                for batch in stream:
+                    offset += batch.num_rows
+                    yield batch.to_struct_array(), offset
+        except (StorageError, pa.ArrowException) as error:
+            raise SourceReadError(f"cannot read {store.url}/{segment['key']}: {error}") from error

@@ -1,0 +1,72 @@
+"""The two ends of a blocking edge: a sink that ends one pipelined region, a source that begins another.
+
+Mirrors Flink's ``BoundedBlockingSubpartition``, which is written once and read any number of times. What executes them
+is found by the registry; where the segments are is known when the job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    Json,
+    SinkCommitter,
+    SinkWriter,
+    Source,
+    SourceSplit,
+    SplitEnumerator,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.registry import resolve
+
+__all__ = ["ExchangeSink", "ExchangeSource"]
+
+
+@dataclass(frozen=True)
+class ExchangeSink(TwoPhaseCommittingSink):
+    """Writes a stream, with its timestamps, as segments of each checkpoint."""
+
+    location: Any = None
+    """The job's prefix of segments, a ``StorageLocation``; set when the job runs."""
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        """Takes records of any type."""
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        writer: SinkWriter = resolve("exchange_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+        committer: SinkCommitter = resolve("exchange_committer")(self, context)
+        return committer
+
+
+@dataclass(frozen=True)
+class ExchangeSource(Source):
+    """Reads what an exchange sink has written, whole checkpoints at a time."""
+
+    sink_uid: str
+    """Uid of the sink that writes it."""
+    type_info: TypeInformation
+    location: Any = None
+    """The job's prefix of segments, a ``StorageLocation``; set when the job runs."""
+
+    @property
+    def produced_type(self) -> TypeInformation:
+        return self.type_info
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator: SplitEnumerator = resolve("exchange_enumerator")(self, restored)
+        return enumerator
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        """Yields structs of ``value`` and ``timestamp``."""
+        batches: Iterator[tuple[pa.Array, int]] = resolve("exchange_reader")(self, split)
+        return batches

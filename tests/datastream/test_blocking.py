@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
+from dagster_flinkpy.errors import JobGraphError, MissingUidError
+
+PAIR = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
+
+
+@pytest.fixture
+def env() -> StreamExecutionEnvironment:
+    return StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+
+
+def pairs(env: StreamExecutionEnvironment, uid: str = "pairs") -> DataStream:
+    source = CollectionSource([("a", 1)], PAIR)
+    return env.from_source(source, WatermarkStrategy.no_watermarks(), uid).uid(uid)
+
+
+def identity(stream: DataStream, uid: str) -> DataStream:
+    return stream.map(lambda value: value, PAIR).uid(uid)
+
+
+def shapes(graph: JobGraph) -> list[tuple[list[str], list[tuple[str, str, PartitionerKind]]]]:
+    return [
+        ([v.uid for v in r.vertices], [(e.source, e.target, e.partitioner.kind) for e in r.edges])
+        for r in graph.regions()
+    ]
+
+
+def test_an_exchange_takes_the_place_of_a_blocking_edge(env: StreamExecutionEnvironment) -> None:
+    pairs(env).blocking().key_by("key").reduce(lambda a, b: a).uid("last")
+    graph = env.get_job_graph()
+    assert [e.blocking for e in graph.edges] == [True]
+    assert shapes(graph) == [
+        (["pairs", "pairs.exchange"], [("pairs", "pairs.exchange", PartitionerKind.FORWARD)]),
+        (["pairs.exchange.last", "last"], [("pairs.exchange.last", "last", PartitionerKind.HASH)]),
+    ]
+    first, second = graph.regions()
+    assert (first.vertex("pairs.exchange").output_type, second.edges[0].type_info) == (PAIR, PAIR)
+    for region in (first, second):
+        region.require_uids()
+        assert [r.vertices for r in region.regions()] == [region.vertices]
+        assert [e.id for e in region.edges] == list(range(len(region.edges)))
+        assert not any(e.blocking for e in region.edges)
+
+
+def test_a_forward_edge_stays_chained_behind_the_exchange(env: StreamExecutionEnvironment) -> None:
+    identity(pairs(env).set_parallelism(3).blocking(), "map")
+    first, second = env.get_job_graph().regions()
+    assert (first.number_of_stages, second.number_of_stages) == (1, 1)
+    assert [v.parallelism for v in (*first.vertices, *second.vertices)] == [3, 3, 2, 2]
+    wider = second.with_parallelism(4)
+    assert [v.parallelism for v in wider.vertices] == [4, 4]
+    assert wider.number_of_stages == 1
+
+
+def test_the_fingerprint_knows_blocking_edges(env: StreamExecutionEnvironment) -> None:
+    other = StreamExecutionEnvironment.get_execution_environment()
+    identity(pairs(env), "map")
+    identity(pairs(other).blocking(), "map")
+    assert env.get_job_graph().fingerprint != other.get_job_graph().fingerprint
+
+
+def test_a_region_comes_behind_those_it_reads(env: StreamExecutionEnvironment) -> None:
+    a, b = pairs(env, "a"), pairs(env, "b")
+    joined = identity(a.blocking().union(identity(b.blocking(), "b_map").blocking()), "joined")
+    identity(joined.blocking(), "end")
+    uids = [[v.uid for v in r.vertices if "exchange" not in v.uid] for r in env.get_job_graph().regions()]
+    assert uids == [["a"], ["b"], ["b_map"], ["joined"], ["end"]]
+
+
+def test_an_edge_that_parts_nothing_is_refused(env: StreamExecutionEnvironment) -> None:
+    source = pairs(env)
+    identity(source.union(identity(source.blocking(), "map")), "joined")
+    with pytest.raises(JobGraphError, match=r"blocking edges pairs -> map do not part the program"):
+        env.get_job_graph().regions()
+
+
+def test_regions_in_a_circle_are_refused(env: StreamExecutionEnvironment) -> None:
+    a, b = pairs(env, "a"), pairs(env, "b")
+    identity(a.union(identity(b.blocking(), "b2")), "ab")
+    identity(b.union(identity(a.blocking(), "a2")), "ba")
+    with pytest.raises(JobGraphError, match=r"blocking edges a -> a2, b -> b2 do not part"):
+        env.get_job_graph().regions()
+
+
+def test_both_ends_need_a_uid(env: StreamExecutionEnvironment) -> None:
+    pairs(env).blocking().map(lambda value: value).name("Nameless")
+    with pytest.raises(MissingUidError, match=r"Nameless \(map\)"):
+        env.get_job_graph().require_uids()
+
+
+def test_keys_come_behind_the_exchange(env: StreamExecutionEnvironment) -> None:
+    with pytest.raises(JobGraphError, match="call blocking\\(\\) before key_by"):
+        pairs(env).key_by("key").blocking()
+
+
+def test_a_blocking_stream_is_no_operator(env: StreamExecutionEnvironment) -> None:
+    with pytest.raises(JobGraphError, match="no operator of its own"):
+        pairs(env).blocking().uid("x")
