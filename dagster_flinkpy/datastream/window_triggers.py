@@ -212,12 +212,14 @@ class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
         self._next_fire = ReducingStateDescriptor("fire-time", _Min(), Types.LONG())
 
     @staticmethod
+    @abstractmethod
     def _register(time: int, ctx: Trigger.TriggerContext) -> None:
-        raise NotImplementedError
+        """Registers a timer."""
 
     @staticmethod
+    @abstractmethod
     def _delete(time: int, ctx: Trigger.TriggerContext) -> None:
-        raise NotImplementedError
+        """Deletes a timer."""
 
     def _start(self, now: int, window: TimeWindow, ctx: Trigger.TriggerContext) -> None:
         if ctx.get_partitioned_state(self._next_fire).get() is None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dagster import Failure, MetadataValue
 
 from dagster_flinkpy.errors import (
+    CommittableLostError,
     ConfigurationError,
     FencedError,
     FlinkPyError,
@@ -19,7 +20,7 @@ from dagster_flinkpy.errors import (
 
 __all__ = ["as_failure", "flink_failures"]
 
-_RETRY_IS_POINTLESS = (ConfigurationError, FencedError, RestoreError, StateSchemaError)
+_RETRY_IS_POINTLESS = (CommittableLostError, ConfigurationError, FencedError, RestoreError, StateSchemaError)
 
 
 def as_failure(error: FlinkPyError) -> Failure:

@@ -5,6 +5,7 @@ Mirrors Flink's ``CoBroadcastWithNonKeyedOperator`` and ``CoBroadcastWithKeyedOp
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -26,12 +27,12 @@ from dagster_flinkpy.runtime.operators import (
 __all__ = ["BroadcastProcessOperator", "KeyedBroadcastProcessOperator"]
 
 
-class _Time:
+class _Time(ABC):
     """The time of day and of the stream, on a context."""
 
+    @abstractmethod
     def timer_service(self) -> Any:
         """Time and timers."""
-        raise NotImplementedError
 
     def current_processing_time(self) -> int:
         """Milliseconds since 1970."""

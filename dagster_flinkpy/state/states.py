@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
@@ -61,16 +62,16 @@ class KeyedValueState(_CellState, ValueState[Any]):
             self._changed.add(slot)
 
 
-class _MergingState(_CellState):
+class _MergingState(_CellState, ABC):
     """State into which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``)."""
 
     def add(self, value: Any) -> None:
         """Adds a value for the current key."""
         self.add_to(self.table.cell, value)
 
+    @abstractmethod
     def add_to(self, cell: Any, value: Any) -> bool:
         """Adds a value to a cell, whatever key and namespace are the current ones; says whether it was empty."""
-        raise NotImplementedError
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves what the current key has in some namespaces into another one."""
@@ -83,9 +84,9 @@ class _MergingState(_CellState):
                 stored = self.table.values.get(self.table.cell)
                 self.table.put(value if stored is None else self._merged(stored, value))
 
+    @abstractmethod
     def _merged(self, stored: Any, value: Any) -> Any:
         """Two stored values in one."""
-        raise NotImplementedError
 
 
 class KeyedListState(_MergingState, ListState[Any]):

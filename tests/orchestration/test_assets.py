@@ -15,7 +15,13 @@ from dagster import (
     materialize,
 )
 
-from dagster_flinkpy.errors import ConfigurationError, FencedError, MissingUidError, UserFunctionError
+from dagster_flinkpy.errors import (
+    CommittableLostError,
+    ConfigurationError,
+    FencedError,
+    MissingUidError,
+    UserFunctionError,
+)
 from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator, flink_assets
 from dagster_flinkpy.runtime import job as runtime_job
 from tests.orchestration.programs import FakeAttempt, two_regions, word_count
@@ -197,4 +203,5 @@ def test_a_retry_cannot_help_a_fenced_run() -> None:
 
     assert isinstance(as_failure(FencedError("x")), Failure)
     assert not as_failure(FencedError("x")).allow_retries
+    assert not as_failure(CommittableLostError("x")).allow_retries
     assert as_failure(UserFunctionError("x")).allow_retries
