@@ -263,3 +263,21 @@ def test_an_idle_subtask_does_not_hold_event_time_back(tmp_path: Path) -> None:
     first, _ = collect_graph(stream.map(lambda v: v, EVENT).uid("map")).regions()
     run(first, tmp_path, "first", epochs=2)
     assert [m["watermark"] for m in markers(tmp_path)] == [0, 1]
+
+
+def test_on_s3_after_the_upstream_region_was_rescaled(s3_location: StorageLocation) -> None:
+    first, second = counts().regions()
+    exchanges = {"exchanges": s3_location.child("job").child("exchange")}
+    for parallelism in (1, 3):
+        options: dict[str, Any] = {"config": exchanges, "parallelism": parallelism}
+        with HarnessAttempt(first, s3_location, job_id="first", **options) as attempt:
+            if attempt.restored is not None:
+                attempt.commit_restored()
+            attempt.run_epoch()
+    with HarnessAttempt(first, s3_location, job_id="first", config=exchanges) as attempt:
+        attempt.run_epoch()
+        assert attempt.finished
+    with HarnessAttempt(second, s3_location, job_id="second", config=exchanges) as attempt:
+        attempt.run_epoch()
+        assert attempt.finished
+        assert Counter(collected(attempt.graph, attempt.collected)) == Counter(COUNTS)
