@@ -78,12 +78,12 @@ class StageTask:
                     yield from self._output.drain()
             self._close()
         except Cancelled:
-            self._cancel(rows, None)
+            yield from self._cancel(rows, None)
         except StorageError:
             self._abort()
             raise
         except FlinkPyError as e:
-            self._cancel(rows, e)
+            yield from self._cancel(rows, e)
         else:
             for ack in self._acks:
                 self._output.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())
@@ -137,7 +137,7 @@ class StageTask:
             with suppress(Exception):  # what is left behind is aborted when the next attempt starts
                 task.operator.abort()
 
-    def _cancel(self, rows: Iterable[WireRow], error: FlinkPyError | None) -> None:
+    def _cancel(self, rows: Iterable[WireRow], error: FlinkPyError | None) -> Iterator[pa.RecordBatch]:
         """Ends a failed epoch: nothing stays prepared, the stages after hear of it, the driver gets the error."""
         self._abort()
         if error is not None:
@@ -155,6 +155,8 @@ class StageTask:
         for row in rows:
             if row.edge not in self._here:
                 self._relay(row)
+                if self._output.ready:
+                    yield from self._output.drain()
 
     # --- input -------------------------------------------------------------------------------------------------------
 

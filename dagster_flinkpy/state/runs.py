@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
@@ -142,7 +143,7 @@ class Runs:
         start = merge_from(sizes, base_rows)
         if start < len(sizes) - 1:
             tables = [] if delta is None else [delta]
-            tables += [run.table() for run in self.newest_first()][: len(handles) - start]
+            tables += [run.table() for run in islice(self.newest_first(), len(handles) - start)]
             delta = merge_runs(self.layout, tables, drop_deleted=start == 0, now=self._files.now())
             del self._runs[start:]
         if delta is not None and len(delta):

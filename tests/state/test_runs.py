@@ -11,6 +11,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state import RunCache
+from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.state.runs import MAX_RUNS, RunFiles, Runs, merge_from
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -76,6 +77,22 @@ def test_a_tombstone_outlives_a_merge_that_leaves_older_runs(files: RunFiles) ->
     assert merged[5] is None
     assert merged[6] == 60
     assert base[5] == 5
+
+
+def test_a_merge_of_the_newest_runs_opens_no_older_one(files: RunFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({key: key for key in range(100)}))
+    for key in range(10, 10 + MAX_RUNS - 1):
+        runs.append(delta({key: -key}))
+    opened: list[RunHandle] = []
+    open_run = files.cache.open
+    monkeypatch.setattr(files.cache, "open", lambda handle, store: opened.append(handle) or open_run(handle, store))
+    again = Runs(LAYOUT, runs.handles, files)
+    again.append(delta({1: -1}))
+    assert len(again) < len(runs)
+    assert again.handles[0] == runs.handles[0]
+    assert runs.handles[0] not in opened
+    assert opened
 
 
 def test_a_merge_of_all_runs_drops_tombstones(files: RunFiles) -> None:
