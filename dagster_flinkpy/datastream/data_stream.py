@@ -314,11 +314,16 @@ class DataStream(_Configurable):
         parallelism, without what is before it. Call it before ``key_by()``, ``rebalance()`` and the like.
 
         Raises:
-            JobGraphError: The stream has keys.
+            JobGraphError: The stream has keys, or records without a type: what is stored is not pickled.
         """
         if self.is_keyed:
             raise JobGraphError(
                 "call blocking() before key_by(): the records are partitioned after they are read again"
+            )
+        if isinstance(self.get_type(), PickledBytesTypeInfo):
+            raise JobGraphError(
+                "blocking() stores records, and these have no type: declare output_type=..., such as "
+                "Types.ROW_NAMED([...], [...]), on the operator before it"
             )
         inputs = tuple(replace(i, blocking=True) for i in self._inputs)
         return DataStream(self._env, self._transformation, inputs=inputs)

@@ -16,7 +16,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction, TumblingEventTimeWindows
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import SinkCommitError, SourceReadError, StorageError
+from dagster_flinkpy.errors import JobGraphError, SinkCommitError, SourceReadError, StorageError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.job import JobAttempt
@@ -211,18 +211,23 @@ class _Odd(ProcessFunction):
         yield (OutputTag("odd values", Types.LONG()), value) if value % 2 else value
 
 
-def test_side_outputs_values_without_a_type_and_two_ways_to_one_operator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_side_outputs_and_two_ways_to_one_operator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
         return run_rows(epoch)
 
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
-    split = environment(2).from_collection([1, 2, 3, 4], Types.LONG()).process(_Odd()).uid("split")
+    split = environment(2).from_collection([1, 2, 3, 4], Types.LONG()).process(_Odd(), Types.LONG()).uid("split")
     odd = split.get_side_output(OutputTag("odd values", Types.LONG())).blocking()
-    both = odd.map(lambda v: {"odd": v}).union(split.blocking().map(lambda v: {"even": v}))
-    found = list(both.blocking().rebalance().map(lambda v: sorted(v.items())).execute_and_collect())
-    assert sorted(found) == [[("even", 2)], [("even", 4)], [("odd", 1)], [("odd", 3)]]
+    pair = Types.TUPLE([Types.STRING(), Types.LONG()])
+    both = odd.map(lambda v: ("odd", v), pair).union(split.blocking().map(lambda v: ("even", v), pair))
+    found = list(both.blocking().rebalance().map(lambda v: v).execute_and_collect())
+    assert sorted(found) == [("even", 2), ("even", 4), ("odd", 1), ("odd", 3)]
+
+
+def test_records_without_a_type_are_not_stored() -> None:
+    stream = environment(1).from_collection([1], Types.LONG()).map(lambda v: {"v": v})
+    with pytest.raises(JobGraphError, match="declare output_type"):
+        stream.blocking()
 
 
 def test_another_run_of_the_job_does_not_mix_its_segments_in(tmp_path: Path) -> None:
