@@ -11,7 +11,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
-from dagster_flinkpy.datastream.connectors.base import Sink, Source, TwoPhaseCommittingSink
+from dagster_flinkpy.datastream.connectors.base import Sink, Source
 from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
@@ -282,11 +282,6 @@ class SinkSpec(OperatorSpec):
     sink: Sink
     kind: ClassVar[str] = "sink"
     stateful: ClassVar[bool] = True
-
-    @property
-    def two_phase(self) -> bool:
-        """Whether there is something to commit."""
-        return isinstance(self.sink, TwoPhaseCommittingSink)
 
     def user_functions(self) -> list[Any]:
         return [self.sink]

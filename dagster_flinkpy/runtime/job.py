@@ -65,14 +65,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
-from dagster_flinkpy.datastream.connectors.base import (
-    CommitRequest,
-    CommitterInitContext,
-    SinkCommitter,
-    TwoPhaseCommittingSink,
-)
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operators import SinkSpec
 from dagster_flinkpy.errors import (
     CheckpointError,
     CommittableLostError,
@@ -83,6 +76,7 @@ from dagster_flinkpy.errors import (
     RestoreError,
     StorageError,
 )
+from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
@@ -217,7 +211,7 @@ class JobAttempt:
         ):
             self._progress(f"{self._restore_from} was restored by an earlier try; this one goes on from there")
             self._restore_from = None
-        self._committers = self._create_committers()
+        self._committers = Committers(self.graph, self.config.job_id, self.token)
         self._recover(latest)
         self.restored = self._parent = self._load(latest)
         plan = self._restore()
@@ -251,14 +245,6 @@ class JobAttempt:
         """The fencing token."""
         return self._attempt.token
 
-    def _create_committers(self) -> dict[str, SinkCommitter]:
-        token = self._attempt.token
-        return {
-            v.uid: v.spec.sink.create_committer(CommitterInitContext(self.config.job_id, v.uid, token))
-            for v in self.graph.vertices
-            if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
-        }
-
     def _recover(self, latest: CheckpointMetadata | None) -> None:
         """Commits what the last checkpoint prepared, then aborts all else that is open."""
         if latest is not None:
@@ -277,11 +263,7 @@ class JobAttempt:
 
     def _abort_lingering(self) -> int:
         self._store.check_leader(self._attempt)
-        latest = self._attempt.latest
-        return sum(
-            committer.abort_lingering(_requests(latest, uid) if latest else [])
-            for uid, committer in self._committers.items()
-        )
+        return self._committers.abort_lingering(self._attempt.latest)
 
     def _load(self, latest: CheckpointMetadata | None) -> CheckpointMetadata | None:
         source = self._restore_from
@@ -327,7 +309,7 @@ class JobAttempt:
         return CheckpointPlan(
             tasks_to_trigger=tuple(t for uid in self._planner.uids for t in tasks[uid]),
             tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
-            tasks_to_commit=tuple(t for uid in self._committers for t in tasks[uid]),
+            tasks_to_commit=tuple(t for uid in self._committers.uids for t in tasks[uid]),
             coordinators=self._planner.uids,
         )
 
@@ -388,7 +370,7 @@ class JobAttempt:
             metadata_path=f"{self._location.url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
             digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
             duration_ms=int((time.monotonic() - started) * 1000),
-            operators=operator_reports(metadata, set(self._committers)),
+            operators=operator_reports(metadata, set(self._committers.uids)),
         )
 
     def _trigger(self) -> None:
@@ -615,22 +597,7 @@ class JobAttempt:
         )
 
     def _commit(self, metadata: CheckpointMetadata) -> int:
-        """Commits a completed checkpoint; says how many of its committables had been committed before.
-
-        Raises:
-            CommittableLostError: One is gone; all others are committed.
-            SinkCommitError: One cannot be committed.
-        """
-        before, lost = 0, None
-        for uid, committer in self._committers.items():
-            if requests := _requests(metadata, uid):
-                try:
-                    before += committer.commit(requests)
-                except CommittableLostError as e:
-                    lost = lost or e
-        if lost is not None:
-            raise lost
-        return before
+        return self._committers.commit(metadata)
 
     # --- savepoints --------------------------------------------------------------------------------------------------
 
@@ -663,12 +630,3 @@ class JobAttempt:
 
 def _now() -> int:
     return time.time_ns() // 1_000_000
-
-
-def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
-    operator = metadata.operator(uid)
-    return [
-        CommitRequest(metadata.checkpoint_id, s.index, c)
-        for s in (operator.subtasks if operator else ())
-        for c in s.committables
-    ]

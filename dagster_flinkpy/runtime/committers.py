@@ -1,0 +1,72 @@
+"""The committers of a job's sinks: second phase of their commits, on the driver (Flink: ``CommitterOperator``)."""
+
+from __future__ import annotations
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitterInitContext,
+    SinkCommitter,
+    TwoPhaseCommittingSink,
+)
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operators import SinkSpec
+from dagster_flinkpy.errors import CommittableLostError
+
+__all__ = ["Committers"]
+
+
+class Committers:
+    """One committer for each sink that has something to commit.
+
+    Args:
+        graph: The program.
+        job_id: The job.
+        attempt: Fencing token of the execution attempt.
+    """
+
+    def __init__(self, graph: JobGraph, job_id: str, attempt: int) -> None:
+        self._committers: dict[str, SinkCommitter] = {
+            v.uid: v.spec.sink.create_committer(CommitterInitContext(job_id, v.uid, attempt))
+            for v in graph.vertices
+            if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
+        }
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Of the sinks."""
+        return tuple(self._committers)
+
+    def commit(self, metadata: CheckpointMetadata) -> int:
+        """Commits a completed checkpoint; says how many of its committables had been committed before.
+
+        Raises:
+            CommittableLostError: One is gone; all others are committed.
+            SinkCommitError: One cannot be committed.
+        """
+        before, lost = 0, None
+        for uid, committer in self._committers.items():
+            if requests := _requests(metadata, uid):
+                try:
+                    before += committer.commit(requests)
+                except CommittableLostError as e:
+                    lost = lost or e
+        if lost is not None:
+            raise lost
+        return before
+
+    def abort_lingering(self, latest: CheckpointMetadata | None) -> int:
+        """Aborts what is open and the latest checkpoint does not name; says how much that was."""
+        return sum(
+            committer.abort_lingering(_requests(latest, uid) if latest else [])
+            for uid, committer in self._committers.items()
+        )
+
+
+def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
+    operator = metadata.operator(uid)
+    return [
+        CommitRequest(metadata.checkpoint_id, s.index, c)
+        for s in (operator.subtasks if operator else ())
+        for c in s.committables
+    ]
