@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from enum import Enum
 
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig as DeclaredCheckpointConfig
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["CheckpointConfig", "CheckpointingMode"]
@@ -44,6 +45,26 @@ class CheckpointConfig:
     """If unaligned: how long is too long. Default: 0, gates do not align at all."""
     num_retained: int = 1
     """How many completed checkpoints are kept. Default: 1."""
+
+    @staticmethod
+    def of_program(declared: DeclaredCheckpointConfig, *, num_retained: int = 1) -> CheckpointConfig:
+        """What a program declares with ``env.get_checkpoint_config()``.
+
+        Args:
+            declared: its settings.
+            num_retained: how many completed checkpoints are kept, which is for the deployment to say.
+        """
+        return CheckpointConfig(
+            interval=declared.interval,
+            mode=CheckpointingMode(declared.mode.name),
+            timeout=declared.timeout,
+            min_pause=declared.min_pause,
+            max_concurrent=declared.max_concurrent,
+            tolerable_failed=declared.tolerable_failed,
+            unaligned=declared.unaligned,
+            aligned_timeout=declared.aligned_timeout,
+            num_retained=num_retained,
+        )
 
     def __post_init__(self) -> None:
         """Check the ranges (Flink: ``CheckpointConfig`` and ``CheckpointCoordinatorConfiguration``).

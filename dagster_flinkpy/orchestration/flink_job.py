@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
@@ -34,8 +35,10 @@ class FlinkJob:
     job_id: str
     """Its state is kept under ``{checkpoint storage}/{job id}/``."""
     graph: JobGraph
-    checkpoint_interval: timedelta | None
-    """What ``env.enable_checkpointing`` asked for."""
+    checkpointing: CheckpointConfig
+    """What the program asks for with ``env.enable_checkpointing`` and ``env.get_checkpoint_config``."""
+    latency_tracking_interval: timedelta
+    """What it asks for with ``env.get_config().set_latency_tracking_interval``."""
     program: str
     """Name of the program; segments between its jobs are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
@@ -55,6 +58,7 @@ class FlinkJob:
             owner: Who this is, for messages to those it fences.
             options: Further arguments of ``JobAttempt``.
         """
+        from dagster_flinkpy.checkpoint.config import CheckpointConfig as CheckpointPolicy
         from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
 
         location = storage.location()
@@ -62,7 +66,8 @@ class FlinkJob:
             self.job_id,
             location,
             spark.settings(),
-            storage.checkpointing(),
+            CheckpointPolicy.of_program(self.checkpointing, num_retained=storage.num_retained),
+            latency_tracking_interval=self.latency_tracking_interval,
             exchanges=location.child(self.program).child("exchange"),
         )
         return JobAttempt(self.graph, config, owner=owner, **options)
@@ -88,8 +93,14 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     graph = env.get_job_graph()
     graph.require_uids()
     regions = graph.regions()
-    interval = env.get_checkpoint_config().interval
+    latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())
     return [
-        FlinkJob(name if len(regions) == 1 else f"{name}.{region.vertices[0].uid}", region, interval, name)
+        FlinkJob(
+            name if len(regions) == 1 else f"{name}.{region.vertices[0].uid}",
+            region,
+            env.get_checkpoint_config(),
+            latency,
+            name,
+        )
         for region in regions
     ]

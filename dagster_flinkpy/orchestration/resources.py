@@ -14,7 +14,6 @@ from dagster_flinkpy.storage import StorageLocation, UploadInfo
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_flinkpy.checkpoint.config import CheckpointConfig
     from dagster_flinkpy.connectors import ParquetSink
     from dagster_flinkpy.runtime.spark import SparkSettings
 
@@ -86,12 +85,6 @@ class CheckpointStorageResource(_StorageResource):
     """Where checkpoints are kept; the state of a job lies under ``{url}/{job id}/``."""
 
     num_retained: int = Field(default=1, ge=1, description="How many completed checkpoints of a job are kept.")
-
-    def checkpointing(self) -> CheckpointConfig:
-        """The checkpoint policy of a run."""
-        from dagster_flinkpy.checkpoint.config import CheckpointConfig
-
-        return CheckpointConfig(num_retained=self.num_retained)
 
 
 class TwoPhaseCommitSinkResource(_StorageResource):

@@ -38,7 +38,7 @@ class FlinkTranslator:
     def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
         """The asset of an operator; its key is ``[name, uid]``."""
         vertex, job = data.vertex, data.job
-        interval = job.checkpoint_interval
+        interval = job.checkpointing.interval
         return AssetSpec(
             key=AssetKey([data.name, vertex.uid]),
             deps=data.upstream,

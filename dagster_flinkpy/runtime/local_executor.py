@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig, CheckpointingMode
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import CollectSpec
@@ -61,7 +61,7 @@ class LocalExecutor:
                     JobConfig(
                         job_id,
                         storage,
-                        checkpointing=_checkpointing(settings),
+                        checkpointing=CheckpointConfig.of_program(settings.checkpointing),
                         latency_tracking_interval=settings.latency_tracking_interval,
                         exchanges=storage.child(base_id).child("exchange"),
                     ),
@@ -80,20 +80,6 @@ class LocalExecutor:
                                 f"job {job_id!r}: there is nothing more to read, but the input does not end; "
                                 "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
                             )
-
-
-def _checkpointing(settings: ExecutionSettings) -> CheckpointConfig:
-    declared = settings.checkpointing
-    return CheckpointConfig(
-        interval=declared.interval,
-        mode=CheckpointingMode(declared.mode.name),
-        timeout=declared.timeout,
-        min_pause=declared.min_pause,
-        max_concurrent=declared.max_concurrent,
-        tolerable_failed=declared.tolerable_failed,
-        unaligned=declared.unaligned,
-        aligned_timeout=declared.aligned_timeout,
-    )
 
 
 def _job_id(name: str) -> str:

@@ -25,7 +25,7 @@ def test_storage_from_fields() -> None:
         url="s3://bucket/jobs", endpoint_url="http://host:9000", region="eu", access_key_id="k", secret_access_key="s"
     )
     assert storage.location() == StorageLocation("s3://bucket/jobs", "http://host:9000", "eu", "k", "s")
-    assert storage.checkpointing().num_retained == 1
+    assert storage.num_retained == 1
 
 
 def test_environment_variables_work_in_a_run_and_before(monkeypatch: pytest.MonkeyPatch) -> None:
