@@ -47,12 +47,8 @@ class All(KeyedProcessFunction):
         )
         self.list = runtime_context.get_list_state(ListStateDescriptor("list", Types.INT()))
         self.map = runtime_context.get_map_state(MapStateDescriptor("map", Types.INT(), Types.STRING()))
-        self.sum = runtime_context.get_reducing_state(
-            ReducingStateDescriptor("sum", lambda a, b: a + b, Types.LONG())
-        )
-        self.longest = runtime_context.get_reducing_state(
-            ReducingStateDescriptor("longest", Longest(), Types.STRING())
-        )
+        self.sum = runtime_context.get_reducing_state(ReducingStateDescriptor("sum", lambda a, b: a + b, Types.LONG()))
+        self.longest = runtime_context.get_reducing_state(ReducingStateDescriptor("longest", Longest(), Types.STRING()))
         self.mean = runtime_context.get_aggregating_state(
             AggregatingStateDescriptor("mean", Mean(), Types.TUPLE([Types.LONG(), Types.LONG()]))
         )
