@@ -27,7 +27,16 @@ JOB = "flights"
 GROUP = "flights"
 DATA = HOME / "data"
 FIRST_DAY = date(2013, 2, 1)
-LAST_DAY = FIRST_DAY + timedelta(days=int(os.environ.get("FLINKPY_DAYS", "28")) - 1)
+
+
+def _days() -> int:
+    days = os.environ.get("FLINKPY_DAYS", "28")
+    if not days.isdigit() or not 2 <= int(days) <= 334:
+        raise ValueError(f"FLINKPY_DAYS is {days!r}; it must be a number of days from 2 to 334, or not be set")
+    return int(days)
+
+
+LAST_DAY = FIRST_DAY + timedelta(days=_days() - 1)
 
 RAW_FILES = AssetKey("flights_raw_files")
 
