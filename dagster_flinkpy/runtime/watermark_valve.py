@@ -24,6 +24,7 @@ class WatermarkValve:
         self._watermarks: dict[Hashable, int] = dict.fromkeys(channels, MIN_WATERMARK)
         self._idle: set[Hashable] = set()
         self._behind: set[Hashable] = set()
+        self._was_idle: set[Hashable] = set()
         self.watermark = watermark
 
     @property
@@ -41,14 +42,16 @@ class WatermarkValve:
         """Takes a channel's status; says whether the watermark of the gate has risen."""
         if idle:
             self._idle.add(channel)
+            self._was_idle.add(channel)
         else:
             self._idle.discard(channel)
         return self._advance(channel)
 
     def _advance(self, channel: Hashable) -> bool:
         own = self._watermarks[channel]
-        # A channel that has said nothing yet holds the gate back; only what it says can be behind.
-        if MIN_WATERMARK < own < self.watermark:
+        # Only one that was idle can be behind. Others hold the gate back, also where a restore left them less event
+        # time than the gate: their records are still to come, and would be late behind the others' last watermark.
+        if channel in self._was_idle and MIN_WATERMARK < own < self.watermark:
             self._behind.add(channel)
         else:
             self._behind.discard(channel)

@@ -20,17 +20,19 @@ def test_the_watermark_is_the_least_of_the_channels_that_count_and_never_goes_ba
     valve = WatermarkValve(CHANNELS, restored)
     newest = dict.fromkeys(CHANNELS, MIN_WATERMARK)
     idle: set[str] = set()
+    was_idle: set[str] = set()
     reached = restored
     for channel, what in events:
         if isinstance(what, bool):
             risen = valve.on_status(channel, what)
             idle = idle | {channel} if what else idle - {channel}
+            was_idle |= idle
         else:
             risen = valve.on_watermark(channel, what)
             newest[channel] = max(newest[channel], what)
             idle -= {channel}
         silent = any(newest[c] == MIN_WATERMARK for c in CHANNELS if c not in idle)
-        counting = [newest[c] for c in CHANNELS if c not in idle and newest[c] >= reached]
+        counting = [newest[c] for c in CHANNELS if c not in idle and (newest[c] >= reached or c not in was_idle)]
         if len(idle) == len(CHANNELS):
             counting, silent = [max(newest.values())], False
         expected = reached if silent or not counting else max(reached, min(counting))
@@ -38,6 +40,15 @@ def test_the_watermark_is_the_least_of_the_channels_that_count_and_never_goes_ba
         assert risen == (expected > reached)
         assert valve.idle == (len(idle) == len(CHANNELS))
         reached = expected
+
+
+def test_a_channel_that_a_restore_left_behind_the_gate_holds_the_others_back() -> None:
+    valve = WatermarkValve(CHANNELS[:2], 52)
+    valve.on_watermark("a", 41)
+    valve.on_watermark("b", 41)  # as far as both had come before the rescale
+    assert not valve.on_watermark("a", 2**63 - 1)  # its input has ended, that of the other has not
+    assert valve.on_watermark("b", 66)
+    assert valve.watermark == 66
 
 
 def test_a_channel_without_watermark_holds_the_others_back() -> None:
