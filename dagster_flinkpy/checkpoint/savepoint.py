@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import (
     CorruptStateError,
     ObjectNotFoundError,
@@ -20,9 +22,10 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.state.operator_state import sha256_of
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["import_savepoint", "load_savepoint", "write_savepoint"]
+__all__ = ["import_savepoint", "load_savepoint", "pickled_state", "write_savepoint"]
 
 _THREADS = 8
+_PICKLED = json.dumps(PickledBytesTypeInfo().to_json()["type"])
 
 
 def write_savepoint(metadata: CheckpointMetadata, source: ObjectStore, target: ObjectStore) -> str:
@@ -96,6 +99,20 @@ def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadat
         )
     _copy(_checksums(metadata), source, job)
     return metadata
+
+
+def pickled_state(metadata: CheckpointMetadata) -> tuple[str, ...]:
+    """What of a checkpoint may be unpickled when it is restored, as ``uid/state``: to restore it can run its code."""
+    found: dict[str, None] = {}
+    for operator in metadata.operators:
+        for subtask in operator.subtasks:
+            tables = subtask.keyed.tables if subtask.keyed else ()
+            types = [(table.name, table.schema) for table in tables]
+            types += [(handle.name, handle.types) for handle in subtask.operator_state]
+            found |= {f"{operator.uid}/{name}": None for name, kind in types if _PICKLED in json.dumps(kind)}
+            if subtask.channel_state:  # its types are those of the program's edges
+                found[f"{operator.uid}/in-flight data"] = None
+    return tuple(found)
 
 
 def _checksums(metadata: CheckpointMetadata) -> dict[str, str]:

@@ -37,6 +37,9 @@ class FlinkRunConfig(Config):
     allow_non_restored_state: bool = Field(
         default=False, description="Leave behind state whose operator the program no longer has."
     )
+    allow_pickled_state: bool = Field(
+        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
+    )
 
 
 def flink_assets(
@@ -105,6 +108,7 @@ def _run(
         parallelism=config.parallelism,
         restore_from=config.restore_from,
         allow_non_restored_state=config.allow_non_restored_state,
+        allow_pickled_state=config.allow_pickled_state,
         run_id=context.run.run_id,
         on_progress=context.log.info,
     )

@@ -41,6 +41,9 @@ class RestoreConfig(Config):
     allow_non_restored_state: bool = Field(
         default=False, description="Leave behind state whose operator the program no longer has."
     )
+    allow_pickled_state: bool = Field(
+        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
+    )
 
 
 def build_flink_jobs(
@@ -137,6 +140,7 @@ def _restore_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: st
                 restore_from=config.savepoint_path,
                 parallelism=config.parallelism,
                 allow_non_restored_state=config.allow_non_restored_state,
+                allow_pickled_state=config.allow_pickled_state,
                 on_progress=context.log.info,
             ) as attempt,
         ):

@@ -49,7 +49,7 @@ from dagster_flinkpy.checkpoint.metadata import (
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, write_savepoint
+from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, pickled_state, write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
@@ -130,6 +130,8 @@ class JobAttempt:
         restore_from: A savepoint (its folder, a path or URL) or a checkpoint of this job (``chk-7``); None: the last
             completed checkpoint.
         allow_non_restored_state: Leaves state behind whose operator is gone.
+        allow_pickled_state: Restores pickled state of a savepoint outside the job's own prefix, too; whoever wrote it
+            can run code here.
         run_id: The same for all tries of one run. A try after one that completed a checkpoint does not restore
             ``restore_from`` again, which would commit the same rows again: it goes on from that checkpoint.
         require_uids: Whether stateful operators must have one; not where the state is thrown away afterwards.
@@ -153,6 +155,7 @@ class JobAttempt:
         parallelism: int | None = None,
         restore_from: str | None = None,
         allow_non_restored_state: bool = False,
+        allow_pickled_state: bool = False,
         run_id: str | None = None,
         require_uids: bool = True,
         on_progress: Callable[[str], None] | None = None,
@@ -179,6 +182,7 @@ class JobAttempt:
         self._restore_from = restore_from
         self._restored_by = None if restore_from is None else run_id
         self._allow_non_restored_state = allow_non_restored_state
+        self._allow_pickled_state = allow_pickled_state
         self._progress = on_progress or (lambda line: None)
         self._cache_dir = config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache")
         self._spark: Any = None
@@ -281,6 +285,13 @@ class JobAttempt:
                     return self._store.load(int(own[1]))
             kept = ", ".join(f"chk-{i}" for i in retained) or "none"
             raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {kept}")
+        foreign = not location.url.startswith(f"{job_store.url}/")
+        check = foreign and not self._allow_pickled_state
+        if check and (pickled := pickled_state(load_savepoint(location.open()))):
+            raise RestoreError(
+                f"savepoint {location.url} is not below this job's prefix and has pickled state "
+                f"({', '.join(pickled)}), which can run code of whoever wrote it; if you trust it, set allow_pickled_state"
+            )
         self._progress(f"restoring {location.url}")
         savepoint = import_savepoint(location.open(), job_store)
         self._attempt.start_after(savepoint.checkpoint_id)

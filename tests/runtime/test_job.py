@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.config import CheckpointConfig
@@ -91,6 +91,16 @@ steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.inte
     parallelism=st.integers(1, 4),
     rescales=st.dictionaries(st.integers(1, 8), st.integers(1, 4), max_size=3),
     seed=st.integers(0, 99),
+)
+# The last record is read beside a subtask whose input has ended, behind a gate that was restored ahead of both.
+@example(
+    steps=[
+        ("a", p, v) for p, v in zip([14] * 3 + [0] * 3 + [11] + [0] * 5 + [14], [0] * 5 + [3] + [0] * 7, strict=True)
+    ],
+    per_epoch=3,
+    parallelism=1,
+    rescales={1: 4, 4: 2},
+    seed=0,
 )
 def test_epochs_and_rescales_change_no_output(
     steps: list[tuple[str, int, int]],
@@ -310,6 +320,32 @@ def test_a_savepoint_may_be_moved_restored_elsewhere_and_deleted(tmp_path: Path)
         attempt.run_epoch()
         assert attempt.finished
     assert sink.rows() == sorted(RECORDS)
+
+
+class _Remember(KeyedProcessFunction):
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._seen = runtime_context.get_state(ValueStateDescriptor("seen", Types.PICKLED_BYTE_ARRAY()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
+        self._seen.update({"value": value.value})
+
+
+def test_pickled_state_of_a_foreign_savepoint_is_restored_only_if_that_is_allowed(tmp_path: Path) -> None:
+    env = environment()
+    events(env, [("a", 1, 1)]).uid("events").key_by("key").process(_Remember()).uid("remember")
+    graph = env.get_job_graph()
+    with HarnessAttempt(graph, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+    with HarnessAttempt(graph, tmp_path / "one", restore_from=savepoint) as attempt:  # the job's own
+        assert attempt.restored is not None
+    with (
+        pytest.raises(RestoreError, match=r"pickled state \(remember/seen\).*allow_pickled_state"),
+        HarnessAttempt(graph, tmp_path / "two", restore_from=savepoint),
+    ):
+        pass
+    with HarnessAttempt(graph, tmp_path / "two", restore_from=savepoint, allow_pickled_state=True) as attempt:
+        assert attempt.restored is not None
 
 
 def test_a_savepoint_keeps_keyed_state(tmp_path: Path) -> None:
