@@ -101,8 +101,13 @@ def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadat
     return metadata
 
 
-def pickled_state(metadata: CheckpointMetadata) -> tuple[str, ...]:
-    """What of a checkpoint may be unpickled when it is restored, as ``uid/state``: to restore it can run its code."""
+def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple[str, ...]:
+    """What of a checkpoint is unpickled when it is restored, as ``uid/state``: to restore it can run its code.
+
+    Args:
+        metadata: of the checkpoint.
+        untyped_edges: whether the program has edges without a type: what was in flight is read with the types of these.
+    """
     found: dict[str, None] = {}
     for operator in metadata.operators:
         for subtask in operator.subtasks:
@@ -110,7 +115,7 @@ def pickled_state(metadata: CheckpointMetadata) -> tuple[str, ...]:
             types = [(table.name, table.schema) for table in tables]
             types += [(handle.name, handle.types) for handle in subtask.operator_state]
             found |= {f"{operator.uid}/{name}": None for name, kind in types if _PICKLED in json.dumps(kind)}
-            if subtask.channel_state:  # its types are those of the program's edges
+            if subtask.channel_state and untyped_edges:
                 found[f"{operator.uid}/in-flight data"] = None
     return tuple(found)
 

@@ -65,6 +65,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -286,12 +287,15 @@ class JobAttempt:
             kept = ", ".join(f"chk-{i}" for i in retained) or "none"
             raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {kept}")
         foreign = not location.url.startswith(f"{job_store.url}/")
-        check = foreign and not self._allow_pickled_state
-        if check and (pickled := pickled_state(load_savepoint(location.open()))):
-            raise RestoreError(
-                f"savepoint {location.url} is not below this job's prefix and has pickled state "
-                f"({', '.join(pickled)}), which can run code of whoever wrote it; if you trust it, set allow_pickled_state"
-            )
+        if foreign and not self._allow_pickled_state:
+            untyped = any(isinstance(e.type_info, PickledBytesTypeInfo) for e in self.graph.edges)
+            pickled = pickled_state(load_savepoint(location.open()), untyped_edges=untyped)
+            if pickled:
+                raise RestoreError(
+                    f"savepoint {location.url} is not below this job's prefix and has pickled state "
+                    f"({', '.join(pickled)}), which can run code of whoever wrote it; "
+                    "if you trust it, set allow_pickled_state"
+                )
         self._progress(f"restoring {location.url}")
         savepoint = import_savepoint(location.open(), job_store)
         self._attempt.start_after(savepoint.checkpoint_id)
