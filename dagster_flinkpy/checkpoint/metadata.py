@@ -256,6 +256,8 @@ class CheckpointMetadata:
     """Whether all sources were read to their end."""
     operators: tuple[OperatorState, ...]
     properties: dict[str, Json] = field(default_factory=dict)
+    master_states: dict[str, Json] = field(default_factory=dict)
+    """What the job's master hooks gave, by their identifiers."""
     extra: dict[str, Json] = field(default_factory=dict)
     """Fields this release does not know."""
 
@@ -286,6 +288,7 @@ class CheckpointMetadata:
             "graph_fingerprint": self.graph_fingerprint,
             "end_of_input": self.end_of_input,
             "properties": self.properties,
+            **({"master_states": self.master_states} if self.master_states else {}),
             "operators": [operator.to_json() for operator in self.operators],
         }
 
@@ -304,6 +307,7 @@ class CheckpointMetadata:
             end_of_input=bool(data["end_of_input"]),
             operators=tuple(map(OperatorState.from_json, data["operators"])),
             properties=dict(data["properties"]),
+            master_states=dict(data.get("master_states", {})),
             extra=_extra(cls, data),
         )
 
@@ -311,14 +315,15 @@ class CheckpointMetadata:
         """The file. Equal metadata gives equal bytes.
 
         Raises:
-            CheckpointError: a split, committable, operator state or property is not JSON.
+            CheckpointError: a split, committable, operator state, master state or property is not JSON.
         """
         try:
             body = json.dumps(self.to_json(), separators=(",", ":"), allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise CheckpointError(
                 f"checkpoint {self.checkpoint_id} of job {self.job_id!r} cannot be written as JSON ({error}); splits, "
-                "committables and operator state must hold None, bool, finite numbers, str, list and dict only"
+                "committables, operator state and master states must hold None, bool, finite numbers, str, list and "
+                "dict only"
             ) from error
         checksum = hashlib.sha256(body).hexdigest()
         head = f'{{"format":"{_FORMAT}","version":{METADATA_VERSION},"sha256":"{checksum}","checkpoint":'

@@ -43,6 +43,12 @@ def test_round_trip(sample: CheckpointMetadata) -> None:
     assert sample.to_bytes() == data
 
 
+def test_master_states_are_kept() -> None:
+    written = replace(SMALL, master_states={"ledger": {"position": 9}, "other": None})
+    assert CheckpointMetadata.from_bytes(written.to_bytes(), NAME) == written
+    assert "master_states" not in SMALL.to_json()
+
+
 def test_small_is_plain_json_and_large_is_gzip() -> None:
     small = json.loads(SMALL.to_bytes())
     assert (small["version"], small["checkpoint"]) == (1, SMALL.to_json())
