@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
 from dagster import (
-    AssetKey,
     AssetsDefinition,
-    AssetSelection,
     DagsterInstance,
     DefaultSensorStatus,
     RunRequest,
@@ -16,7 +14,6 @@ from dagster import (
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
-    define_asset_job,
     sensor,
 )
 
@@ -26,8 +23,8 @@ from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.active_runs import active_runs
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, dagster_name
-from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobStatus", "build_checkpoint_sensor", "reason_to_wait"]
@@ -123,22 +120,12 @@ def build_checkpoint_sensor(
     Raises:
         ConfigurationError: The assets are not of `flink_assets`, or there is no interval, or it is out of range.
     """
-    targets = [_Target.of(d) for d in ([assets] if isinstance(assets, AssetsDefinition) else assets)]
-    if not targets:
-        raise ConfigurationError("build_checkpoint_sensor needs what flink_assets(...) returned, and got no assets")
-    policies = {target.job_id: CheckpointPolicy(target.interval_or(interval), min_pause) for target in targets}
-    jobs = [
-        define_asset_job(
-            f"{dagster_name(target.job_id)}_checkpoint",
-            AssetSelection.assets(*target.keys),
-            description=f"Takes checkpoints of job {target.job_id}.",
-            tags={JOB_TAG: target.job_id},
-        )
-        for target in targets
-    ]
+    targets = flink_targets(assets, builder="build_checkpoint_sensor")
+    policies = {target.job_id: CheckpointPolicy(_interval(target, interval), min_pause) for target in targets}
+    jobs = [target.asset_job("checkpoint", f"Takes checkpoints of job {target.job_id}.") for target in targets]
 
     @sensor(
-        name=name or f"{dagster_name(targets[0].job_id)}_checkpoint_sensor",
+        name=name or f"{targets[0].dagster_name}_checkpoint_sensor",
         jobs=jobs,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
@@ -149,73 +136,57 @@ def build_checkpoint_sensor(
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
         requests, reasons = [], []
         for target, job in zip(targets, jobs, strict=True):
-            status = target.status(context.instance, storage)
+            status = _status(target, context.instance, storage)
             if reason := reason_to_wait(status, policies[target.job_id], _now_ms()):
                 reasons.append(reason)
             else:
-                requests.append(target.request(context.instance, status, job.name))
+                requests.append(_request(target, context.instance, status, job.name))
         return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
 
     return checkpoint_sensor
 
 
-@dataclass(frozen=True)
-class _Target:
-    """One job and its assets."""
-
-    job_id: str
-    keys: tuple[AssetKey, ...]
-    interval: timedelta | None
-
-    @staticmethod
-    def of(assets: AssetsDefinition) -> "_Target":
-        declared = [FlinkMetadataSet.extract(spec.metadata) for spec in assets.specs]
-        job_ids = {one.job_id for one in declared}
-        job_id = job_ids.pop() if len(job_ids) == 1 else None
-        if job_id is None:
-            raise ConfigurationError("build_checkpoint_sensor needs what flink_assets(...) returned")
-        interval_ms = declared[0].checkpoint_interval_ms
-        interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
-        return _Target(job_id, tuple(assets.keys), interval)
-
-    def interval_or(self, interval: timedelta | None) -> timedelta:
-        chosen = interval or self.interval
-        if chosen is None:
-            raise ConfigurationError(
-                f"job {self.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds), or give "
-                "interval=... to build_checkpoint_sensor"
-            )
-        return chosen
-
-    def status(self, instance: DagsterInstance, storage: StorageLocation) -> JobStatus:
-        store = storage.child(self.job_id).open()
-        latest = CompletedCheckpointStore(store).latest()
-        completed = store.head(f"chk-{latest.checkpoint_id}/{METADATA_NAME}") if latest else None
-        tried = instance.get_run_records(self._tries(1 + (latest.checkpoint_id if latest else 0)), limit=1)
-        triggers = [_milliseconds(tried[0].create_timestamp)] if tried else []
-        if latest:
-            triggers.append(latest.timestamp_ms)
-        return JobStatus(
-            job_id=self.job_id,
-            last_checkpoint_id=latest.checkpoint_id if latest else None,
-            end_of_input=latest is not None and latest.end_of_input,
-            last_trigger_ms=max(triggers, default=None),
-            last_completion_ms=_milliseconds(completed.last_modified) if completed else None,
-            active=tuple(run.run_id for run in active_runs(instance, self.job_id, self.keys)),
+def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
+    chosen = given or target.interval
+    if chosen is None:
+        raise ConfigurationError(
+            f"job {target.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds), or give "
+            "interval=... to build_checkpoint_sensor"
         )
+    return chosen
 
-    def request(self, instance: DagsterInstance, status: JobStatus, job_name: str) -> RunRequest:
-        checkpoint_id = 1 + (status.last_checkpoint_id or 0)
-        attempt = 1 + instance.get_runs_count(self._tries(checkpoint_id))
-        return RunRequest(
-            run_key=f"{self.job_id}-{checkpoint_id}-{attempt}",
-            job_name=job_name,
-            tags={JOB_TAG: self.job_id, CHECKPOINT_TAG: str(checkpoint_id)},
-        )
 
-    def _tries(self, checkpoint_id: int) -> RunsFilter:
-        """The runs that were to complete a checkpoint, as far as a sensor asked for them."""
-        return RunsFilter(tags={JOB_TAG: self.job_id, CHECKPOINT_TAG: str(checkpoint_id)})
+def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation) -> JobStatus:
+    store = storage.child(target.job_id).open()
+    latest = CompletedCheckpointStore(store).latest()
+    completed = store.head(f"chk-{latest.checkpoint_id}/{METADATA_NAME}") if latest else None
+    tried = instance.get_run_records(_tries(target, 1 + (latest.checkpoint_id if latest else 0)), limit=1)
+    triggers = [_milliseconds(tried[0].create_timestamp)] if tried else []
+    if latest:
+        triggers.append(latest.timestamp_ms)
+    return JobStatus(
+        job_id=target.job_id,
+        last_checkpoint_id=latest.checkpoint_id if latest else None,
+        end_of_input=latest is not None and latest.end_of_input,
+        last_trigger_ms=max(triggers, default=None),
+        last_completion_ms=_milliseconds(completed.last_modified) if completed else None,
+        active=tuple(run.run_id for run in active_runs(instance, target.job_id, target.keys)),
+    )
+
+
+def _request(target: FlinkTarget, instance: DagsterInstance, status: JobStatus, job_name: str) -> RunRequest:
+    checkpoint_id = 1 + (status.last_checkpoint_id or 0)
+    attempt = 1 + instance.get_runs_count(_tries(target, checkpoint_id))
+    return RunRequest(
+        run_key=f"{target.job_id}-{checkpoint_id}-{attempt}",
+        job_name=job_name,
+        tags={JOB_TAG: target.job_id, CHECKPOINT_TAG: str(checkpoint_id)},
+    )
+
+
+def _tries(target: FlinkTarget, checkpoint_id: int) -> RunsFilter:
+    """The runs that were to complete a checkpoint, as far as a sensor asked for them."""
+    return RunsFilter(tags={JOB_TAG: target.job_id, CHECKPOINT_TAG: str(checkpoint_id)})
 
 
 def _now_ms() -> int:

@@ -1,0 +1,67 @@
+"""What a sensor works for: a job and its assets, found from what ``flink_assets`` returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster import AssetKey, AssetsDefinition, AssetSelection, define_asset_job
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, dagster_name
+from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+
+__all__ = ["FlinkTarget", "flink_targets"]
+
+
+@dataclass(frozen=True)
+class FlinkTarget:
+    """One job and its assets."""
+
+    job_id: str
+    keys: tuple[AssetKey, ...]
+    interval: timedelta | None
+    """Between checkpoints, as the program says."""
+
+    @property
+    def dagster_name(self) -> str:
+        """The job id as part of Dagster's names."""
+        return dagster_name(self.job_id)
+
+    def asset_job(self, suffix: str, description: str) -> UnresolvedAssetJobDefinition:
+        """The asset job ``{job}_{suffix}``, whose runs are found by their tag."""
+        return define_asset_job(
+            f"{self.dagster_name}_{suffix}",
+            AssetSelection.assets(*self.keys),
+            description=description,
+            tags={JOB_TAG: self.job_id},
+        )
+
+
+def flink_targets(assets: AssetsDefinition | Sequence[AssetsDefinition], *, builder: str) -> list[FlinkTarget]:
+    """The jobs behind assets.
+
+    Args:
+        assets: What ``flink_assets`` returned.
+        builder: Name of the function that asks, for its error.
+
+    Raises:
+        ConfigurationError: They are not of ``flink_assets``, or there are none.
+    """
+    definitions = [assets] if isinstance(assets, AssetsDefinition) else list(assets)
+    if not definitions:
+        raise ConfigurationError(f"{builder} needs what flink_assets(...) returned, and got no assets")
+    return [_target(each, builder) for each in definitions]
+
+
+def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
+    declared = [FlinkMetadataSet.extract(spec.metadata) for spec in assets.specs]
+    job_ids = {one.job_id for one in declared}
+    job_id = job_ids.pop() if len(job_ids) == 1 else None
+    if job_id is None:
+        raise ConfigurationError(f"{builder} needs what flink_assets(...) returned")
+    interval_ms = declared[0].checkpoint_interval_ms
+    interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
+    return FlinkTarget(job_id, tuple(assets.keys), interval)
