@@ -8,6 +8,7 @@ from dagster_flinkpy.orchestration.resources import (
     SparkResource,
     TwoPhaseCommitSinkResource,
 )
+from dagster_flinkpy.orchestration.restart_sensor import build_restart_sensor
 from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
 from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
 
@@ -24,5 +25,6 @@ __all__ = [
     "TwoPhaseCommitSinkResource",
     "build_checkpoint_sensor",
     "build_flink_jobs",
+    "build_restart_sensor",
     "flink_assets",
 ]

@@ -18,9 +18,14 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 
-__all__ = ["as_failure", "flink_failures"]
+__all__ = ["as_failure", "flink_failures", "retry_is_pointless"]
 
 _RETRY_IS_POINTLESS = (CommittableLostError, ConfigurationError, FencedError, RestoreError, StateSchemaError)
+
+
+def retry_is_pointless(error: str) -> bool:
+    """Whether an error of this type, as `as_failure` names it, comes again however often one tries."""
+    return error in {kind.__name__ for kind in _RETRY_IS_POINTLESS}
 
 
 def as_failure(error: FlinkPyError) -> Failure:

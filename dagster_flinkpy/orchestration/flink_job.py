@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.execution import without_spark
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
@@ -89,7 +90,9 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     """
     if not _NAME.fullmatch(name):
         raise ConfigurationError(f"job name {name!r}: use letters, digits, '_', '.' and '-'")
-    env = env if isinstance(env, StreamExecutionEnvironment) else env()
+    if not isinstance(env, StreamExecutionEnvironment):
+        with without_spark():
+            env = env()
     graph = env.get_job_graph()
     graph.require_uids()
     regions = graph.regions()

@@ -13,9 +13,9 @@ from dagster import (
 )
 from pydantic import Field
 
-from dagster_flinkpy.orchestration.active_runs import active_runs
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.report import operator_metadata, place
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs

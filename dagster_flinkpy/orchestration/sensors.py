@@ -22,8 +22,8 @@ from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
 from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration.active_runs import active_runs
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
 from dagster_flinkpy.storage import StorageLocation
 

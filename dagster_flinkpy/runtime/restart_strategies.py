@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import ClassVar
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.errors import ConfigurationError
@@ -45,6 +46,9 @@ class RestartDecision:
 class RestartStrategy(ABC):
     """A rule of restarts; immutable."""
 
+    success_ends_series: ClassVar[bool] = False
+    """Whether failures before a run that succeeded no longer count. Otherwise time tells."""
+
     @abstractmethod
     def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
         """Decides about the last of the failures.
@@ -66,8 +70,9 @@ class NoRestart(RestartStrategy):
 
 @dataclass(frozen=True)
 class FixedDelayRestart(RestartStrategy):
-    """So many restarts in all (Flink: ``FixedDelayRestartBackoffTimeStrategy``)."""
+    """So many restarts in a row (Flink: ``FixedDelayRestartBackoffTimeStrategy``, which counts them all)."""
 
+    success_ends_series: ClassVar[bool] = True
     attempts: int = 1
     """How many; at least 0. Default: 1."""
     delay: timedelta = timedelta(seconds=1)
