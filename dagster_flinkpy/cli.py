@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
@@ -16,11 +15,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, OperatorState
-from dagster_flinkpy.checkpoint.savepoint import load_savepoint
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
-from dagster_flinkpy.state.reader import read_operator_state, read_table
+from dagster_flinkpy.state_processor import StoredState, read_savepoint
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = ["main"]
@@ -123,7 +122,7 @@ def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:
 @_endpoint_url
 def describe_savepoint(path: str, endpoint_url: str | None, as_json: bool) -> None:
     """Show what PATH holds: a savepoint, a chk-N folder, or a job, of which it is the latest checkpoint."""
-    metadata, _ = _load(path, endpoint_url)
+    metadata = open_checkpoint(_location(path, endpoint_url)).metadata
     if as_json:
         click.echo(json.dumps(metadata.to_json(), indent=2))
         return
@@ -139,17 +138,8 @@ def describe_savepoint(path: str, endpoint_url: str | None, as_json: bool) -> No
     console.print(table)
 
 
-def _load(path: str, endpoint_url: str | None) -> tuple[CheckpointMetadata, ObjectStore]:
-    """A savepoint, a checkpoint, or the latest checkpoint of a job; and the store that has its files."""
-    folder = StorageLocation(path.rstrip("/").removesuffix(f"/{METADATA_NAME}"), endpoint_url)
-    store = folder.open()
-    latest = CompletedCheckpointStore(store).latest()
-    if latest is not None:
-        return latest, store
-    metadata = load_savepoint(store)
-    if metadata.kind is CheckpointKind.CHECKPOINT:  # its files are shared by the job's checkpoints
-        store = replace(folder, url=folder.url.rpartition("/")[0]).open()
-    return metadata, store
+def _location(path: str, endpoint_url: str | None) -> StorageLocation:
+    return StorageLocation(path.rstrip("/"), endpoint_url)
 
 
 def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
@@ -201,11 +191,11 @@ def read_state(
     """
     if form == "parquet" and output is None:
         raise click.UsageError("--format parquet needs --output FILE")
-    metadata, store = _load(path, endpoint_url)
+    stored = read_savepoint(_location(path, endpoint_url)).state(uid, name)
     if limit is None and form == "table":
         limit = 20
-    tables = _limited(_state_tables(metadata, uid, name, store), limit)
-    first = next(tables)  # so that nothing is opened for a state that is not there
+    tables = _limited(_by_subtask(stored), limit)
+    first = next(tables)
     tables = chain([first], tables)
     if form == "parquet":
         import pyarrow.parquet as pq
@@ -223,30 +213,9 @@ def read_state(
             _print_rows(first.schema, tables, Console(file=file, width=None if file.isatty() else _PIPE_WIDTH))
 
 
-def _state_tables(metadata: CheckpointMetadata, uid: str, name: str, store: ObjectStore) -> Iterator[pa.Table]:
-    """The rows of a state, subtask by subtask.
-
-    Raises:
-        click.ClickException: There is no such operator, or it has no such state.
-    """
-    operator = metadata.operator(uid)
-    if operator is None:
-        known = ", ".join(sorted(operator.uid for operator in metadata.operators))
-        raise click.ClickException(f"no operator has uid {uid!r}; there are: {known}")
-    names: dict[str, None] = {}
-    for subtask in operator.subtasks:
-        for table in subtask.keyed.tables if subtask.keyed else ():
-            names[table.name] = None
-            if table.name == name:
-                rows = read_table(table, store)
-                yield rows.add_column(0, "subtask", pa.array([subtask.index] * rows.num_rows, pa.int32()))
-        for handle in subtask.operator_state:
-            names[handle.name] = None
-            if handle.name == name:
-                rows = read_operator_state(handle.partitions, handle.types, store)
-                yield rows.add_column(0, "subtask", pa.array([subtask.index] * rows.num_rows, pa.int32()))
-    if name not in names:
-        raise click.ClickException(f"operator {uid!r} has no state {name!r}; it has: {', '.join(names) or 'none'}")
+def _by_subtask(stored: StoredState) -> Iterator[pa.Table]:
+    for subtask, rows in zip(stored.subtasks, stored.to_tables(), strict=True):
+        yield rows.add_column(0, "subtask", pa.array([subtask] * rows.num_rows, pa.int32()))
 
 
 def _limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:

@@ -202,7 +202,7 @@ def test_read_operator_state(savepoint: Path) -> None:
     assert [(row["subtask"], row["value"]) for row in rows] == [(0, 0), (0, 10), (1, 1), (1, 11)]
     text = printed("state", "read", savepoint, "--uid", "count", "--state", "rules", "--format", "json")
     rows = [json.loads(line) for line in text.splitlines()]
-    assert [(row["subtask"], row["key"], len(row["value"])) for row in rows] == [(i, "large", 10_000) for i in (0, 1)]
+    assert [(row["subtask"], row["key"], len(row["value"])) for row in rows] == [(0, "large", 10_000)]  # one copy
 
 
 @pytest.mark.parametrize("limit", [0, 1, 3, 9])

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
@@ -22,7 +23,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.state.operator_state import sha256_of
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["import_savepoint", "load_savepoint", "pickled_state", "write_savepoint"]
+__all__ = ["has_pickled_values", "import_savepoint", "load_savepoint", "pickled_state", "write_savepoint"]
 
 _THREADS = 8
 _PICKLED = json.dumps(PickledBytesTypeInfo().to_json()["type"])
@@ -114,10 +115,19 @@ def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple
             tables = subtask.keyed.tables if subtask.keyed else ()
             types = [(table.name, table.schema) for table in tables]
             types += [(handle.name, handle.types) for handle in subtask.operator_state]
-            found |= {f"{operator.uid}/{name}": None for name, kind in types if _PICKLED in json.dumps(kind)}
+            found |= {f"{operator.uid}/{name}": None for name, kind in types if has_pickled_values(kind)}
             if subtask.channel_state and untyped_edges:
                 found[f"{operator.uid}/in-flight data"] = None
     return tuple(found)
+
+
+def has_pickled_values(description: Any) -> bool:
+    """Whether values of a type, or of types, are pickled, or parts of them.
+
+    Args:
+        description: the type information as JSON.
+    """
+    return _PICKLED in json.dumps(description)
 
 
 def _checksums(metadata: CheckpointMetadata) -> dict[str, str]:

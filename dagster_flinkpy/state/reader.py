@@ -2,30 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import type_from_json
-from dagster_flinkpy.errors import CorruptStateError
-from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.errors import CorruptStateError, StorageError
+from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
+from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
-from dagster_flinkpy.state.layout import TableLayout, hashes_of, key_groups_of, merge_runs
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import (
+    SortKeys,
+    TableLayout,
+    equal_rows,
+    hashes_of,
+    key_groups_of,
+    make_sort_keys,
+    merge_runs,
+)
 from dagster_flinkpy.state.operator_state import read_partitions
 from dagster_flinkpy.state.run_file import clip_rows, read_run
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["read_operator_state", "read_table"]
+__all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_table", "table_schema"]
 
 
-def read_table(table: TableSnapshot, store: ObjectStore, cache: RunCache | None = None) -> pa.Table:
+@dataclass(frozen=True)
+class KeySet:
+    """Keys to look for; made by :meth:`of`."""
+
+    column: pa.Array[Any]
+    sort_keys: SortKeys
+    """Theirs, in ascending order."""
+
+    @staticmethod
+    def of(keys: Iterable[Any], key_type: TypeInformation, max_parallelism: int) -> KeySet:
+        """These keys.
+
+        Args:
+            keys: Python values, or a column with the Arrow type of the keys.
+            key_type: of the state.
+            max_parallelism: of its operator.
+
+        Raises:
+            TypeMismatchError: one of them is no such key.
+        """
+        column = keys if isinstance(keys, pa.Array) else key_type.to_arrow(list(keys))
+        hashes = hash_keys(key_type, column)
+        sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
+        order = np.argsort(sort_keys)
+        return KeySet(column.take(pa.array(order)), sort_keys[order])
+
+    def within(self, key_groups: KeyGroupRange) -> bool:
+        """Whether one of the keys is in these key groups."""
+        start, stop = clip_rows(self.sort_keys, key_groups)
+        return start < stop
+
+
+def table_schema(table: TableSnapshot) -> pa.Schema:
+    """The columns that :func:`read_table` gives."""
+    fields = [field for field in TableLayout.of(table).fields if field.name != "deleted"]
+    return pa.schema([("key_group", pa.uint16()), ("key_hash", pa.int32()), *fields])
+
+
+def read_table(
+    table: TableSnapshot, store: ObjectStore, cache: RunCache | None = None, keys: KeySet | None = None
+) -> pa.Table:
     """The live rows of a state, sorted by key group, key hash and key.
 
     Args:
         table: of one subtask's snapshot.
         store: rooted at the prefix that the paths of the runs are relative to.
         cache: where to keep local copies. Default: nowhere; the runs are held in memory.
+        keys: only the rows of these; of large files only the row groups that may have them are read. Default: of all.
 
     Returns:
         ``key_group``, ``key_hash``, ``key``, and of ``namespace``, ``map_key``, ``value``, ``time`` and
@@ -35,12 +88,19 @@ def read_table(table: TableSnapshot, store: ObjectStore, cache: RunCache | None 
         CorruptStateError: a file is missing, damaged, or of another state; names it.
     """
     layout = TableLayout.of(table)
-    runs = [_read(handle, layout, store, cache) for handle in reversed(table.runs)]
+    handles = [handle for handle in table.runs if keys is None or keys.within(handle.key_groups)]
+    runs = [_read(handle, layout, store, cache, keys) for handle in reversed(handles)]
     merged = merge_runs(layout, [layout.local_schema.empty_table(), *runs], drop_deleted=True)
     sort_keys = merged.column("sort_key").to_numpy()
-    columns = [field.name for field in layout.fields if field.name != "deleted"]
-    arrays = [pa.array(key_groups_of(sort_keys)), pa.array(hashes_of(sort_keys)), *(merged.column(n) for n in columns)]
-    return pa.table(arrays, names=["key_group", "key_hash", *columns])
+    schema = table_schema(table)
+    arrays = [pa.array(key_groups_of(sort_keys)), pa.array(hashes_of(sort_keys))]
+    return pa.table([*arrays, *(merged.column(name) for name in schema.names[2:])], schema=schema)
+
+
+def operator_state_schema(types: Mapping[str, Json]) -> pa.Schema:
+    """The columns that :func:`read_operator_state` gives."""
+    columns = {name: type_from_json(kind).arrow_type for name, kind in types.items()}
+    return pa.schema(columns or {"value": pa.binary()})
 
 
 def read_operator_state(partitions: Sequence[Any], types: Mapping[str, Json], store: ObjectStore) -> pa.Table:
@@ -57,19 +117,30 @@ def read_operator_state(partitions: Sequence[Any], types: Mapping[str, Json], st
     Raises:
         CorruptStateError: a file is missing or damaged; names it.
     """
-    columns = {name: type_from_json(kind).arrow_type for name, kind in types.items()}
-    return read_partitions(partitions, pa.schema(columns or {"value": pa.binary()}), store, "operator state")
+    return read_partitions(partitions, operator_state_schema(types), store, "operator state")
 
 
-def _read(handle: RunHandle, layout: TableLayout, store: ObjectStore, cache: RunCache | None) -> pa.Table:
+def _read(
+    handle: RunHandle, layout: TableLayout, store: ObjectStore, cache: RunCache | None, keys: KeySet | None
+) -> pa.Table:
     if cache is not None:
-        table = cache.open(handle, store).table()
+        run = cache.open(handle, store)
     else:
-        rows, _ = read_run(handle, store)
-        start, stop = clip_rows(rows.column("sort_key").to_numpy(), handle.key_groups)
-        table = rows.slice(start, stop - start)
-    if not table.schema.equals(layout.local_schema):
+        rows, _ = read_run(handle, store, None if keys is None else keys.sort_keys)
+        run = Run(_batch(rows), handle.key_groups)
+    if not run.schema.equals(layout.local_schema):
         raise CorruptStateError(
-            f"state file {store.url}/{handle.path} is not of state {layout.name!r}: its columns are {table.schema}"
+            f"state file {store.url}/{handle.path} is not of state {layout.name!r}: its columns are {run.schema}"
         )
-    return table
+    if keys is None:
+        return run.table()
+    wanted, found = run.find(keys.sort_keys)
+    same = equal_rows([run.take("key", found)], [keys.column.take(pa.array(wanted))])
+    return run.rows(np.unique(found[same]))
+
+
+def _batch(rows: pa.Table) -> pa.RecordBatch:
+    batches = rows.combine_chunks().to_batches()
+    if len(batches) > 1:
+        raise StorageError(f"a state file has {len(batches)} record batches; a string column is above 2 GiB")
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)

@@ -35,6 +35,7 @@ WHOLE_BELOW = 65_536
 """Bytes below which a file is read whole although only a part of it is needed: one request instead of two."""
 
 _VERSION, _STATE, _ROW_GROUPS = b"flinkpy.format_version", b"flinkpy.state", b"flinkpy.row_groups"
+_HASH_COLUMN = 1  # Of the columns of a file.
 _TAIL = 8  # The length of the footer and "PAR1".
 
 
@@ -115,8 +116,14 @@ def upload_run(store: ObjectStore, handle: RunHandle, data: bytes) -> None:
             store.put(handle.path, data)
 
 
-def read_run(handle: RunHandle, store: ObjectStore) -> tuple[pa.Table, bool]:
+def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None) -> tuple[pa.Table, bool]:
     """Reads the rows of a handle, or all rows of its file where that is cheaper.
+
+    Args:
+        handle: of the run, or of a part of it.
+        store: rooted at the prefix that its path is relative to.
+        only: of a file that is not small, read no row groups but those that may have rows with these sort keys, which
+            are sorted. Default: all of the handle's.
 
     Returns:
         The rows with ``local_schema``, and whether they are all of the file.
@@ -126,9 +133,9 @@ def read_run(handle: RunHandle, store: ObjectStore) -> tuple[pa.Table, bool]:
     """
     where = f"{store.url}/{handle.path}"
     try:
-        if handle.is_whole or handle.bytes < WHOLE_BELOW:
+        if handle.bytes < WHOLE_BELOW or (handle.is_whole and only is None):
             return _read_whole(handle, store, where), True
-        return _read_part(handle, store, where), False
+        return _read_part(handle, store, where, only), False
     except ObjectNotFoundError as error:
         raise CorruptStateError(f"state file {where} is missing") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -142,7 +149,7 @@ def _read_whole(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
     return _localise(file, file.read(), where)
 
 
-def _read_part(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
+def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys | None) -> pa.Table:
     start = handle.bytes - handle.footer_bytes
     footer = store.get_range(handle.path, start, handle.footer_bytes)
     _check(footer, handle.footer_bytes, handle.footer_sha256, where, "its footer")
@@ -153,17 +160,42 @@ def _read_part(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
     row_groups = json.loads(_metadata(file, where)[_ROW_GROUPS])
     low, high = handle.key_groups.start, handle.key_groups.end
     wanted = [i for i, g in enumerate(row_groups) if g["key_groups"][0] <= high and g["key_groups"][1] >= low]
-    first, last = row_groups[wanted[0]], row_groups[wanted[-1]]
-    begin, end = first["offset"], last["offset"] + last["length"]
-    data = memoryview(store.get_range(handle.path, begin, end - begin))
-    for i in wanted:
-        group = row_groups[i]
-        at = group["offset"] - begin
-        _check(data[at : at + group["length"]], group["length"], group["sha256"], where, f"its row group {i}")
-    image[begin:end] = data
+    if only is not None:
+        wanted = [i for i in wanted if _may_hold(file, i, row_groups[i]["key_groups"], only)]
+    for first, last in _neighbours(wanted):
+        begin, end = row_groups[first]["offset"], row_groups[last]["offset"] + row_groups[last]["length"]
+        data = memoryview(store.get_range(handle.path, begin, end - begin))
+        for i in range(first, last + 1):
+            group = row_groups[i]
+            at = group["offset"] - begin
+            _check(data[at : at + group["length"]], group["length"], group["sha256"], where, f"its row group {i}")
+        image[begin:end] = data
     table = _localise(file, file.read_row_groups(wanted), where)
     start, stop = clip_rows(table.column("sort_key").to_numpy(), handle.key_groups)
     return table.slice(start, stop - start)
+
+
+def _may_hold(file: pq.ParquetFile, row_group: int, key_groups: list[int], sort_keys: SortKeys) -> bool:
+    """Whether a row group may have rows with some of these sort keys, by its key groups and its statistics."""
+    first, last = key_groups
+    start, stop = clip_rows(sort_keys, KeyGroupRange(first, last))
+    if start == stop or first < last:
+        return start < stop
+    # Of a key group with several row groups: the bounds of the hashes tell them apart.
+    statistics = file.metadata.row_group(row_group).column(_HASH_COLUMN).statistics
+    if statistics is None or not statistics.has_min_max:
+        return True
+    hashes = hashes_of(sort_keys[start:stop])
+    return bool(((hashes >= statistics.min) & (hashes <= statistics.max)).any())
+
+
+def _neighbours(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """The first and last of each stretch of numbers that follow each other."""
+    first = 0
+    for i in range(1, len(numbers) + 1):
+        if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
+            yield numbers[first], numbers[i - 1]
+            first = i
 
 
 def _check(data: bytes | memoryview, size: int, sha256: str, where: str, part: str = "it") -> None:

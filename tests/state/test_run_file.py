@@ -68,6 +68,40 @@ def test_whole_files_come_back(written: tuple[RunHandle, bytes, pa.Table], count
     assert read.schema.equals(table.schema)
 
 
+def test_a_few_keys_need_a_few_row_groups(
+    written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, data, table = written
+    some = table.take(pa.array([7, 20_000, 20_001, 49_999]))
+    sort_keys = some.column("sort_key").to_numpy()
+    read, whole = read_run(handle, counting, sort_keys)
+    assert not whole
+    assert counting.bytes_read < handle.footer_bytes + len(data) / 4
+    assert set(some.column("key").to_pylist()) <= set(read.column("key").to_pylist())
+    nothing, _ = read_run(handle, counting, sort_keys[:0])
+    assert nothing.equals(table.slice(0, 0))
+
+
+def test_row_groups_of_one_key_group_are_told_apart_by_hash(
+    counting: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_file, "ROW_GROUP_ROWS", 1000)
+    table = sorted_table(30_000, max_parallelism=1)
+    keys = pa.array([-(2**40) * i for i in range(30_000)])  # whose hashes have either sign
+    hashes = hash_keys(Types.LONG(), keys)
+    sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 1), hashes)
+    table = table.set_column(0, LAYOUT.local_schema.field("sort_key"), pa.array(sort_keys))
+    table = table.set_column(1, LAYOUT.local_schema.field("key"), keys).take(pa.array(sort_order(sort_keys, [keys])))
+    data, handle = encode_run(LAYOUT, table, KeyGroupRange(0, 0))
+    upload_run(counting, handle, data)
+    for i in (0, 14_000, 15_999, 29_999):
+        counting.bytes_read = 0
+        read, _ = read_run(handle, counting, table.column("sort_key").to_numpy()[i : i + 1])
+        assert table.column("key")[i].as_py() in read.column("key").to_pylist()
+        assert len(read) <= 2000
+        assert counting.bytes_read < handle.footer_bytes + len(data) / 8
+
+
 def test_equal_content_has_equal_bytes_and_name(written: tuple[RunHandle, bytes, pa.Table]) -> None:
     handle, data, table = written
     chunked = pa.concat_tables([table.slice(0, 777), table.slice(777)])

@@ -1,0 +1,98 @@
+"""What is in a savepoint or checkpoint (Flink: ``SavepointReader``)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState
+from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint, open_checkpoint
+from dagster_flinkpy.datastream.time_domain import TimeDomain
+from dagster_flinkpy.errors import RestoreError, StateSchemaError
+from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StoredState
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["SavepointReader", "read_savepoint"]
+
+
+def read_savepoint(path: str | StorageLocation) -> SavepointReader:
+    """Opens a savepoint or checkpoint to read the state in it. Needs neither Spark nor the program; runs no code of it.
+
+    Args:
+        path: the folder of a savepoint or of a checkpoint (``.../chk-7``), or that of a job for its latest checkpoint.
+            A directory or ``s3://bucket/prefix``; as a ``StorageLocation`` with endpoint and credentials.
+
+    Raises:
+        RestoreError: there is none.
+        CorruptMetadataError: it cannot be read.
+    """
+    return SavepointReader(open_checkpoint(path if isinstance(path, StorageLocation) else StorageLocation(path)))
+
+
+class SavepointReader:
+    """The operators of a savepoint or checkpoint and their states; made by :func:`read_savepoint`."""
+
+    def __init__(self, stored: StoredCheckpoint) -> None:
+        self._stored = stored
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        """All that its ``_metadata`` says."""
+        return self._stored.metadata
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        """The uids."""
+        return tuple(operator.uid for operator in self.metadata.operators)
+
+    @cached_property
+    def states(self) -> tuple[StoredState, ...]:
+        """All states: keyed state and timers, then operator state, operator by operator.
+
+        Raises:
+            StateSchemaError: subtasks have different types for one state.
+        """
+        return tuple(state for operator in self.metadata.operators for state in self._states_of(operator))
+
+    def state(self, uid: str, name: str) -> StoredState:
+        """A state by the uid of its operator and its name.
+
+        Raises:
+            RestoreError: there is none; names what there is.
+            StateSchemaError: subtasks have different types for one state.
+        """
+        operator = self.metadata.operator(uid)
+        if operator is None:
+            raise RestoreError(f"no operator has uid {uid!r}; there are: {', '.join(sorted(self.operators))}")
+        states = {state.name: state for state in self._states_of(operator)}
+        if name not in states:
+            raise RestoreError(f"operator {uid!r} has no state {name!r}; it has: {', '.join(states) or 'none'}")
+        return states[name]
+
+    def timers(self, uid: str, domain: TimeDomain = TimeDomain.EVENT_TIME) -> StoredState:
+        """The pending timers of an operator: ``key``, ``time``, and of windows ``namespace``: the window.
+
+        Raises:
+            RestoreError: it has none.
+        """
+        return self.state(uid, f"_timers/{domain.name.lower()}")
+
+    def _states_of(self, operator: OperatorState) -> list[StoredState]:
+        keyed: dict[str, KeyedStateRows] = {}
+        others: dict[str, OperatorStateRows] = {}
+        files = self._stored.files
+        for subtask in operator.subtasks:
+            for table in subtask.keyed.tables if subtask.keyed else ():
+                state = keyed.get(table.name)
+                parts = () if state is None else state.tables
+                if parts and parts[0][1].schema != table.schema:
+                    raise StateSchemaError(
+                        f"operator {operator.uid!r}: state {table.name!r} has two schemas in one checkpoint: "
+                        f"{parts[0][1].schema} and {table.schema}"
+                    )
+                parts = (*parts, (subtask.index, table))
+                keyed[table.name] = KeyedStateRows(operator.uid, table.name, files, operator.max_parallelism, parts)
+            for handle in subtask.operator_state:
+                known = others.get(handle.name)
+                handles = (*(() if known is None else known.handles), (subtask.index, handle))
+                others[handle.name] = OperatorStateRows(operator.uid, handle.name, files, handles)
+        return [*keyed.values(), *(state for name, state in others.items() if name not in keyed)]

@@ -1,0 +1,218 @@
+"""One state of a savepoint or checkpoint, as Arrow, pandas, Polars or Spark."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle
+from dagster_flinkpy.checkpoint.savepoint import has_pickled_values
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state.handles import TableSnapshot
+from dagster_flinkpy.state.reader import KeySet, operator_state_schema, read_operator_state, read_table, table_schema
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["KeyedStateRows", "OperatorStateRows", "StoredState"]
+
+_THREADS = 8
+"""Subtasks whose state is read at once."""
+
+
+@dataclass(frozen=True)
+class StoredState(ABC):
+    """A named state of one operator. Nothing is read before one of its methods is called."""
+
+    uid: str
+    """Of the operator."""
+    name: str
+    files: StorageLocation
+    """What the paths of its files are relative to."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> str:
+        """VALUE, LIST, MAP, REDUCING, AGGREGATING or TIMER; of operator state SPLIT_DISTRIBUTE, UNION or BROADCAST."""
+
+    @property
+    @abstractmethod
+    def types(self) -> Mapping[str, TypeInformation]:
+        """The declared types, by column; none for raw state."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """The columns."""
+
+    @property
+    @abstractmethod
+    def subtasks(self) -> tuple[int, ...]:
+        """Indices of the subtasks that have a part of it."""
+
+    @abstractmethod
+    def read_subtask(self, position: int) -> pa.Table:
+        """The rows of one of :attr:`subtasks`, by its position there.
+
+        Raises:
+            CorruptStateError: a file is missing or damaged; names it.
+        """
+
+    @abstractmethod
+    def for_keys(self, keys: Iterable[Any]) -> StoredState:
+        """Only the rows of these keys: files and row groups that cannot have them are not read.
+
+        Args:
+            keys: Python values, or an Arrow array with the type of the column ``key``.
+
+        Raises:
+            ConfigurationError: it is operator state, which has no keys.
+            TypeMismatchError: one of them is no such key.
+        """
+
+    def to_tables(self) -> Iterator[pa.Table]:
+        """The rows, subtask by subtask; each part is read when it is asked for."""
+        return (self.read_subtask(position) for position in range(len(self.subtasks)))
+
+    def to_arrow(self) -> pa.Table:
+        """All rows. Pickled values come as bytes; what has expired is there, with its ``expires_at``.
+
+        Raises:
+            CorruptStateError: a file is missing or damaged; names it.
+        """
+        with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+            parts = list(threads.map(self.read_subtask, range(len(self.subtasks))))
+        return pa.concat_tables([self.schema.empty_table(), *parts])
+
+    def to_pandas(self) -> Any:
+        """As :meth:`to_arrow`, as a pandas DataFrame."""
+        return self.to_arrow().to_pandas()
+
+    def to_polars(self) -> Any:
+        """As :meth:`to_arrow`, as a Polars DataFrame; Polars is to be installed."""
+        import polars
+
+        return polars.from_arrow(self.to_arrow())
+
+    def to_spark(self, session: Any) -> Any:
+        """The rows as a Spark DataFrame, read by Spark's tasks, one for each subtask.
+
+        Args:
+            session: a SparkSession whose executors have this library and reach the storage.
+        """
+        schema = session.createDataFrame(self.schema.empty_table()).schema
+        tasks = len(self.subtasks)
+        if not tasks:
+            return session.createDataFrame([], schema)
+        return session.range(0, tasks, 1, tasks).mapInArrow(partial(_read_positions, self), schema)
+
+    def to_pylist(self, *, allow_pickled_state: bool = False) -> list[dict[str, Any]]:
+        """The rows as Python values of the declared types, such as ``Row``, tuple and ``Instant``.
+
+        Args:
+            allow_pickled_state: unpickles pickled values, too; whoever wrote them can run code here. Default: they stay
+                bytes.
+        """
+        table = self.to_arrow()
+        columns = []
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            kind = self.types.get(name)
+            plain = kind is None or (has_pickled_values(kind.to_json()) and not allow_pickled_state)
+            columns.append(column.to_pylist() if kind is None or plain else kind.from_arrow(column.combine_chunks()))
+        return [dict(zip(table.column_names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+@dataclass(frozen=True)
+class KeyedStateRows(StoredState):
+    """Keyed state, or timers; made by :class:`SavepointReader`."""
+
+    max_parallelism: int
+    """Of the operator."""
+    tables: tuple[tuple[int, TableSnapshot], ...]
+    """Subtask and its part; at least one."""
+    keys: KeySet | None = None
+    """Only these; None for all."""
+
+    @property
+    def kind(self) -> str:
+        return self.tables[0][1].kind
+
+    @property
+    def types(self) -> Mapping[str, TypeInformation]:
+        table = self.tables[0][1]
+        types = {
+            "key": table.key_type,
+            "namespace": table.namespace_type,
+            "map_key": table.map_key_type,
+            "value": table.value_type,
+        }
+        return {column: type_from_json(kind) for column, kind in types.items() if kind is not None}
+
+    @property
+    def schema(self) -> pa.Schema:
+        # Spark has no unsigned numbers.
+        return table_schema(self.tables[0][1]).set(0, pa.field("key_group", pa.int32()))
+
+    @property
+    def subtasks(self) -> tuple[int, ...]:
+        return tuple(subtask for subtask, _ in self._wanted())
+
+    def _wanted(self) -> list[tuple[int, TableSnapshot]]:
+        keys = self.keys
+        return [
+            (subtask, table)
+            for subtask, table in self.tables
+            if keys is None or any(keys.within(run.key_groups) for run in table.runs)
+        ]
+
+    def read_subtask(self, position: int) -> pa.Table:
+        _, table = self._wanted()[position]
+        return read_table(table, self.files.open(), keys=self.keys).cast(self.schema)
+
+    def for_keys(self, keys: Iterable[Any]) -> KeyedStateRows:
+        return replace(self, keys=KeySet.of(keys, self.types["key"], self.max_parallelism))
+
+
+@dataclass(frozen=True)
+class OperatorStateRows(StoredState):
+    """Operator state; made by :class:`SavepointReader`."""
+
+    handles: tuple[tuple[int, OperatorStateHandle], ...]
+    """Subtask and its part; at least one."""
+
+    @property
+    def kind(self) -> str:
+        return self.handles[0][1].mode.value
+
+    @property
+    def types(self) -> Mapping[str, TypeInformation]:
+        return {column: type_from_json(kind) for column, kind in self.handles[0][1].types.items()}
+
+    @property
+    def schema(self) -> pa.Schema:
+        return operator_state_schema(self.handles[0][1].types)
+
+    @property
+    def subtasks(self) -> tuple[int, ...]:
+        # Broadcast state is equal everywhere.
+        copies = 1 if self.handles[0][1].mode is DistributionMode.BROADCAST else len(self.handles)
+        return tuple(subtask for subtask, _ in self.handles[:copies])
+
+    def read_subtask(self, position: int) -> pa.Table:
+        _, handle = self.handles[position]
+        return read_operator_state(handle.partitions, handle.types, self.files.open())
+
+    def for_keys(self, keys: Iterable[Any]) -> StoredState:
+        raise ConfigurationError(f"state {self.name!r} of operator {self.uid!r} is operator state, which has no keys")
+
+
+def _read_positions(state: StoredState, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """In a Spark task: the rows of the subtasks at these positions."""
+    for batch in batches:
+        for position in batch.column(0).to_pylist():
+            yield from state.read_subtask(position).to_batches()
