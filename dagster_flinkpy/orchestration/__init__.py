@@ -10,6 +10,7 @@ from dagster_flinkpy.orchestration.resources import (
 )
 from dagster_flinkpy.orchestration.restart_sensor import build_restart_sensor
 from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
+from dagster_flinkpy.orchestration.status_sensors import build_job_status_sensors
 from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "TwoPhaseCommitSinkResource",
     "build_checkpoint_sensor",
     "build_flink_jobs",
+    "build_job_status_sensors",
     "build_restart_sensor",
     "flink_assets",
 ]
