@@ -55,7 +55,13 @@ def state_of(store: ObjectStore, cache: RunCache, index: int) -> SubtaskState:
     group_of = dict(zip(COUNTS, key_groups(Types.STRING().to_arrow(list(COUNTS)), 16), strict=True))
     words = [word for word in COUNTS if group_of[word] in groups]
     backend = ColumnarKeyedStateBackend(
-        operator="count", key_groups=groups, max_parallelism=16, restored=None, store=store, cache=cache
+        operator="count",
+        key_groups=groups,
+        max_parallelism=16,
+        restored=None,
+        store=store,
+        cache=cache,
+        inline_below=20_000 * index,  # the first subtask has a file, the second has its state in the metadata
     )
     backend.bind_key_type(Types.STRING())
     column = Types.STRING().to_arrow(words)

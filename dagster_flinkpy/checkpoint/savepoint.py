@@ -135,7 +135,7 @@ def _checksums(metadata: CheckpointMetadata) -> dict[str, str]:
     for subtask in (subtask for operator in metadata.operators for subtask in operator.subtasks):
         checksums |= {path: sha256_of(path) for path in subtask.operator_state_files()}
         tables = subtask.keyed.tables if subtask.keyed is not None else ()
-        checksums |= {run.path: run.sha256 for table in tables for run in table.runs}
+        checksums |= {run.path: run.sha256 for table in tables for run in table.runs if run.data is None}
     return checksums
 
 

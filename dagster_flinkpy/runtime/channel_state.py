@@ -47,10 +47,11 @@ class ChannelStateWriter:
 
     Args:
         open_store: Opens the store, rooted at the job's prefix, if there is something to write.
+        written_by: Part of the names of its files; see ``state.operator_state.state_file``.
     """
 
-    def __init__(self, open_store: Callable[[], ObjectStore]) -> None:
-        self._open_store = open_store
+    def __init__(self, open_store: Callable[[], ObjectStore], written_by: str) -> None:
+        self._open_store, self._written_by = open_store, written_by
         self._rows: list[tuple[Any, ...]] = []
         self._bytes = 0
         self._parts: list[Json] = []
@@ -72,7 +73,7 @@ class ChannelStateWriter:
     def _finish(self) -> None:
         columns = [pa.array(c, type=f.type) for c, f in zip(zip(*self._rows, strict=True), _SCHEMA, strict=True)]
         table = pa.Table.from_arrays(columns, schema=_SCHEMA)
-        self._parts += write_partitions(table, self._open_store(), split=False)
+        self._parts += write_partitions(table, self._open_store(), split=False, written_by=self._written_by)
         self._rows, self._bytes = [], 0
 
 

@@ -87,6 +87,11 @@ class Epoch:
     """Tells processing time."""
 
     @property
+    def written_by(self) -> str:
+        """Part of the names of the state files: those of two execution attempts, or Spark jobs, are never equal."""
+        return f"{self.attempt}-{self.checkpoint_id}"
+
+    @property
     def intervals(self) -> tuple[Interval, ...]:
         """All input in order, each piece with the barrier that ends it."""
         splits = {task: given.splits for task, given in self.inputs.items()}

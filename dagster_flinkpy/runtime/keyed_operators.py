@@ -116,6 +116,7 @@ class KeyedStateOperator(StreamOperator):
             cache=RunCache(epoch.cache_dir),
             restored=restored,
             now=epoch.clock.now,
+            written_by=epoch.written_by,
         )
         self._counted: dict[str, int] = {}
         """What the backend had done at the snapshot before."""

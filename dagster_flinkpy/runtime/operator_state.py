@@ -59,9 +59,16 @@ class _OperatorState:
     """A named state: what was restored, until it changes."""
 
     def __init__(
-        self, name: str, mode: DistributionMode, types: dict[str, TypeInformation], what: str, store: ObjectStore
+        self,
+        name: str,
+        mode: DistributionMode,
+        types: dict[str, TypeInformation],
+        what: str,
+        store: ObjectStore,
+        written_by: str,
     ) -> None:
         self.name, self.mode, self._types, self._what, self._store = name, mode, types, what, store
+        self._written_by = written_by
         self._handle: OperatorStateHandle | None = None
         self.inherited = False
         """Whether it still is what was restored."""
@@ -92,7 +99,7 @@ class _OperatorState:
             except TypeMismatchError as error:
                 raise TypeMismatchError(f"{self._what}: {error}") from error
             split = self.mode is not DistributionMode.BROADCAST
-            partitions = write_partitions(pa.table(arrays), self._store, split=split)
+            partitions = write_partitions(pa.table(arrays), self._store, split=split, written_by=self._written_by)
             self._handle = OperatorStateHandle(self.name, self.mode, partitions, self.declared[1])
         return self._handle
 
@@ -226,12 +233,18 @@ class OperatorStateBackend(OperatorStateStore):
         subtask: Index of the subtask.
         store: Rooted at the job's prefix.
         restored: What the subtask goes on from.
+        written_by: Part of the names of its files; see ``state.operator_state.state_file``.
     """
 
     def __init__(
-        self, operator: str, subtask: int, store: ObjectStore, restored: Sequence[OperatorStateHandle]
+        self,
+        operator: str,
+        subtask: int,
+        store: ObjectStore,
+        restored: Sequence[OperatorStateHandle],
+        written_by: str = "",
     ) -> None:
-        self._operator, self._subtask, self._store = operator, subtask, store
+        self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
         self._restored = {handle.name: handle for handle in restored if handle.name != _RAW}
         self._states: dict[str, _ListState | _BroadcastState] = {}
 
@@ -282,7 +295,7 @@ class OperatorStateBackend(OperatorStateStore):
         make: Callable[[_OperatorState, OperatorStateHandle | None], _ListState | _BroadcastState],
     ) -> _ListState | _BroadcastState:
         what = f"operator {self._operator!r}: operator state {name!r}"
-        state = _OperatorState(name, mode, types, what, self._store)
+        state = _OperatorState(name, mode, types, what, self._store, self._written_by)
         known, restored = self._states.get(name), self._restored.get(name)
         before = state.declared if restored is None else (restored.mode.value, restored.types)
         before = before if known is None else known.state.declared
@@ -444,7 +457,11 @@ class OperatorStates:
         if self._backend is None:
             context = self.context
             self._backend = OperatorStateBackend(
-                context.vertex.uid, context.subtask, self._store, context.input.operator_state
+                context.vertex.uid,
+                context.subtask,
+                self._store,
+                context.input.operator_state,
+                context.epoch.written_by,
             )
         return self._backend
 
@@ -520,7 +537,8 @@ class OperatorStates:
 
     def _write_raw(self, partitions: Iterable[bytearray]) -> tuple[Json, ...]:
         values = pa.array([bytes(partition) for partition in partitions], type=pa.binary())
-        return write_partitions(pa.table([values], schema=_RAW_SCHEMA), self._store, split=True)
+        table, written_by = pa.table([values], schema=_RAW_SCHEMA), self.context.epoch.written_by
+        return write_partitions(table, self._store, split=True, written_by=written_by)
 
     def _call(self, what: str, action: Callable[[], None]) -> None:
         try:

@@ -399,7 +399,8 @@ class OperatorTask:
             },
         )
         self._records_in = self._records_out = 0
-        self._taken[checkpoint_id] = _Taken(state, digest, ChannelStateWriter(self._epoch.job_storage.open))
+        channel_state = ChannelStateWriter(self._epoch.job_storage.open, self._epoch.written_by)
+        self._taken[checkpoint_id] = _Taken(state, digest, channel_state)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest)
         position = self._checkpoints.index(checkpoint_id) + 1

@@ -34,6 +34,7 @@ from dagster_flinkpy.state.layout import (
     make_sort_keys,
     merge_runs,
 )
+from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import RunFiles, system_time
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
@@ -166,6 +167,9 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         restored: where to start from; None for nothing.
         now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
         overlay_rows: Keys and rows in memory above which the overlay is written out early. Default: 1,000,000.
+        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.operator_state.state_file`.
+        inline_below: Bytes below which a run is part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
+            Default: 20,000.
     """
 
     def __init__(
@@ -179,11 +183,13 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         restored: KeyedSnapshot | None,
         now: Callable[[], int] = system_time,
         overlay_rows: int = OVERLAY_ROWS,
+        written_by: str = "",
+        inline_below: int = INLINE_BELOW,
     ) -> None:
         self._operator = operator
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
-        self._files = RunFiles(store, cache, key_groups, now)
+        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below)
         self._cache = cache
         self._overlay_rows = overlay_rows
         self._keys = TouchedKeys()

@@ -49,6 +49,12 @@ class Run:
         self.start, self.stop = clip_rows(sort_keys, key_groups)
         self.sort_keys = sort_keys[self.start : self.stop]
 
+    @staticmethod
+    def of(table: pa.Table, key_groups: KeyGroupRange) -> Run:
+        """The rows of a table that lie in some key groups, held in memory."""
+        (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
+        return Run(batch, key_groups)
+
     def __len__(self) -> int:
         return self.stop - self.start
 
@@ -111,6 +117,8 @@ class RunCache:
             CorruptStateError: the file on the store is missing or damaged.
             StorageError: the store or the local directory cannot be used.
         """
+        if handle.data is not None:
+            return Run.of(read_run(handle, store)[0], handle.key_groups)
         parts = _file_name(handle, whole=False)
         for name in dict.fromkeys((_file_name(handle, whole=True), parts)):
             batch = self._map(self.directory / name)

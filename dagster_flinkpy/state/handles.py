@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +20,7 @@ __all__ = ["KeyedSnapshot", "RunHandle", "StateKind", "TableSnapshot", "count_ke
 Json = dict[str, Any]
 StateKind = Literal["VALUE", "LIST", "MAP", "REDUCING", "AGGREGATING", "TIMER"]
 
+_Bytes = bytes  # RunHandle has a field of this name.
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
@@ -31,7 +34,7 @@ class RunHandle:
     """
 
     path: str
-    """Relative to the job's prefix: ``shared/<sha256>.parquet``."""
+    """Relative to the job's prefix: ``shared/<written by>-<sha256>.parquet``; empty for a run that is in ``data``."""
     sha256: str
     """Of the whole file, in hex."""
     bytes: int
@@ -42,16 +45,25 @@ class RunHandle:
     """The clip: rows of other key groups do not belong to this handle."""
     rows_per_key_group: tuple[int, ...]
     """Of the whole file: the first key group, then rows per key group from there on; -n stands for n empty ones."""
-    footer_bytes: int
-    """Size of the Parquet footer at the end of the file."""
-    footer_sha256: str
+    footer_bytes: int = 0
+    """Size of the Parquet footer at the end of the file; 0 for a run that is in ``data``."""
+    footer_sha256: str = ""
     """Of these bytes. The footer lists a checksum per row group, so that a part of the file can be trusted too."""
+    tombstones: int = 0
+    """Rows of the whole file that only hide older ones."""
+    data: _Bytes | None = None
+    """The file itself, where it is so small that it is part of the metadata (Flink: ``ByteStreamStateHandle``)."""
 
     def __post_init__(self) -> None:
-        check_relative(self.path)
-        if not (_SHA256.fullmatch(self.sha256) and _SHA256.fullmatch(self.footer_sha256)):
+        checksums = [self.sha256]
+        sizes = self.bytes >= 0
+        if self.data is None:
+            check_relative(self.path)
+            checksums.append(self.footer_sha256)
+            sizes = 0 < self.footer_bytes <= self.bytes
+        if not all(map(_SHA256.fullmatch, checksums)):
             raise CorruptMetadataError(f"the handle of {self.path} has no SHA-256 checksum")
-        if min(self.bytes, self.rows) < 0 or not 0 < self.footer_bytes <= self.bytes or not self.rows_per_key_group:
+        if not sizes or min(self.rows, self.tombstones) < 0 or not self.rows_per_key_group:
             raise CorruptMetadataError(f"the handle of {self.path} has sizes that cannot be")
 
     @property
@@ -83,16 +95,17 @@ class RunHandle:
 
     def to_json(self) -> Json:
         """A JSON object that :meth:`from_json` reads."""
-        return {
-            "path": self.path,
+        rows = {
             "sha256": self.sha256,
-            "bytes": self.bytes,
             "rows": self.rows,
             "key_groups": [self.key_groups.start, self.key_groups.end],
             "rows_per_key_group": list(self.rows_per_key_group),
-            "footer_bytes": self.footer_bytes,
-            "footer_sha256": self.footer_sha256,
+            **({"tombstones": self.tombstones} if self.tombstones else {}),
         }
+        if self.data is not None:
+            return {"data": base64.b64encode(self.data).decode(), **rows}
+        footer = {"footer_bytes": self.footer_bytes, "footer_sha256": self.footer_sha256}
+        return {"path": self.path, "bytes": self.bytes, **rows, **footer}
 
     @staticmethod
     def from_json(raw: Json) -> RunHandle:
@@ -103,17 +116,20 @@ class RunHandle:
             PathEscapesPrefixError: the path could lead out of the job's prefix.
         """
         try:
+            data = base64.b64decode(raw["data"], validate=True) if "data" in raw else None
             return RunHandle(
-                path=str(raw["path"]),
+                path="" if data is not None else str(raw["path"]),
                 sha256=str(raw["sha256"]),
-                bytes=int(raw["bytes"]),
+                bytes=int(raw["bytes"]) if data is None else len(data),
                 rows=int(raw["rows"]),
                 key_groups=_range_from_json(raw["key_groups"]),
                 rows_per_key_group=tuple(int(count) for count in raw["rows_per_key_group"]),
-                footer_bytes=int(raw["footer_bytes"]),
-                footer_sha256=str(raw["footer_sha256"]),
+                footer_bytes=int(raw["footer_bytes"]) if data is None else 0,
+                footer_sha256=str(raw["footer_sha256"]) if data is None else "",
+                tombstones=int(raw.get("tombstones", 0)),
+                data=data,
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (binascii.Error, KeyError, TypeError, ValueError) as error:
             raise CorruptMetadataError(f"not the handle of a state file ({error!r}): {raw!r}") from error
 
 
@@ -205,8 +221,8 @@ class KeyedSnapshot:
         return sum(table.bytes for table in self.tables)
 
     def files(self) -> set[str]:
-        """The paths of all runs."""
-        return {run.path for table in self.tables for run in table.runs}
+        """The paths of all runs, but for those that are in the metadata."""
+        return {run.path for table in self.tables for run in table.runs if run.data is None}
 
     def restrict(self, key_groups: KeyGroupRange) -> KeyedSnapshot | None:
         """The state of those key groups; None where there is no overlap (Flink: ``getIntersection``).

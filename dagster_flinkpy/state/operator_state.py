@@ -1,7 +1,8 @@
 """How operator state is stored: typed Arrow in the metadata itself, or in Parquet files where it is larger.
 
 A partition, what redistribution moves, is a JSON object: ``{"arrow": base64}`` holds a record batch;
-``{"file": sha256, "row": n}`` stands for a row of ``shared/<sha256>.parquet``, and without ``row`` for all of them.
+``{"file": sha256, "by": writer, "row": n}`` stands for a row of ``shared/<writer>-<sha256>.parquet``, and without
+``row`` for all of them. (Without ``by``, as older files have it, of ``shared/<sha256>.parquet``.)
 """
 
 from __future__ import annotations
@@ -26,21 +27,34 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["INLINE_BELOW", "file_of", "files_of", "read_partitions", "sha256_of", "write_partitions"]
+__all__ = ["INLINE_BELOW", "file_of", "files_of", "read_partitions", "sha256_of", "state_file", "write_partitions"]
 
 INLINE_BELOW = 20_000
 """Bytes below which a state is part of the metadata (Flink: ``state.storage.fs.memory-threshold``)."""
 
 Json = Any
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_WRITER = re.compile(r"[0-9a-z-]{1,64}")
 
 
-def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool) -> tuple[Json, ...]:
+def state_file(sha256: str, written_by: str = "") -> str:
+    """The path of a state file, relative to the job's prefix.
+
+    Args:
+        sha256: of its content.
+        written_by: the execution attempt and the checkpoint. Two attempts never write one name, so what an older one
+            deletes too late is not what a newer one needs. Default: nobody; the folder is written once.
+    """
+    return f"shared/{written_by}-{sha256}.parquet" if written_by else f"shared/{sha256}.parquet"
+
+
+def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, written_by: str = "") -> tuple[Json, ...]:
     """Stores a state.
 
     Args:
         table: the state, one row per element or entry.
         store: rooted at the job's prefix.
+        written_by: as of :func:`state_file`.
         split: whether each row is a partition of its own; else all of them are one.
 
     Returns:
@@ -57,8 +71,9 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool) -> tup
     data = sink.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
     with suppress(PreconditionFailedError):  # named by content, so what is there is the same
-        store.put(_path(sha256), data, if_none_match=True)
-    return tuple({"file": sha256, "row": i} for i in range(len(batch))) if split else ({"file": sha256},)
+        store.put(state_file(sha256, written_by), data, if_none_match=True)
+    file = {"file": sha256, **({"by": written_by} if written_by else {})}
+    return tuple({**file, "row": i} for i in range(len(batch))) if split else (file,)
 
 
 def read_partitions(partitions: Sequence[Json], schema: pa.Schema, store: ObjectStore, what: str) -> pa.Table:
@@ -81,10 +96,12 @@ def read_partitions(partitions: Sequence[Json], schema: pa.Schema, store: Object
                 data = base64.b64decode(partition["arrow"], validate=True)
                 parts.append(pa.Table.from_batches([pa.ipc.read_record_batch(pa.py_buffer(data), schema)]))
                 continue
-            sha256 = partition["file"]
-            if sha256 not in files:
-                files[sha256] = _read_file(sha256, schema, store)
-            stored, row = files[sha256], partition.get("row")
+            path = file_of(partition)
+            if path is None:
+                raise KeyError("file")
+            if path not in files:
+                files[path] = _read_file(path, schema, store)
+            stored, row = files[path], partition.get("row")
             if row is not None and not 0 <= row < len(stored):
                 raise ValueError(f"there is no row {row} in its file")
             parts.append(stored if row is None else stored.slice(row, 1))
@@ -104,12 +121,15 @@ def file_of(partition: Json) -> str | None:
         return None
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
         raise CorruptMetadataError(f"operator state names a file by {sha256!r}, which is no SHA-256 checksum")
-    return _path(sha256)
+    written_by = partition.get("by", "")
+    if not isinstance(written_by, str) or (written_by and not _WRITER.fullmatch(written_by)):
+        raise CorruptMetadataError(f"operator state names a file by its writer {written_by!r}, which is none")
+    return state_file(sha256, written_by)
 
 
 def sha256_of(path: str) -> str:
     """The checksum in the path of a file of operator state."""
-    return path.removeprefix("shared/").removesuffix(".parquet")
+    return path.removesuffix(".parquet")[-64:]
 
 
 def files_of(partitions: Iterable[Json]) -> set[str]:
@@ -117,23 +137,17 @@ def files_of(partitions: Iterable[Json]) -> set[str]:
     return {path for partition in partitions if (path := file_of(partition)) is not None}
 
 
-def _path(sha256: str) -> str:
-    return f"shared/{sha256}.parquet"
-
-
 def _batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _read_file(sha256: str, schema: pa.Schema, store: ObjectStore) -> pa.Table:
-    path = file_of({"file": sha256})
-    assert path is not None
+def _read_file(path: str, schema: pa.Schema, store: ObjectStore) -> pa.Table:
     where = f"{store.url}/{path}"
     try:
         data, _ = store.get(path)
     except ObjectNotFoundError as error:
         raise CorruptStateError(f"state file {where} is missing") from error
-    if hashlib.sha256(data).hexdigest() != sha256:
+    if hashlib.sha256(data).hexdigest() != sha256_of(path):
         raise CorruptStateError(f"state file {where} is damaged: it does not have the recorded checksum")
     return pq.read_table(pa.BufferReader(data)).cast(schema)

@@ -14,6 +14,7 @@ import io
 import json
 import mmap
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +25,10 @@ from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, Preco
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
 from dagster_flinkpy.state.layout import FORMAT_VERSION, SortKeys, TableLayout, hashes_of, key_groups_of, make_sort_keys
+from dagster_flinkpy.state.operator_state import state_file
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["clip_rows", "encode_run", "read_run", "upload_run"]
+__all__ = ["clip_rows", "encode_run", "inline", "read_run", "upload_run"]
 
 ROW_GROUP_ROWS = 32_768
 """Rows after which a row group ends with the next key group, or at once inside of a larger key group."""
@@ -39,13 +41,16 @@ _HASH_COLUMN = 1  # Of the columns of a file.
 _TAIL = 8  # The length of the footer and "PAR1".
 
 
-def encode_run(layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) -> tuple[bytes, RunHandle]:
-    """Writes a run. Equal content has equal bytes, so an equal name.
+def encode_run(
+    layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange, written_by: str = ""
+) -> tuple[bytes, RunHandle]:
+    """Writes a run. Equal content has equal bytes, so of one writer an equal name.
 
     Args:
         layout: of the table.
         table: sorted, not empty, with ``local_schema``.
         key_groups: those of the subtask; the handle's clip.
+        written_by: the part of the name that no other execution attempt uses. Default: none, for a folder of its own.
     """
     sort_keys = table.column("sort_key").to_numpy()
     groups = key_groups_of(sort_keys)
@@ -78,7 +83,7 @@ def encode_run(layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) 
     footer = data[len(data) - _TAIL - int.from_bytes(data[-_TAIL:-4], "little") :]
     sha256 = hashlib.sha256(data).hexdigest()
     handle = RunHandle(
-        path=f"shared/{sha256}.parquet",
+        path=state_file(sha256, written_by),
         sha256=sha256,
         bytes=len(data),
         rows=len(table),
@@ -86,8 +91,14 @@ def encode_run(layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange) 
         rows_per_key_group=count_key_groups(groups),
         footer_bytes=len(footer),
         footer_sha256=hashlib.sha256(footer).hexdigest(),
+        tombstones=int(np.count_nonzero(table.column("deleted").to_numpy())),
     )
     return data, handle
+
+
+def inline(handle: RunHandle, data: bytes) -> RunHandle:
+    """The handle of a run that is part of the metadata instead of a file."""
+    return replace(handle, path="", footer_bytes=0, footer_sha256="", data=data)
 
 
 def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
@@ -107,7 +118,7 @@ def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int
 
 
 def upload_run(store: ObjectStore, handle: RunHandle, data: bytes) -> None:
-    """Writes a run to the store, unless it is there already: its name is its content."""
+    """Writes a run to the store, unless it is there already: its name tells its content."""
     try:
         store.put(handle.path, data, if_none_match=True)
     except PreconditionFailedError:
@@ -132,6 +143,8 @@ def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None
         CorruptStateError: the file is missing, truncated, or not the one that was written; names it.
     """
     where = f"{store.url}/{handle.path}"
+    if handle.data is not None:
+        where = f"a state run in the metadata of {store.url}"
     try:
         if handle.bytes < WHOLE_BELOW or (handle.is_whole and only is None):
             return _read_whole(handle, store, where), True
@@ -143,7 +156,7 @@ def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None
 
 
 def _read_whole(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
-    data, _ = store.get(handle.path)
+    data = store.get(handle.path)[0] if handle.data is None else handle.data
     _check(data, handle.bytes, handle.sha256, where)
     file = pq.ParquetFile(pa.BufferReader(data))
     return _localise(file, file.read(), where)

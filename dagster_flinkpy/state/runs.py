@@ -16,7 +16,8 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, equal_rows, expired_rows, merge_runs
-from dagster_flinkpy.state.run_file import encode_run, upload_run
+from dagster_flinkpy.state.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["MAX_RUNS", "Match", "RunFiles", "Runs", "merge_from", "system_time"]
@@ -42,17 +43,23 @@ class RunFiles:
     """Those of the subtask."""
     now: Callable[[], int] = system_time
     """Processing time in milliseconds, for state with a time to live."""
+    written_by: str = ""
+    """Part of the names of the files."""
+    inline_below: int = INLINE_BELOW
+    """Bytes below which a run is part of the metadata."""
     written_bytes: int = field(default=0, init=False)
     """Bytes of all runs written so far, those of compaction included."""
     written_rows: int = field(default=0, init=False)
     """Rows of these."""
 
     def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
-        """Writes a sorted table that is not empty to the store and to the cache."""
-        data, handle = encode_run(layout, table, self.key_groups)
-        upload_run(self.store, handle, data)
+        """Writes a sorted table that is not empty: a small one becomes part of the metadata, a large one a file."""
+        data, handle = encode_run(layout, table, self.key_groups, self.written_by)
         self.written_bytes += handle.bytes
         self.written_rows += handle.rows
+        if handle.bytes < self.inline_below:
+            return inline(handle, data), Run.of(table, self.key_groups)
+        upload_run(self.store, handle, data)
         return handle, self.cache.put(handle, table)
 
 
@@ -141,6 +148,8 @@ class Runs:
         if delta is None or not len(delta):
             delta, sizes = None, sizes[: len(handles)]
         start = merge_from(sizes, base_rows)
+        if delta is not None:
+            start = min(start, self._first_inline())
         if start < len(sizes) - 1:
             tables = [] if delta is None else [delta]
             tables += [run.table() for run in islice(self.newest_first(), len(handles) - start)]
@@ -156,6 +165,15 @@ class Runs:
         if any(expired_rows(table, now).any() for table in tables):
             live = merge_runs(self.layout, tables, drop_deleted=True, now=now)
             self._runs = [self._files.write(self.layout, live)] if len(live) else []
+
+    def _first_inline(self) -> int:
+        """Which run to merge from so that those in the metadata do not add up: a file holds them then."""
+        first, size = len(self._runs), 0
+        for handle in reversed(self.handles):
+            if handle.data is None:
+                break
+            first, size = first - 1, size + handle.bytes
+        return first if size >= self._files.inline_below else len(self._runs)
 
     def _without_idle_tombstones(self, delta: pa.Table) -> pa.Table:
         """Leaves out the tombstones that hide nothing: of what came and went since the last snapshot."""

@@ -36,6 +36,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import Kind, WireRow
+from dagster_flinkpy.state import ColumnarKeyedStateBackend
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected, random_order, run_job
@@ -439,7 +440,9 @@ def test_after_any_error_an_attempt_is_over(tmp_path: Path) -> None:
             attempt.run_epoch()
 
 
-def test_a_damaged_state_file_is_named(tmp_path: Path) -> None:
+def test_a_damaged_state_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Files, however small.
+    monkeypatch.setitem(ColumnarKeyedStateBackend.__init__.__kwdefaults__, "inline_below", 0)
     graph = counted_graph(parallelism=1)
     run_epochs(graph, tmp_path, 1)
     shutil.rmtree(tmp_path / "cache")  # a good local copy would do

@@ -416,6 +416,17 @@ def test_a_file_has_the_name_of_its_checksum(name: str) -> None:
         file_of({"file": name})
 
 
+def test_the_writer_is_part_of_the_name(tmp_path: Path) -> None:
+    store, table = LocalObjectStore(tmp_path), pa.table({"value": pa.array(range(50_000))})
+    for written_by in ("1-7", "2-7"):
+        (partition,) = write_partitions(table, store, split=False, written_by=written_by)
+        assert file_of(partition) == f"shared/{written_by}-{partition['file']}.parquet"
+        assert read_partitions([partition], table.schema, store, "test").equals(table)
+    assert len(list((tmp_path / "shared").glob("*.parquet"))) == 2
+    with pytest.raises(CorruptMetadataError, match="writer"):
+        file_of({**partition, "by": "../x"})
+
+
 @given(
     values=st.lists(st.one_of(st.none(), st.text(max_size=50)), max_size=40),
     large=st.booleans(),

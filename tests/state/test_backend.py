@@ -268,7 +268,7 @@ def test_only_a_declared_pickle_is_unpickled(make_backend: MakeBackend, store: L
 def test_damaged_state_is_refused_when_it_is_touched(
     make_backend: MakeBackend, store: LocalObjectStore, tmp_path: Path
 ) -> None:
-    snapshot = write(make_backend(key_type=LONG), {1: 1})
+    snapshot = write(make_backend(key_type=LONG, inline_below=0), {1: 1})
     (path,) = snapshot.files()
     store.put(path, b"PAR1")
     backend = make_backend(snapshot, key_type=LONG, cache=RunCache(tmp_path / "other"))
@@ -284,7 +284,7 @@ def test_equal_state_has_equal_files(make_backend: MakeBackend) -> None:
 
 
 def test_statistics(make_backend: MakeBackend) -> None:
-    backend = make_backend(key_type=LONG)
+    backend = make_backend(key_type=LONG, inline_below=0)
     assert backend.statistics.rows == backend.statistics.bytes == 0
     snapshot = write(backend, {1: 1, 2: 2})
     statistics = backend.statistics

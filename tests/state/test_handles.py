@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
@@ -119,3 +121,29 @@ def test_broken_snapshots_are_refused() -> None:
 
 def test_handles_are_values() -> None:
     assert handle([1]) == replace(handle([1]))
+
+
+def test_a_run_in_the_metadata_names_no_file() -> None:
+    run = handle([3, 3, 5])
+    data = b"the run"
+    inline = replace(
+        run, path="", data=data, bytes=len(data), footer_bytes=0, footer_sha256="", sha256=sha256(data).hexdigest()
+    )
+    raw = json.loads(json.dumps(inline.to_json()))
+    assert RunHandle.from_json(raw) == inline
+    assert "path" not in raw
+    part = inline.clip(KeyGroupRange(4, 9))
+    assert part is not None
+    assert (part.rows, part.data) == (1, data)
+    table = TableSnapshot("v", "VALUE", {}, None, None, {}, (run, inline))
+    assert KeyedSnapshot(KeyGroupRange(0, 99), (table,)).files() == {run.path}
+    with pytest.raises(CorruptMetadataError, match="not the handle"):
+        RunHandle.from_json({**raw, "data": "no base64!"})
+
+
+def test_handles_of_the_first_release_are_read() -> None:
+    run = handle([3])
+    raw = run.to_json()
+    assert "tombstones" not in raw
+    assert RunHandle.from_json(raw) == run
+    assert RunHandle.from_json({**raw, "tombstones": 1}).tombstones == 1

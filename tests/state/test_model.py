@@ -102,13 +102,19 @@ def bits(number: float) -> str:
 
 class Program(RuleBasedStateMachine):
     kind = "LONG"
+    made = 0
 
-    @initialize(parallelism=st.integers(1, 4), overlay_rows=st.sampled_from([0, 8, 1000]), late=st.booleans())
-    def start(self, parallelism: int, overlay_rows: int, late: bool) -> None:
+    @initialize(
+        parallelism=st.integers(1, 4),
+        overlay_rows=st.sampled_from([0, 8, 1000]),
+        late=st.booleans(),
+        inline_below=st.sampled_from([0, 6000, 20_000]),
+    )
+    def start(self, parallelism: int, overlay_rows: int, late: bool, inline_below: int) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.store = LocalObjectStore(self.directory / "store")
         self.cache = RunCache(self.directory / "cache", max_bytes=4000)
-        self.overlay_rows, self.late = overlay_rows, late
+        self.overlay_rows, self.late, self.inline_below = overlay_rows, late, inline_below
         self.key_type, self.pool = POOLS[self.kind]
         column = self.key_type.to_arrow(self.pool)
         self.hashes = hash_keys(self.key_type, column)
@@ -124,6 +130,7 @@ class Program(RuleBasedStateMachine):
 
     def make(self, snapshots: list[KeyedSnapshot | None]) -> None:
         self.subtasks = []
+        self.made += 1
         for i, snapshot in enumerate(snapshots):
             key_groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, len(snapshots), i)
             backend = ColumnarKeyedStateBackend(
@@ -134,6 +141,8 @@ class Program(RuleBasedStateMachine):
                 cache=self.cache,
                 restored=snapshot,
                 overlay_rows=self.overlay_rows,
+                inline_below=self.inline_below,
+                written_by=f"1-{self.made}",
             )
             self.subtasks.append(Subtask(backend, self.key_type, self.late))
 

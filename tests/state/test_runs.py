@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state import RunCache
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
+from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import MAX_RUNS, RunFiles, Runs, merge_from
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -149,3 +151,31 @@ def test_a_run_of_another_state_is_refused(files: RunFiles) -> None:
     other = TableLayout("w", "VALUE", Types.LONG(), value_type=Types.STRING())
     with pytest.raises(CorruptStateError, match=f"{handle.path}.*'w'"):
         list(Runs(other, (handle,), files).newest_first())
+
+
+def test_small_runs_are_part_of_the_metadata_until_they_add_up(store: LocalObjectStore, cache: RunCache) -> None:
+    files = RunFiles(store, cache, KeyGroupRange(0, 9), written_by="3-7")
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({key: key for key in range(20_000)}))
+    (base,) = runs.handles
+    assert base.path == f"shared/3-7-{base.sha256}.parquet"
+    kept = []
+    for epoch in range(60):
+        runs.append(delta(dict.fromkeys(range(epoch * 300, epoch * 300 + 300), epoch)))
+        inline = [handle for handle in runs.handles if handle.data is not None]
+        kept.append(sum(handle.bytes for handle in inline))
+        assert kept[-1] < 2 * INLINE_BELOW
+        again = Runs(LAYOUT, [RunHandle.from_json(handle.to_json()) for handle in runs.handles], files)
+        assert rows_of(again) == rows_of(runs)
+    assert max(kept) > INLINE_BELOW / 2
+    assert 0 in kept
+
+
+def test_a_damaged_run_in_the_metadata_is_refused(files: RunFiles, store: LocalObjectStore) -> None:
+    runs = Runs(LAYOUT, (), files)
+    runs.append(delta({1: 1}))
+    (handle,) = runs.handles
+    assert handle.data is not None
+    damaged = replace(handle, data=handle.data[:-1] + b"x")
+    with pytest.raises(CorruptStateError, match="in the metadata of"):
+        rows_of(Runs(LAYOUT, [damaged], files))
