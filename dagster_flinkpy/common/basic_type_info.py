@@ -42,9 +42,10 @@ _INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_integer,
     pa.types.is_date,
     pa.types.is_time,
+    pa.types.is_string,
     lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
 )
-"""Types for which Arrow would cut values off without a word: fractions, times of day, time zones."""
+"""Types for which Arrow would change values without a word: cut fractions, times of day, time zones; decode bytes."""
 
 
 class BasicTypeInfo(TypeInformation):
@@ -81,7 +82,9 @@ class BasicTypeInfo(TypeInformation):
             try:
                 self._build([value])
             except _ARROW_REFUSES:
-                return f"a value that is not: {value!r} is {type(value).__name__}"
+                far = isinstance(value, int) and pa.types.is_integer(self._arrow_type) and not isinstance(value, bool)
+                out_of_range = ", out of its range" if far else ""
+                return f"a value that is not: {value!r} is {type(value).__name__}{out_of_range}"
         return "values of several types"
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
@@ -114,6 +117,15 @@ class _BigIntTypeInfo(BasicTypeInfo):
         return [None if v is None else int(v) for v in column.to_pylist()]
 
 
+class _BytesTypeInfo(BasicTypeInfo):
+    """``bytes``; Arrow would encode strings, too."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if any(issubclass(kind, str) for kind in set(map(type, values))):
+            raise TypeError("not bytes")
+        return super()._build(values)
+
+
 class _BigDecTypeInfo(BasicTypeInfo):
     """``Decimal``, without the zeros that its column puts behind the last digit."""
 
@@ -142,7 +154,12 @@ class _InstantTypeInfo(BasicTypeInfo):
 
 def basic_type(name: str) -> BasicTypeInfo:
     """The basic type of a name in ``BASIC_TYPES``."""
-    kinds = {"BIG_DEC": _BigDecTypeInfo, "BIG_INT": _BigIntTypeInfo, "INSTANT": _InstantTypeInfo}
+    kinds: dict[str, type[BasicTypeInfo]] = {
+        "BIG_DEC": _BigDecTypeInfo,
+        "BIG_INT": _BigIntTypeInfo,
+        "BYTES": _BytesTypeInfo,
+        "INSTANT": _InstantTypeInfo,
+    }
     return kinds.get(name, BasicTypeInfo)(name, BASIC_TYPES[name])
 
 

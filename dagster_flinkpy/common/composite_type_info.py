@@ -6,6 +6,7 @@ import itertools
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from operator import attrgetter, itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -16,6 +17,9 @@ from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 __all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
+
+
+_names_of, _values_of = attrgetter("_fields"), attrgetter("_values")
 
 
 class _StructTypeInfo(TypeInformation):
@@ -41,21 +45,24 @@ class _StructTypeInfo(TypeInformation):
     def _positional(self, value: Any) -> Sequence[Any]:
         """The field values of one value, in the order of the type."""
 
+    def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
+        """The field values of each value; ``kinds`` are the types of the values."""
+        blank = (None,) * len(self.field_types)
+        return [blank if v is None else self._positional(v) for v in values]
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        width = len(self.field_types)
-        missing = [v is None for v in values] if any(v is None for v in values) else None
-        blank = (None,) * width
-        rows = [blank if v is None else self._positional(v) for v in values]
-        for row, value in zip(rows, values, strict=True):
-            if len(row) != width:
-                raise TypeMismatchError(f"declared {width} fields {list(self.field_names)}, produced {value!r}")
-        columns = list(zip(*rows, strict=True)) if rows else [()] * width
+        width, kinds = len(self.field_types), set(map(type, values))
+        rows = self._rows(values, kinds)
+        if set(map(len, rows)) - {width}:
+            misfit = next(value for row, value in zip(rows, values, strict=True) if len(row) != width)
+            raise TypeMismatchError(f"declared {width} fields {list(self.field_names)}, produced {misfit!r}")
         children = []
-        for name, field_type, column in zip(self.field_names, self.field_types, columns, strict=True):
+        for i, (name, field_type) in enumerate(zip(self.field_names, self.field_types, strict=True)):
             try:
-                children.append(field_type.to_arrow(column))
+                children.append(field_type.to_arrow(list(map(itemgetter(i), rows))))
             except TypeMismatchError as e:
                 raise TypeMismatchError(f"field '{name}': {e}") from e
+        missing = [v is None for v in values] if type(None) in kinds else None
         if not children:
             return pa.array([None if v is None else {} for v in values], type=self.arrow_type)
         mask = None if missing is None else pa.array(missing, type=pa.bool_())
@@ -93,6 +100,14 @@ class RowTypeInfo(_StructTypeInfo):
         names = list(self.field_names) if self.named else None
         return {"type": "ROW", "names": names, "fields": [t.to_json() for t in self.field_types]}
 
+    def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
+        names = list(self.field_names)
+        if all(issubclass(kind, Row) for kind in kinds) and all(
+            fields is None or fields == names for fields in map(_names_of, values)
+        ):
+            return list(map(_values_of, values))  # loops in C
+        return super()._rows(values, kinds)
+
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
             names = value._fields
@@ -106,7 +121,9 @@ class RowTypeInfo(_StructTypeInfo):
             return value
         if isinstance(value, Mapping) and set(value) == set(self.field_names):
             return [value[name] for name in self.field_names]
-        raise TypeMismatchError(f"declared a row of {list(self.field_names)}, produced {value!r}")
+        raise TypeMismatchError(
+            f"declared a row of {list(self.field_names)}, produced {value!r}, which is {type(value).__name__}"
+        )
 
     def name_fields(self, value: Any) -> Any:
         if type(value) is Row and value._fields is None:
@@ -128,12 +145,17 @@ class TupleTypeInfo(_StructTypeInfo):
     def __init__(self, field_types: Sequence[TypeInformation]) -> None:
         super().__init__(field_types, [f"f{i}" for i in range(len(field_types))])
 
+    def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
+        return values if kinds == {tuple} else super()._rows(values, kinds)
+
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
             return cast("Sequence[Any]", value._values)
         if isinstance(value, (tuple, list)):
             return value
-        raise TypeMismatchError(f"declared a tuple of {len(self.field_types)} fields, produced {value!r}")
+        raise TypeMismatchError(
+            f"declared a tuple of {len(self.field_types)} fields, produced {value!r}, which is {type(value).__name__}"
+        )
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         rows: list[Any] = list(zip(*self._columns(column), strict=True)) or [()] * len(column)
@@ -203,7 +225,9 @@ class MapTypeInfo(TypeInformation):
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         for v in values:
             if v is not None and (not isinstance(v, Mapping) or None in v):
-                raise TypeMismatchError(f"declared a map, produced {v!r}; wants a dict without the key None")
+                raise TypeMismatchError(
+                    f"declared a map, produced {v!r}, which is {type(v).__name__}; wants a dict without the key None"
+                )
         keys = [k for v in values if v is not None for k in v]
         items = [e for v in values if v is not None for e in v.values()]
         offsets = _offsets_of([None if v is None else len(v) for v in values])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch"]
@@ -30,8 +30,8 @@ class KeyColumn:
 class StreamBatch:
     """Some records of one stream, each with a timestamp.
 
-    Made from a column or from Python values; the other form is made when asked for and kept, so that chained Python
-    functions pay no conversion between them.
+    Made from a column or from Python values; the other form is made when asked for and kept. Values of a function
+    become a column, which checks their type; a chained function then gets the values as they are.
 
     Args:
         type_info: Type of the records.
@@ -42,7 +42,7 @@ class StreamBatch:
         producer: Uid of the operator they come from; named in type errors.
     """
 
-    __slots__ = ("_column", "_named", "_values", "keys", "producer", "timestamps", "type_info")
+    __slots__ = ("_checked", "_column", "_values", "keys", "producer", "timestamps", "type_info")
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class StreamBatch:
         self.producer = producer
         self._column = column
         self._values = values
-        self._named = False
+        self._checked = False
 
     def __len__(self) -> int:
         return len(self.timestamps)
@@ -82,28 +82,39 @@ class StreamBatch:
 
     @property
     def values(self) -> Sequence[Any]:
-        """The records as Python values, Rows with the field names of their type."""
+        """The records as Python values, Rows with the field names of their type.
+
+        Raises:
+            TypeMismatchError: A value does not have the declared type; names operator, field and value.
+        """
         if self._values is None:
             self._values = self.type_info.from_arrow(self._column)
-        elif not self._named:
-            for value in self._values:
-                self.type_info.name_fields(value)
-        self._named = True
+        elif not self._checked:
+            if not isinstance(self.type_info, PickledBytesTypeInfo):
+                _ = self.column  # the quickest exact check there is
+            if type(self.type_info).name_fields is not TypeInformation.name_fields:
+                for value in self._values:
+                    self.type_info.name_fields(value)
+        self._checked = True
         return self._values
 
     def copy(self) -> StreamBatch:
         """The same records, in a batch whose timestamps can be replaced."""
-        return StreamBatch(
+        batch = StreamBatch(
             self.type_info, self.timestamps, column=self._column, values=self._values, producer=self.producer
         )
+        batch._checked = self._checked
+        return batch
 
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:
         """The records where ``mask`` is true."""
         keep = np.flatnonzero(mask)
-        return StreamBatch(
+        batch = StreamBatch(
             self.type_info,
             self.timestamps[keep],
             column=None if self._column is None else self._column.take(pa.array(keep)),
             values=None if self._values is None else [self._values[i] for i in keep.tolist()],
             producer=self.producer,
         )
+        batch._checked = self._checked
+        return batch

@@ -168,7 +168,7 @@ def test_empty_structs_keep_their_length() -> None:
 
 MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (LONG, "x", "declared LONG.*'x' is str"),
-    (LONG, 1 << 63, "declared LONG"),
+    (LONG, 1 << 63, "declared LONG.* is int, out of its range"),
     (LONG, 1.5, "declared LONG.*1.5 is float"),
     (LONG, decimal.Decimal("1.5"), "declared LONG"),
     (LONG, True, "declared LONG.*True is bool"),
@@ -178,6 +178,8 @@ MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (Types.MAP(STRING, LONG), {None: 1}, "without the key None"),
     (Types.BYTE(), 128, "declared BYTE.*128"),
     (STRING, 5, "declared STRING.*5 is int"),
+    (STRING, b"x", "declared STRING.*b'x' is bytes"),
+    (Types.PRIMITIVE_ARRAY(Types.BYTE()), "x", "declared BYTES.*'x' is str"),
     (Types.BOOLEAN(), "yes", "declared BOOLEAN"),
     (Types.SQL_DATE(), "2020-01-01", "declared SQL_DATE"),
     (Types.BIG_DEC(), decimal.Decimal(10) ** 30, "declared BIG_DEC"),

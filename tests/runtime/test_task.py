@@ -53,6 +53,7 @@ from tests.runtime.harness import (
 from tests.runtime.programs import COUNTED, EVENT, Calls, FolderSink, Sessions, environment, event_time, events
 
 LATE = OutputTag("late", EVENT)
+ONE = Types.ROW_NAMED(["n"], [Types.LONG()])
 
 
 def failure_of(graph: JobGraph, folder: Path, **options: Any) -> tuple[FlinkPyError, EpochResults]:
@@ -402,6 +403,48 @@ def test_a_record_of_another_type_than_declared_names_operator_and_field(tmp_pat
     stream = events(environment(), TIMES).map(lambda v: Row(v.key, "late", 1), EVENT).uid("it").rebalance()
     with pytest.raises(TypeMismatchError, match=r"operator 'it': field 'time'.*'late'"):
         collect_all(stream.map(lambda v: v), tmp_path)
+
+
+CHAINED = {
+    "map": lambda stream: stream.map(str, Types.STRING()),
+    "filter": lambda stream: stream.filter(bool),
+    "flat_map": lambda stream: stream.flat_map(lambda v: [v], Types.LONG()),
+    "process": lambda stream: stream.process(Each(), Types.LONG()),
+    "timestamps": lambda stream: stream.assign_timestamps_and_watermarks(
+        WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(Itself())
+    ),
+    "print": lambda stream: stream,
+}
+
+
+class Itself(TimestampAssigner):
+    def extract_timestamp(self, value, record_timestamp):
+        return value
+
+
+class Each(ProcessFunction):
+    def process_element(self, value, ctx):
+        yield value
+
+
+@pytest.mark.parametrize("following", CHAINED)
+def test_a_record_of_another_type_is_found_between_chained_functions(tmp_path: Path, following: str) -> None:
+    wrong = environment().from_collection([1, 2]).map(lambda v: "two" if v == 2 else v, Types.LONG()).uid("it")
+    stream = CHAINED[following](wrong)
+    stream.print()
+    with pytest.raises(TypeMismatchError, match=r"^operator 'it': declared LONG, .*'two' is str$"):
+        collect_all(stream, tmp_path)
+
+
+def test_a_misfit_that_a_filter_has_dropped_is_one_still(tmp_path: Path) -> None:
+    rows = environment().from_collection([1, 2]).map(lambda v: Row("x" if v == 2 else v), ONE).uid("it")
+    with pytest.raises(TypeMismatchError, match=r"^operator 'it': field 'n': declared LONG, .*'x' is str$"):
+        collect_all(rows.filter(lambda v: v.n == 1).map(lambda v: v.n, Types.LONG()), tmp_path)
+
+
+def test_chained_functions_hand_on_what_they_made(tmp_path: Path) -> None:
+    numbers = environment().from_collection([1]).map(lambda v: v, Types.DOUBLE())
+    assert collect_all(numbers.map(lambda v: type(v).__name__, Types.STRING()), tmp_path) == ["int"]
 
 
 def test_keyed_state_without_key_is_refused(tmp_path: Path) -> None:
