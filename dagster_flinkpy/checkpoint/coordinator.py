@@ -3,8 +3,12 @@
 It has no clock, does no I/O and holds no lock, so each of its rules is tested without Spark, a store or sleeping. The
 path of a checkpoint, with the stimuli in brackets:
 
-    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, SnapshotCoordinators, EmitBarriers -> [acknowledgements]
-    -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete -> [committed] -> DropSubsumed
+    [trigger] -> AssignCheckpointId -> [id] -> ArmTimeout, SnapshotCoordinators, TriggerMasterHooks -> [master states]
+    -> EmitBarriers -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
+    -> [committed] -> NotifySubsumed, DropSubsumed
+
+What must hold is looked at again after each step that takes time: when the id has come, and when the hooks have
+answered.
 
 HEAD moves on only when the checkpoint before has been committed, so a restore from HEAD never loses a committable. A
 plain savepoint ends when its metadata is written: it neither becomes the latest checkpoint nor commits anything.
@@ -13,10 +17,11 @@ plain savepoint ends when its metadata is written: it neither becomes the latest
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from functools import singledispatchmethod
+from zlib import crc32
 
 from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
@@ -33,15 +38,17 @@ from dagster_flinkpy.checkpoint.instructions import (
     Instruction,
     NotifyAborted,
     NotifyComplete,
+    NotifySubsumed,
     Rejected,
     ReplaceHead,
     SnapshotCoordinators,
+    TriggerMasterHooks,
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
-from dagster_flinkpy.checkpoint.statistics import CheckpointStats, CheckpointStatus
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
@@ -50,12 +57,15 @@ from dagster_flinkpy.checkpoint.stimuli import (
     Decline,
     HeadReplaced,
     JobStatusChanged,
+    MasterHookFailed,
+    MasterStateCollected,
     MetadataWriteFailed,
     MetadataWritten,
     PeriodicTick,
     Shutdown,
     Stimulus,
     TimerFired,
+    TriggerFailed,
     TriggerRequested,
 )
 from dagster_flinkpy.errors import CheckpointError
@@ -64,7 +74,8 @@ __all__ = ["CheckpointCoordinator"]
 
 _RECENT_IDS = 16  # Flink: NUM_GHOST_CHECKPOINT_IDS
 _STORY_LENGTH = 50
-_HISTORY_LENGTH = 100
+_FAILED_BEFORE_ID = (CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, CheckpointFailureReason.IO_EXCEPTION)
+"""Requests that were chosen, but could not be carried out, count as failed checkpoints."""
 
 
 class CheckpointCoordinator:
@@ -77,6 +88,7 @@ class CheckpointCoordinator:
         config: when checkpoints are taken.
         restored: the checkpoint that the attempt started from; its files are never discarded.
         retained: ids of the completed checkpoints in the store.
+        statistics: of the attempts before; this one goes on with them.
     """
 
     def __init__(
@@ -88,6 +100,7 @@ class CheckpointCoordinator:
         *,
         restored: CheckpointMetadata | None = None,
         retained: Sequence[int] = (),
+        statistics: CheckpointStatistics | None = None,
     ) -> None:
         self._job_id = job_id
         self._attempt = attempt
@@ -109,7 +122,12 @@ class CheckpointCoordinator:
         self._garbage: set[str] = set()
         self._recent: deque[int] = deque(maxlen=_RECENT_IDS)
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
-        self._stats: dict[int, CheckpointStats] = {}
+        # Flink: the interval is at least the pause.
+        self._interval_ms = None if config.interval is None else _ms(max(config.interval, config.min_pause))
+        self.statistics = statistics or CheckpointStatistics()
+        """Of all checkpoints of the job."""
+        if restored is not None:
+            self.statistics.record_restore()
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -120,11 +138,6 @@ class CheckpointCoordinator:
     def story(self) -> tuple[str, ...]:
         """The last events, oldest first."""
         return tuple(self._story)
-
-    @property
-    def stats(self) -> tuple[CheckpointStats, ...]:
-        """The last checkpoints, oldest first."""
-        return tuple(self._stats.values())
 
     def handle(self, stimulus: Stimulus) -> list[Instruction]:
         """Make the transition for one stimulus.
@@ -159,8 +172,8 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: PeriodicTick) -> list[Instruction]:
         instructions: list[Instruction] = []
-        if self._config.interval is not None and self._running and self._shut_down is None:
-            instructions.append(ArmPeriodic(stimulus.now_ms + _ms(self._config.interval)))
+        if self._interval_ms is not None and self._running and self._shut_down is None:
+            instructions.append(ArmPeriodic(stimulus.now_ms + self._interval_ms))
         return instructions + self._handle(TriggerRequested(stimulus.now_ms, periodic=True, request_id="periodic"))
 
     @_handle.register
@@ -174,7 +187,6 @@ class CheckpointCoordinator:
         request, self._triggering = self._triggering, None
         if request is None:
             return []  # rejected meanwhile
-        # The second look: things may have changed while the id was fetched.
         if refusal := self._refusal(request) or self._tasks_missing(request):
             return [self._reject(refusal), *self._next_request(stimulus.now_ms)]
         pending = PendingCheckpoint(stimulus.checkpoint_id, request, stimulus.now_ms, self._plan)
@@ -185,8 +197,49 @@ class CheckpointCoordinator:
         ]
         if self._plan.coordinators:
             instructions.append(SnapshotCoordinators(pending.checkpoint_id, self._plan.coordinators))
+        if pending.stage is Stage.TRIGGERING:
+            hooks = self._plan.master_hooks
+            return [*instructions, TriggerMasterHooks(pending.checkpoint_id, pending.trigger_ms, hooks)]
         instructions.append(EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger))
         return instructions + self._next_request(stimulus.now_ms)
+
+    @_handle.register
+    def _(self, stimulus: TriggerFailed) -> list[Instruction]:
+        if not self._ids_asked_for:
+            raise self._error("there was no id to be had, but nothing asked for one")
+        self._ids_asked_for -= 1
+        request, self._triggering = self._triggering, None
+        if request is None:
+            return []
+        reason = CheckpointFailureReason.IO_EXCEPTION
+        instructions: list[Instruction] = [self._reject(Dropped(request, reason, stimulus.cause))]
+        if self._failures.failed(None, request, reason):
+            message = f"there is no id for a checkpoint: {stimulus.cause}{self._tolerance}"
+            return [*instructions, FailJob(None, reason, message)]
+        return instructions + self._next_request(stimulus.now_ms)
+
+    @_handle.register
+    def _(self, stimulus: MasterStateCollected) -> list[Instruction]:
+        pending = self._pending.get(stimulus.checkpoint_id)
+        if pending is None:
+            return []
+        result = pending.acknowledge_master(stimulus.identifier, stimulus.state)
+        self._story.append(f"  {result.value}")
+        if pending.stage is not Stage.TRIGGERING or not pending.masters_acknowledged:
+            return []
+        if refusal := self._refusal(pending.request) or self._tasks_missing(pending.request):
+            return self._abort(pending, stimulus.now_ms, refusal.reason, refusal.message)
+        pending.stage = Stage.COLLECTING
+        emit = EmitBarriers(pending.checkpoint_id, self._plan.tasks_to_trigger)
+        return [emit, *self._next_request(stimulus.now_ms)]
+
+    @_handle.register
+    def _(self, stimulus: MasterHookFailed) -> list[Instruction]:
+        pending = self._pending.get(stimulus.checkpoint_id)
+        if pending is None or pending.stage is not Stage.TRIGGERING:
+            return []
+        detail = f"master hook {stimulus.identifier!r}: {stimulus.cause}"
+        return self._abort(pending, stimulus.now_ms, CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE, detail)
 
     def _next_request(self, now_ms: int) -> list[Instruction]:
         """Start the first of the queued requests that can be."""
@@ -194,12 +247,12 @@ class CheckpointCoordinator:
         while chosen := self._decider.choose(
             now_ms,
             pending=len(self._pending),
-            triggering=self._triggering is not None,
+            triggering=self._triggering is not None or any(p.stage is Stage.TRIGGERING for p in self._pending.values()),
             last_completion_ms=self._last_completion_ms,
         ):
             if isinstance(chosen, Dropped):
                 instructions.append(self._reject(chosen))
-                if chosen.retry_ms is not None and self._config.interval is not None:
+                if chosen.retry_ms is not None and self._interval_ms is not None:
                     instructions.append(ArmPeriodic(chosen.retry_ms))
             elif refusal := self._refusal(chosen) or self._tasks_missing(chosen):
                 instructions.append(self._reject(refusal))
@@ -213,7 +266,7 @@ class CheckpointCoordinator:
         """Flink: ``CheckpointCoordinator.preCheckGlobalState``."""
         if self._shut_down is not None:
             return Dropped(request, self._shut_down, self._shut_down.value)
-        if request.periodic and not (self._running and self._config.interval is not None):
+        if request.periodic and not (self._running and self._interval_ms is not None):
             reason = CheckpointFailureReason.PERIODIC_SCHEDULER_SHUTDOWN
             return Dropped(request, reason, reason.value)
         return None
@@ -240,10 +293,18 @@ class CheckpointCoordinator:
         was_running, self._running = self._running, stimulus.running
         self._not_running = stimulus.not_running
         if stimulus.running:
-            if was_running or self._config.interval is None:
+            if was_running or self._interval_ms is None:
                 return []
-            return [ArmPeriodic(stimulus.now_ms + _ms(self._config.interval))]
+            return [ArmPeriodic(stimulus.now_ms + self._initial_delay_ms(self._interval_ms))]
         return self._abort_all(stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
+
+    def _initial_delay_ms(self, interval_ms: int) -> int:
+        """From the pause to the interval, so that jobs that start together do not take their checkpoints together.
+
+        Flink: ``CheckpointCoordinator.getRandomInitDelay``; here the job and the attempt say where in between.
+        """
+        pause_ms = _ms(self._config.min_pause)
+        return pause_ms + crc32(f"{self._job_id}/{self._attempt}".encode()) % (interval_ms - pause_ms + 1)
 
     @_handle.register
     def _(self, stimulus: Shutdown) -> list[Instruction]:
@@ -258,8 +319,8 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = [Rejected(r.request_id, reason, reason.value) for r in requests]
         for pending in list(self._pending.values()):
             # One that is being written may complete all the same, so it is neither aborted nor are its files discarded.
-            if pending.stage is Stage.COLLECTING:
-                instructions += self._abort(pending, now_ms, reason)
+            if pending.can_abort:
+                instructions += self._abort(pending, now_ms, reason, promote=False)
         return instructions
 
     # --- acknowledging ------------------------------------------------------------------------------------------------
@@ -306,6 +367,7 @@ class CheckpointCoordinator:
                 pending.trigger_ms,
                 pending.states(),
                 pending.coordinator_states(),
+                pending.master_states(),
             )
         ]
 
@@ -319,26 +381,24 @@ class CheckpointCoordinator:
         if pending is None:
             self._story.append("  late" if message.checkpoint_id in self._recent else "  unknown")
             return []
-        if pending.stage is not Stage.COLLECTING:
+        if not pending.can_abort:
             raise self._error(
                 f"{_task(message)} declined checkpoint {message.checkpoint_id}, which all had acknowledged"
             )
         detail = message.cause.get("message", message.reason.value)
-        instructions = self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}")
-        return instructions + self._after_abort(pending, stimulus.now_ms, instructions, retrigger=True)
+        return self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}", by_task=True)
 
     @_handle.register
     def _(self, stimulus: TimerFired) -> list[Instruction]:
         pending = self._pending.get(stimulus.checkpoint_id)
-        if pending is None or pending.stage is not Stage.COLLECTING:
+        if pending is None or not pending.can_abort:
             return []
-        instructions = self._abort(
+        return self._abort(
             pending,
             stimulus.now_ms,
             CheckpointFailureReason.CHECKPOINT_EXPIRED,
             f"{pending.acknowledged} of {len(self._plan.tasks_to_wait_for)} tasks answered in {self._config.timeout}",
         )
-        return instructions + self._after_abort(pending, stimulus.now_ms, instructions)
 
     # --- completing ---------------------------------------------------------------------------------------------------
 
@@ -348,9 +408,7 @@ class CheckpointCoordinator:
             return []  # subsumed meanwhile
         pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA)
         if pending.request.kind is CheckpointKind.SAVEPOINT and not pending.request.stop:
-            self._remove(pending)
-            self._failures.succeeded(pending.checkpoint_id)
-            self._record(pending, stimulus.now_ms, CheckpointStatus.COMPLETED)
+            self._succeeded(pending, stimulus.now_ms)
             return self._next_request(stimulus.now_ms)
         pending.stage = Stage.AWAITING_HEAD
         return self._move_head()
@@ -370,15 +428,12 @@ class CheckpointCoordinator:
         instructions = self._abort(
             pending, stimulus.now_ms, reason, stimulus.cause, discard=not stimulus.unknown_outcome
         )
-        return instructions + self._after_abort(pending, stimulus.now_ms, instructions) + self._move_head()
+        return instructions + self._move_head()
 
     @_handle.register
     def _(self, stimulus: HeadReplaced) -> list[Instruction]:
         pending = self._in_stage(stimulus.checkpoint_id, Stage.REPLACING_HEAD)
-        self._remove(pending)
-        self._failures.succeeded(pending.checkpoint_id)
-        self._record(pending, stimulus.now_ms, CheckpointStatus.COMPLETED)
-        self._last_completion_ms = stimulus.now_ms
+        self._succeeded(pending, stimulus.now_ms)
         self._named_by_latest = frozenset(pending.files())
         self._completed.append(pending.checkpoint_id)
         self._committing = pending.checkpoint_id
@@ -390,7 +445,8 @@ class CheckpointCoordinator:
                     older,
                     stimulus.now_ms,
                     CheckpointFailureReason.CHECKPOINT_SUBSUMED,
-                    discard=older.stage is Stage.COLLECTING,
+                    discard=older.can_abort,
+                    promote=False,
                 )
         instructions.append(NotifyComplete(pending.checkpoint_id, self._plan.tasks_to_commit))
         return instructions + self._next_request(stimulus.now_ms)
@@ -403,6 +459,7 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
+            instructions.append(NotifySubsumed(dropped[-1], self._plan.tasks_to_commit))
             instructions.append(DropSubsumed(tuple(dropped)))
         return instructions + self._move_head()
 
@@ -419,6 +476,12 @@ class CheckpointCoordinator:
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
+    def _succeeded(self, pending: PendingCheckpoint, now_ms: int) -> None:
+        self._remove(pending)
+        self._failures.succeeded(pending.checkpoint_id)
+        self._record(pending, now_ms, CheckpointStatus.COMPLETED)
+        self._last_completion_ms = now_ms
+
     def _abort(
         self,
         pending: PendingCheckpoint,
@@ -427,7 +490,20 @@ class CheckpointCoordinator:
         detail: str = "",
         *,
         discard: bool = True,
+        promote: bool = True,
+        by_task: bool = False,
     ) -> list[Instruction]:
+        """Give a checkpoint up.
+
+        Args:
+            pending: which one.
+            now_ms: milliseconds since 1970.
+            reason: why.
+            detail: why, for people.
+            discard: whether its files certainly are nobody's.
+            promote: whether to use the slot that became free.
+            by_task: whether a task declined; then the checkpoint is tried again if nothing else is waiting.
+        """
         self._remove(pending)
         if discard:
             self._garbage.update(pending.files())
@@ -436,25 +512,22 @@ class CheckpointCoordinator:
         if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
         instructions.append(NotifyAborted(pending.checkpoint_id, reason))
-        if self._failures.failed(pending.checkpoint_id, reason):
-            message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}"
-            if self._config.tolerable_failed:
-                message += f" (more than {self._config.tolerable_failed} in a row)"
-            instructions.append(FailJob(pending.checkpoint_id, reason, message))
-        return instructions
-
-    def _after_abort(
-        self, pending: PendingCheckpoint, now_ms: int, aborted: Iterable[Instruction], *, retrigger: bool = False
-    ) -> list[Instruction]:
-        """Use the slot that became free: for a queued request, or to try again."""
-        if any(isinstance(instruction, FailJob) for instruction in aborted):
-            return []
+        if self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task):
+            message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
+            return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
+        if not promote:
+            return instructions
         more_recent = any(other.trigger_ms >= pending.trigger_ms for other in self._pending.values())
-        if retrigger and not more_recent and not self._decider.queued and self._triggering is None:
+        if by_task and not more_recent and not self._decider.queued and self._triggering is None:
             if pending.request.kind is CheckpointKind.CHECKPOINT:
-                return self._handle(replace(pending.request, now_ms=now_ms))
-            return []
-        return self._next_request(now_ms)
+                instructions += self._handle(replace(pending.request, now_ms=now_ms))
+            return instructions
+        return instructions + self._next_request(now_ms)
+
+    @property
+    def _tolerance(self) -> str:
+        tolerable = self._config.tolerable_failed
+        return f" (more than {tolerable} in a row)" if tolerable else ""
 
     def _remove(self, pending: PendingCheckpoint) -> None:
         del self._pending[pending.checkpoint_id]
@@ -474,22 +547,25 @@ class CheckpointCoordinator:
         status: CheckpointStatus,
         reason: CheckpointFailureReason | None = None,
     ) -> None:
-        self._stats[pending.checkpoint_id] = CheckpointStats(
-            checkpoint_id=pending.checkpoint_id,
-            kind=pending.request.kind,
-            status=status,
-            trigger_ms=pending.trigger_ms,
-            duration_ms=now_ms - pending.trigger_ms,
-            acknowledged=pending.acknowledged,
-            tasks=len(self._plan.tasks_to_wait_for),
-            state_bytes=pending.state_bytes,
-            reason=reason,
+        self.statistics.record(
+            CheckpointStats(
+                checkpoint_id=pending.checkpoint_id,
+                kind=pending.request.kind,
+                status=status,
+                trigger_ms=pending.trigger_ms,
+                duration_ms=now_ms - pending.trigger_ms,
+                acknowledged=pending.acknowledged,
+                tasks=len(self._plan.tasks_to_wait_for),
+                state_bytes=pending.state_bytes,
+                alignment_ms=pending.alignment_ms,
+                reason=reason,
+            )
         )
-        if len(self._stats) > _HISTORY_LENGTH:
-            del self._stats[next(iter(self._stats))]
 
     def _reject(self, dropped: Dropped) -> Rejected:
         self._story.append(f"  {dropped.reason.name}: {dropped.message}")
+        if dropped.reason in _FAILED_BEFORE_ID:
+            self.statistics.record_failure()
         return Rejected(dropped.request.request_id, dropped.reason, dropped.message)
 
     def _error(self, message: str) -> CheckpointError:

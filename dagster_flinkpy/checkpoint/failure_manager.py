@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 __all__ = ["CheckpointFailureManager"]
 
@@ -27,20 +29,52 @@ class CheckpointFailureManager:
     def __init__(self, tolerable: int) -> None:
         self._tolerable = tolerable
         self._failed: set[int] = set()
+        self._failed_without_id = 0
         self._last_success = 0
 
-    def failed(self, checkpoint_id: int, reason: CheckpointFailureReason) -> bool:
+    def failed(
+        self,
+        checkpoint_id: int | None,
+        request: TriggerRequested,
+        reason: CheckpointFailureReason,
+        *,
+        by_task: bool = False,
+    ) -> bool:
         """Count a failure, once per checkpoint and only of those after the last success.
 
+        A savepoint that the driver could not take is not counted: who asked for it is told. One that a task could not
+        take is, and if the job was to stop with it the job fails at once.
+
+        Args:
+            checkpoint_id: None if it failed before it had one.
+            request: what it answers.
+            reason: why it failed.
+            by_task: whether a task said so, not the driver.
+
         Returns:
-            Whether there are more now than are tolerated.
+            Whether there are more now than are tolerated. If so, the count starts over.
         """
-        if reason not in _COUNTED or checkpoint_id <= self._last_success:
+        if request.kind is CheckpointKind.SAVEPOINT and not by_task:
             return False
-        self._failed.add(checkpoint_id)
-        return len(self._failed) > self._tolerable
+        if request.stop and by_task:
+            return True
+        if reason not in _COUNTED or (checkpoint_id is not None and checkpoint_id <= self._last_success):
+            return False
+        if checkpoint_id is None:
+            self._failed_without_id += 1
+        else:
+            self._failed.add(checkpoint_id)
+        if len(self._failed) + self._failed_without_id <= self._tolerable:
+            return False
+        self._clear()
+        return True
 
     def succeeded(self, checkpoint_id: int) -> None:
-        """Start over."""
+        """Start over, unless a later checkpoint has succeeded already."""
+        if checkpoint_id > self._last_success:
+            self._last_success = checkpoint_id
+            self._clear()
+
+    def _clear(self) -> None:
         self._failed.clear()
-        self._last_success = max(self._last_success, checkpoint_id)
+        self._failed_without_id = 0

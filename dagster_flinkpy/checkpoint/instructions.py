@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Task
@@ -21,9 +21,11 @@ __all__ = [
     "Instruction",
     "NotifyAborted",
     "NotifyComplete",
+    "NotifySubsumed",
     "Rejected",
     "ReplaceHead",
     "SnapshotCoordinators",
+    "TriggerMasterHooks",
     "WriteMetadata",
 ]
 
@@ -35,7 +37,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class AssignCheckpointId(Instruction):
-    """Take the next checkpoint id; answer with ``CheckpointIdAssigned``."""
+    """Take the next checkpoint id; answer with ``CheckpointIdAssigned`` or ``TriggerFailed``."""
 
     request_id: str
 
@@ -76,8 +78,18 @@ class SnapshotCoordinators(Instruction):
 
 
 @dataclass(frozen=True)
+class TriggerMasterHooks(Instruction):
+    """Call these hooks; answer with one ``MasterStateCollected`` or ``MasterHookFailed`` each."""
+
+    checkpoint_id: int
+    timestamp_ms: int
+    """When the checkpoint was triggered, in milliseconds since 1970."""
+    identifiers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class EmitBarriers(Instruction):
-    """Put the barrier into these source tasks."""
+    """Put the barrier into these source tasks (Flink: ``TriggerCheckpoint``)."""
 
     checkpoint_id: int
     tasks: tuple[Task, ...]
@@ -101,6 +113,8 @@ class WriteMetadata(Instruction):
     """Per uid, in order of the subtask."""
     coordinator_states: Mapping[str, Any]
     """Per uid, JSON."""
+    master_states: Mapping[str, Any] = field(default_factory=dict)
+    """Per identifier of a master hook, JSON."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +141,14 @@ class NotifyAborted(Instruction):
 
 
 @dataclass(frozen=True)
+class NotifySubsumed(Instruction):
+    """This completed checkpoint, and all before it, will not be restored any more."""
+
+    checkpoint_id: int
+    tasks: tuple[Task, ...]
+
+
+@dataclass(frozen=True)
 class DiscardState(Instruction):
     """No checkpoint names these files; delete them, unless this attempt was fenced."""
 
@@ -142,8 +164,9 @@ class DropSubsumed(Instruction):
 
 @dataclass(frozen=True)
 class FailJob(Instruction):
-    """More checkpoints in a row failed than are tolerated."""
+    """More checkpoints in a row failed than are tolerated, or one that the job was to stop with."""
 
-    checkpoint_id: int
+    checkpoint_id: int | None
+    """Of the last one; None if it failed before it had one."""
     reason: CheckpointFailureReason
     message: str

@@ -22,22 +22,30 @@ class CheckpointFailureReason(Enum):
     """Why a checkpoint was not triggered, or not completed (Flink: ``CheckpointFailureReason``)."""
 
     # before anything was sent to a task
-    CHECKPOINT_COORDINATOR_SHUTDOWN = "The checkpoint coordinator is shut down."
     PERIODIC_SCHEDULER_SHUTDOWN = "The periodic checkpoint scheduler is shut down."
     TOO_MANY_CHECKPOINT_REQUESTS = "The maximum number of queued checkpoint requests is exceeded."
     MINIMUM_TIME_BETWEEN_CHECKPOINTS = "The minimum time between checkpoints is still pending."
     NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
-    # afterwards
     IO_EXCEPTION = "An I/O error occurred while the checkpoint was triggered."
+    BLOCKING_OUTPUT_EXIST = "A task has a blocking output, which takes no barriers."
+    TRIGGER_CHECKPOINT_FAILURE = "The checkpoint could not be triggered."
+    # afterwards
+    CHECKPOINT_ASYNC_EXCEPTION = "A task failed while writing its snapshot."
+    CHANNEL_STATE_SHARED_STREAM_EXCEPTION = "Another task failed to write channel state to the same file."
     CHECKPOINT_EXPIRED = "The checkpoint expired before completing."
     CHECKPOINT_SUBSUMED = "The checkpoint was subsumed by a later one."
     CHECKPOINT_DECLINED = "The checkpoint was declined."
     CHECKPOINT_DECLINED_TASK_NOT_READY = "The checkpoint was declined: a task was not ready."
+    CHECKPOINT_DECLINED_TASK_CLOSING = "The checkpoint was declined: a task was closing."
     CHECKPOINT_DECLINED_SUBSUMED = "The checkpoint was declined: a barrier of a newer checkpoint came."
     CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "The checkpoint was declined: an input cancelled it."
     CHECKPOINT_DECLINED_INPUT_END_OF_STREAM = "The checkpoint was declined: an input ended."
-    CHECKPOINT_ASYNC_EXCEPTION = "A task failed while writing its snapshot."
+    CHECKPOINT_COORDINATOR_SHUTDOWN = "The checkpoint coordinator is shut down."
     CHECKPOINT_COORDINATOR_SUSPEND = "The checkpoint coordinator is suspended: the job is not running."
+    JOB_FAILOVER_REGION = "A region of the job is restarting."
+    TASK_FAILURE = "A task has failed."
+    TASK_CHECKPOINT_FAILURE = "A task could not keep its local copy of the snapshot."
+    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "A task that is not known was to be notified."
     FINALIZE_CHECKPOINT_FAILURE = "The checkpoint could not be finalized."
 
 

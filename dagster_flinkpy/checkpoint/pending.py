@@ -26,6 +26,8 @@ class CheckpointPlan:
     """Those told of the completion."""
     coordinators: tuple[str, ...] = ()
     """Uids of the operators with a coordinator, such as a source's split enumerator."""
+    master_hooks: tuple[str, ...] = ()
+    """Identifiers of the job's master hooks."""
 
 
 class AcknowledgeResult(Enum):
@@ -43,6 +45,7 @@ class AcknowledgeResult(Enum):
 class Stage(Enum):
     """How far a pending checkpoint got."""
 
+    TRIGGERING = "master hooks have not answered; no barrier was sent"
     COLLECTING = "acknowledgements are missing"
     WRITING_METADATA = "its metadata is being written"
     AWAITING_HEAD = "an older checkpoint is being completed or committed"
@@ -63,18 +66,33 @@ class PendingCheckpoint:
         self.checkpoint_id = checkpoint_id
         self.request = request
         self.trigger_ms = trigger_ms
-        self.stage = Stage.COLLECTING
+        self.stage = Stage.TRIGGERING if plan.master_hooks else Stage.COLLECTING
         self._missing_tasks = set(plan.tasks_to_wait_for)
         self._missing_coordinators = set(plan.coordinators)
+        self._hooks = frozenset(plan.master_hooks)
+        self._missing_hooks = set(plan.master_hooks)
         self._states: dict[Task, SubtaskState] = {}
         self._coordinator_states: dict[str, Any] = {}
+        self._master_states: dict[str, Any] = {}
         self.state_bytes = 0
         """Size of the keyed state acknowledged so far."""
+        self.alignment_ms = 0
+        """The longest that a gate waited for its last barrier, so far."""
+
+    @property
+    def can_abort(self) -> bool:
+        """Whether it certainly will not complete once it is aborted."""
+        return self.stage in (Stage.TRIGGERING, Stage.COLLECTING)
+
+    @property
+    def masters_acknowledged(self) -> bool:
+        """Whether all master hooks have answered."""
+        return not self._missing_hooks
 
     @property
     def fully_acknowledged(self) -> bool:
-        """Whether all tasks and coordinators have answered."""
-        return not self._missing_tasks and not self._missing_coordinators
+        """Whether all tasks, coordinators and master hooks have answered."""
+        return not self._missing_tasks and not self._missing_coordinators and not self._missing_hooks
 
     @property
     def acknowledged(self) -> int:
@@ -90,6 +108,7 @@ class PendingCheckpoint:
         self._missing_tasks.remove(task)
         self._states[task] = state
         self.state_bytes += state.state_bytes
+        self.alignment_ms = max(self.alignment_ms, int(state.metrics.get("alignment_ms", 0)))
         return AcknowledgeResult.SUCCESS
 
     def acknowledge_coordinator(self, uid: str, state: Any) -> AcknowledgeResult:
@@ -100,6 +119,15 @@ class PendingCheckpoint:
             return AcknowledgeResult.UNKNOWN
         self._missing_coordinators.remove(uid)
         self._coordinator_states[uid] = state
+        return AcknowledgeResult.SUCCESS
+
+    def acknowledge_master(self, identifier: str, state: Any) -> AcknowledgeResult:
+        """Take a master hook's state, if it is the first; None: it has none."""
+        if identifier not in self._missing_hooks:
+            return AcknowledgeResult.DUPLICATE if identifier in self._hooks else AcknowledgeResult.UNKNOWN
+        self._missing_hooks.remove(identifier)
+        if state is not None:
+            self._master_states[identifier] = state
         return AcknowledgeResult.SUCCESS
 
     def files(self) -> Iterable[str]:
@@ -116,3 +144,7 @@ class PendingCheckpoint:
     def coordinator_states(self) -> Mapping[str, Any]:
         """Per uid."""
         return dict(self._coordinator_states)
+
+    def master_states(self) -> Mapping[str, Any]:
+        """Per identifier of a hook that has state."""
+        return dict(self._master_states)

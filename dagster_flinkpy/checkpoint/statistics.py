@@ -1,14 +1,21 @@
-"""What is told about single checkpoints (Flink: ``AbstractCheckpointStats``)."""
+"""What is told about checkpoints (Flink: ``CheckpointStatsTracker``)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from enum import Enum
+from math import ceil
+from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
-__all__ = ["CheckpointStats", "CheckpointStatus"]
+__all__ = ["CheckpointCounts", "CheckpointStatistics", "CheckpointStats", "CheckpointStatus", "Summary"]
+
+HISTORY_LENGTH = 100
+_VERSION = 1
 
 
 class CheckpointStatus(Enum):
@@ -21,7 +28,7 @@ class CheckpointStatus(Enum):
 
 @dataclass(frozen=True)
 class CheckpointStats:
-    """One checkpoint."""
+    """One checkpoint (Flink: ``AbstractCheckpointStats``)."""
 
     checkpoint_id: int
     kind: CheckpointKind
@@ -36,5 +43,124 @@ class CheckpointStats:
     """Tasks that have to."""
     state_bytes: int
     """Size of the keyed state that was acknowledged."""
+    alignment_ms: int = 0
+    """The longest that a gate waited for its last barrier."""
     reason: CheckpointFailureReason | None = None
     """Of a failure."""
+
+    def to_json(self) -> dict[str, Any]:
+        """For the job's ``statistics`` object."""
+        return {
+            **asdict(self),
+            "kind": self.kind.value,
+            "status": self.status.value,
+            "reason": self.reason.name if self.reason else None,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> CheckpointStats:
+        """What :meth:`to_json` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is not that.
+        """
+        return CheckpointStats(
+            **{
+                **data,
+                "kind": CheckpointKind(data["kind"]),
+                "status": CheckpointStatus(data["status"]),
+                "reason": CheckpointFailureReason[data["reason"]] if data["reason"] else None,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class CheckpointCounts:
+    """How many there were since the job began (Flink: ``CheckpointStatsCounts``)."""
+
+    completed: int = 0
+    failed: int = 0
+    """Those too that failed before they had an id."""
+    restored: int = 0
+    """How often an attempt began with a checkpoint or savepoint."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One number over the last completed checkpoints (Flink: ``StatsSummary``)."""
+
+    last: int
+    minimum: int
+    maximum: int
+    p50: int
+    p99: int
+
+    @staticmethod
+    def of(values: Sequence[int]) -> Summary:
+        """Of one value at least, in order of time; percentiles are values that occur (nearest rank)."""
+        ordered = sorted(values)
+        p50, p99 = (ordered[ceil(len(ordered) * share / 100) - 1] for share in (50, 99))
+        return Summary(values[-1], ordered[0], ordered[-1], p50, p99)
+
+
+class CheckpointStatistics:
+    """The statistics of a job, over all its attempts.
+
+    Args:
+        counts: of the attempts before.
+        history: the last checkpoints of the attempts before that have ended, oldest first.
+    """
+
+    def __init__(self, counts: CheckpointCounts = CheckpointCounts(), history: Sequence[CheckpointStats] = ()) -> None:
+        self.counts = counts
+        self._ended = deque(history, HISTORY_LENGTH)
+        self._in_progress: dict[int, CheckpointStats] = {}
+
+    @property
+    def history(self) -> tuple[CheckpointStats, ...]:
+        """The last 100 that have ended, and those in progress, oldest first."""
+        return (*self._ended, *self._in_progress.values())
+
+    def record(self, stats: CheckpointStats) -> None:
+        """Take note of how a checkpoint stands."""
+        if stats.status is CheckpointStatus.IN_PROGRESS:
+            self._in_progress[stats.checkpoint_id] = stats
+            return
+        self._in_progress.pop(stats.checkpoint_id, None)
+        self._ended.append(stats)
+        if stats.status is CheckpointStatus.COMPLETED:
+            self.counts = replace(self.counts, completed=self.counts.completed + 1)
+        else:
+            self.record_failure()
+
+    def record_failure(self) -> None:
+        """Count a checkpoint that failed before it had an id, too."""
+        self.counts = replace(self.counts, failed=self.counts.failed + 1)
+
+    def record_restore(self) -> None:
+        """Count an attempt that begins with a checkpoint or savepoint."""
+        self.counts = replace(self.counts, restored=self.counts.restored + 1)
+
+    def summary(self, number: str) -> Summary | None:
+        """Of ``duration_ms``, ``state_bytes`` or ``alignment_ms``; None before the first completed checkpoint."""
+        values = [getattr(stats, number) for stats in self._ended if stats.status is CheckpointStatus.COMPLETED]
+        return Summary.of(values) if values else None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the job's ``statistics`` object; what is in progress is left out."""
+        return {
+            "version": _VERSION,
+            "counts": asdict(self.counts),
+            "history": [stats.to_json() for stats in self._ended],
+        }
+
+    @staticmethod
+    def from_json(data: Any) -> CheckpointStatistics:
+        """What :meth:`to_json` wrote; of anything else, none: nothing depends on statistics."""
+        try:
+            if data["version"] != _VERSION:
+                return CheckpointStatistics()
+            history = [CheckpointStats.from_json(each) for each in data["history"]]
+            return CheckpointStatistics(CheckpointCounts(**data["counts"]), history)
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return CheckpointStatistics()

@@ -16,12 +16,15 @@ __all__ = [
     "Decline",
     "HeadReplaced",
     "JobStatusChanged",
+    "MasterHookFailed",
+    "MasterStateCollected",
     "MetadataWriteFailed",
     "MetadataWritten",
     "PeriodicTick",
     "Shutdown",
     "Stimulus",
     "TimerFired",
+    "TriggerFailed",
     "TriggerRequested",
 ]
 
@@ -59,6 +62,32 @@ class CheckpointIdAssigned(Stimulus):
     """Answers ``AssignCheckpointId``."""
 
     checkpoint_id: int
+
+
+@dataclass(frozen=True)
+class TriggerFailed(Stimulus):
+    """Answers ``AssignCheckpointId``: there is no id to be had."""
+
+    cause: str
+
+
+@dataclass(frozen=True)
+class MasterStateCollected(Stimulus):
+    """Answers ``TriggerMasterHooks``, once per hook."""
+
+    checkpoint_id: int
+    identifier: str
+    state: Any
+    """JSON; None if the hook has none."""
+
+
+@dataclass(frozen=True)
+class MasterHookFailed(Stimulus):
+    """Answers ``TriggerMasterHooks``: a hook raised."""
+
+    checkpoint_id: int
+    identifier: str
+    cause: str
 
 
 @dataclass(frozen=True)

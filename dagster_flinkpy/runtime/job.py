@@ -34,6 +34,7 @@ from dagster_flinkpy.checkpoint.instructions import (
     Instruction,
     NotifyAborted,
     NotifyComplete,
+    NotifySubsumed,
     Rejected,
     ReplaceHead,
     SnapshotCoordinators,
@@ -436,7 +437,7 @@ class JobAttempt:
                 raise self._failure or CheckpointError(message)
             case Rejected(message=message):
                 raise CheckpointError(f"no checkpoint was taken: {message}")
-            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
+            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob() | NotifySubsumed():
                 pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")

@@ -22,9 +22,11 @@ from dagster_flinkpy.checkpoint.instructions import (
     Instruction,
     NotifyAborted,
     NotifyComplete,
+    NotifySubsumed,
     Rejected,
     ReplaceHead,
     SnapshotCoordinators,
+    TriggerMasterHooks,
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import (
@@ -44,11 +46,14 @@ from dagster_flinkpy.checkpoint.stimuli import (
     Decline,
     HeadReplaced,
     JobStatusChanged,
+    MasterHookFailed,
+    MasterStateCollected,
     MetadataWriteFailed,
     MetadataWritten,
     PeriodicTick,
     Shutdown,
     TimerFired,
+    TriggerFailed,
     TriggerRequested,
 )
 from dagster_flinkpy.errors import CheckpointError
@@ -142,6 +147,7 @@ def test_a_checkpoint_from_trigger_to_commit() -> None:
             11,
             {"count": (state(COUNTS[0]), state(COUNTS[1])), "flights": (state(SOURCE),)},
             {},
+            {},
         )
     ]
     assert coordinator.handle(MetadataWritten(15, 1)) == [ReplaceHead(1)]
@@ -166,7 +172,7 @@ def test_completed_checkpoints_over_the_retained_number_are_dropped() -> None:
     coordinator = running(num_retained=2)
     assert complete(coordinator, 10, 1) == []
     assert complete(coordinator, 20, 2) == []
-    assert complete(coordinator, 30, 3) == [DropSubsumed((1,))]
+    assert complete(coordinator, 30, 3) == [NotifySubsumed(1, COUNTS), DropSubsumed((1,))]
 
 
 def test_what_was_retained_before_a_restore_is_dropped_too() -> None:
@@ -174,7 +180,7 @@ def test_what_was_retained_before_a_restore_is_dropped_too() -> None:
         JOB, ATTEMPT, PLAN, CheckpointConfig(num_retained=1), restored=metadata(8), retained=(7, 8)
     )
     coordinator.handle(JobStatusChanged(0, True))
-    assert complete(coordinator, 10, 9) == [DropSubsumed((7, 8))]
+    assert complete(coordinator, 10, 9) == [NotifySubsumed(8, COUNTS), DropSubsumed((7, 8))]
 
 
 def test_head_waits_for_the_commit_of_the_checkpoint_before() -> None:
@@ -196,7 +202,7 @@ def test_a_plain_savepoint_is_neither_stored_nor_notified() -> None:
     assert only(acknowledge_all(coordinator, 2, 1), WriteMetadata).kind is CheckpointKind.SAVEPOINT
     assert coordinator.handle(MetadataWritten(3, 1)) == []
     assert coordinator.pending == ()
-    assert coordinator.stats[0].status is CheckpointStatus.COMPLETED
+    assert coordinator.statistics.history[0].status is CheckpointStatus.COMPLETED
 
 
 def test_a_stop_with_savepoint_is_both() -> None:
@@ -239,9 +245,26 @@ def test_periodic_requests_need_an_interval_and_a_running_job() -> None:
 
 def test_the_job_status_starts_the_periodic_trigger_once() -> None:
     coordinator = CheckpointCoordinator(JOB, ATTEMPT, PLAN, CheckpointConfig(interval=timedelta(seconds=5)))
-    assert coordinator.handle(JobStatusChanged(1000, True)) == [ArmPeriodic(6000)]
+    assert only(coordinator.handle(JobStatusChanged(1000, True)), ArmPeriodic).at_ms <= 6000
     assert coordinator.handle(JobStatusChanged(2000, True)) == []
     assert coordinator.handle(PeriodicTick(6000)) == [ArmPeriodic(11000), AssignCheckpointId("periodic")]
+
+
+def test_the_first_periodic_checkpoint_comes_between_the_pause_and_the_interval() -> None:
+    config = CheckpointConfig(interval=timedelta(seconds=60), min_pause=timedelta(seconds=20))
+    delays = set()
+    for job in range(200):
+        for _ in range(2):  # of one job and attempt it is always the same
+            coordinator = CheckpointCoordinator(f"job-{job}", ATTEMPT, PLAN, config)
+            delays.add(only(coordinator.handle(JobStatusChanged(0, True)), ArmPeriodic).at_ms)
+    assert 190 < len(delays) <= 200
+    assert 20_000 <= min(delays) < 25_000
+    assert 55_000 < max(delays) <= 60_000
+
+
+def test_the_interval_is_at_least_the_pause() -> None:
+    coordinator = running(interval=timedelta(seconds=1), min_pause=timedelta(seconds=10))
+    assert coordinator.handle(PeriodicTick(1000))[0] == ArmPeriodic(11_000)
 
 
 def test_the_queue_is_bounded_and_keeps_what_people_asked_for() -> None:
@@ -298,6 +321,14 @@ def test_min_pause_counts_from_the_last_completion_and_reschedules() -> None:
     assert AssignCheckpointId("periodic") in coordinator.handle(PeriodicTick(15_000))
 
 
+def test_min_pause_counts_from_a_savepoint_too() -> None:
+    coordinator = running(interval=timedelta(seconds=10), min_pause=timedelta(seconds=10))
+    trigger(coordinator, 1000, 1, kind=CheckpointKind.SAVEPOINT)
+    acknowledge_all(coordinator, 2000, 1)
+    coordinator.handle(MetadataWritten(3000, 1))
+    assert rejection(coordinator.handle(PeriodicTick(10_000))) is REASON.MINIMUM_TIME_BETWEEN_CHECKPOINTS
+
+
 def test_min_pause_does_not_hold_back_what_people_ask_for() -> None:
     coordinator = running(interval=timedelta(seconds=1), min_pause=timedelta(seconds=10))
     complete(coordinator, 5_000, 1)
@@ -305,10 +336,12 @@ def test_min_pause_does_not_hold_back_what_people_ask_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "purpose"), [(SOURCE, "triggering"), (COUNTS[1], "acknowledging")], ids=["source", "other"]
+    ("task", "purpose"),
+    [(SOURCE, "triggering"), (COUNTS[1], "acknowledging"), (Task("sink", 0), "committing")],
+    ids=["source", "other", "sink"],
 )
 def test_all_tasks_have_to_run(task: Task, purpose: str) -> None:
-    coordinator = running()
+    coordinator = running(CheckpointPlan((SOURCE,), (SOURCE, *COUNTS), (Task("sink", 0),)))
     coordinator.handle(JobStatusChanged(1, True, frozenset({task})))
     rejected = only(coordinator.handle(TriggerRequested(2)), Rejected)
     assert rejected.reason is REASON.NOT_ALL_REQUIRED_TASKS_RUNNING
@@ -334,6 +367,96 @@ def test_an_id_that_comes_after_shutdown_is_used_up() -> None:
     assert only(coordinator.handle(Shutdown(2)), Rejected).request_id == "r"
     assert coordinator.handle(CheckpointIdAssigned(3, 1)) == []
     assert coordinator.pending == ()
+
+
+def test_a_request_without_an_id_is_rejected_and_the_next_one_tried() -> None:
+    coordinator = running(tolerable_failed=1)
+    for request_id in "abc":
+        coordinator.handle(TriggerRequested(1, request_id=request_id))
+    reason = REASON.IO_EXCEPTION
+    assert coordinator.handle(TriggerFailed(2, "timed out")) == [
+        Rejected("a", reason, "timed out"),
+        AssignCheckpointId("b"),
+    ]
+    assert coordinator.handle(TriggerFailed(3, "timed out")) == [
+        Rejected("b", reason, "timed out"),
+        FailJob(None, reason, "there is no id for a checkpoint: timed out (more than 1 in a row)"),
+    ]
+    assert coordinator.statistics.counts.failed == 2
+
+
+def test_an_id_that_cannot_be_had_after_shutdown_changes_nothing() -> None:
+    coordinator = running()
+    coordinator.handle(TriggerRequested(1))
+    coordinator.handle(Shutdown(2))
+    assert coordinator.handle(TriggerFailed(3, "timed out")) == []
+
+
+# --- master hooks -----------------------------------------------------------------------------------------------------
+
+HOOKED = CheckpointPlan(PLAN.tasks_to_trigger, PLAN.tasks_to_wait_for, PLAN.tasks_to_commit, (), ("ledger", "topic"))
+
+
+def test_barriers_go_out_when_all_master_hooks_have_answered() -> None:
+    coordinator = running(HOOKED)
+    assert trigger(coordinator, 1, 1) == [ArmTimeout(1, 600_001), TriggerMasterHooks(1, 1, ("ledger", "topic"))]
+    assert coordinator.handle(MasterStateCollected(2, 1, "topic", {"at": 7})) == []
+    assert coordinator.handle(MasterStateCollected(3, 1, "ledger", None)) == [EmitBarriers(1, (SOURCE,))]
+    assert only(acknowledge_all(coordinator, 4, 1), WriteMetadata).master_states == {"topic": {"at": 7}}
+
+
+def test_a_master_hook_answers_once_and_strangers_are_not_heard() -> None:
+    coordinator = running(HOOKED)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(MasterStateCollected(2, 1, "topic", 1))
+    assert coordinator.handle(MasterStateCollected(3, 1, "topic", 2)) == []
+    assert coordinator.story[-1] == "  DUPLICATE"
+    assert coordinator.handle(MasterStateCollected(4, 1, "stranger", 3)) == []
+    assert coordinator.story[-1] == "  UNKNOWN"
+    assert coordinator.handle(MasterStateCollected(5, 9, "ledger", 4)) == []
+    coordinator.handle(MasterStateCollected(6, 1, "ledger", 5))
+    assert coordinator.handle(MasterStateCollected(7, 1, "ledger", 6)) == []
+    assert only(acknowledge_all(coordinator, 8, 1), WriteMetadata).master_states == {"topic": 1, "ledger": 5}
+
+
+def test_a_master_hook_that_fails_aborts_the_checkpoint_before_anything_is_sent() -> None:
+    coordinator = running(HOOKED, tolerable_failed=0)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(TriggerRequested(2, request_id="queued"))
+    assert coordinator.handle(MasterHookFailed(3, 1, "topic", "no such topic")) == [
+        NotifyAborted(1, REASON.TRIGGER_CHECKPOINT_FAILURE),
+        AssignCheckpointId("queued"),
+    ]
+    assert coordinator.handle(MasterStateCollected(4, 1, "ledger", None)) == []
+    assert coordinator.handle(MasterHookFailed(4, 1, "ledger", "late")) == []
+
+
+def test_there_is_a_second_look_after_the_master_hooks() -> None:
+    coordinator = running(HOOKED)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(MasterStateCollected(2, 1, "topic", None))
+    coordinator.handle(JobStatusChanged(3, True, frozenset({COUNTS[0]})))
+    assert coordinator.handle(MasterStateCollected(4, 1, "ledger", None)) == [
+        NotifyAborted(1, REASON.NOT_ALL_REQUIRED_TASKS_RUNNING)
+    ]
+
+
+def test_a_timeout_or_shutdown_while_master_hooks_run_cancels_no_spark_job() -> None:
+    for stimulus, reason in (
+        (TimerFired(600_001, 1), REASON.CHECKPOINT_EXPIRED),
+        (Shutdown(2), REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
+    ):
+        coordinator = running(HOOKED)
+        trigger(coordinator, 1, 1)
+        assert coordinator.handle(stimulus) == [NotifyAborted(1, reason)]
+
+
+def test_nothing_is_triggered_while_master_hooks_run() -> None:
+    coordinator = running(HOOKED, max_concurrent=2)
+    trigger(coordinator, 1, 1)
+    assert coordinator.handle(TriggerRequested(2, request_id="b")) == []
+    coordinator.handle(MasterStateCollected(3, 1, "topic", None))
+    assert coordinator.handle(MasterStateCollected(3, 1, "ledger", None))[-1] == AssignCheckpointId("b")
 
 
 # --- acknowledging ----------------------------------------------------------------------------------------------------
@@ -414,7 +537,7 @@ def test_messages_of_another_job_or_attempt_are_ignored(message: Acknowledge) ->
     coordinator = running()
     trigger(coordinator, 1, 1)
     assert coordinator.handle(message) == []
-    assert coordinator.stats[0].acknowledged == 0
+    assert coordinator.statistics.history[0].acknowledged == 0
     assert coordinator.handle(decline(3, 1, attempt=3)) == []
     assert coordinator.pending == (1,)
 
@@ -561,13 +684,38 @@ def test_the_first_failure_fails_the_job_by_default() -> None:
 def test_failures_in_a_row_are_counted_once_each_and_a_success_resets() -> None:
     coordinator = running(tolerable_failed=1)
     for checkpoint_id in (1, 3):
-        trigger(coordinator, 1, checkpoint_id, kind=CheckpointKind.SAVEPOINT)
-        assert not any(isinstance(i, FailJob) for i in coordinator.handle(decline(2, checkpoint_id)))
-        complete(coordinator, 3, checkpoint_id + 1)
+        trigger(coordinator, 1, checkpoint_id)
+        assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(600_001, checkpoint_id)))
+        complete(coordinator, 600_002, checkpoint_id + 1)
     trigger(coordinator, 4, 5, kind=CheckpointKind.SAVEPOINT)
     coordinator.handle(decline(5, 5))
-    trigger(coordinator, 6, 6, kind=CheckpointKind.SAVEPOINT)
+    trigger(coordinator, 6, 6)
     assert only(coordinator.handle(TimerFired(7, 6)), FailJob).message.endswith("(more than 1 in a row)")
+    trigger(coordinator, 8, 7)  # the count started over
+    assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(9, 7)))
+
+
+def test_a_savepoint_that_the_driver_could_not_take_is_not_counted() -> None:
+    coordinator = running(tolerable_failed=0)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    assert coordinator.handle(TimerFired(2, 1)) == [CancelSparkJob(1), NotifyAborted(1, REASON.CHECKPOINT_EXPIRED)]
+    trigger(coordinator, 3, 2, kind=CheckpointKind.SAVEPOINT)
+    acknowledge_all(coordinator, 4, 2)
+    assert not any(isinstance(i, FailJob) for i in coordinator.handle(MetadataWriteFailed(5, 2, False)))
+
+
+def test_a_stop_with_savepoint_that_a_task_declines_fails_the_job() -> None:
+    coordinator = running(tolerable_failed=5)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
+    assert only(declined, FailJob).checkpoint_id == 1
+
+
+def test_a_failure_before_the_last_success_is_not_counted() -> None:
+    coordinator = running(max_concurrent=2, tolerable_failed=0)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    complete(coordinator, 2, 2)
+    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), NotifyAborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_what_flink_does_not_count_never_fails_the_job() -> None:
@@ -642,11 +790,11 @@ def test_statistics() -> None:
     trigger(coordinator, 100, 1)
     coordinator.handle(ack(150, 1, SOURCE, "n"))
     size = keyed("n").bytes
-    stats = coordinator.stats[0]
+    stats = coordinator.statistics.history[0]
     assert (stats.checkpoint_id, stats.status, stats.trigger_ms) == (1, CheckpointStatus.IN_PROGRESS, 100)
     assert (stats.duration_ms, stats.acknowledged, stats.tasks, stats.state_bytes) == (50, 1, 3, size)
     coordinator.handle(decline(160, 1))
-    stats = coordinator.stats[0]
+    stats = coordinator.statistics.history[0]
     assert (stats.status, stats.reason, stats.duration_ms) == (CheckpointStatus.FAILED, REASON.CHECKPOINT_DECLINED, 60)
 
 
@@ -655,4 +803,5 @@ def test_story_and_history_are_bounded() -> None:
     for checkpoint_id in range(1, 200):
         complete(coordinator, checkpoint_id, checkpoint_id)
     assert len(coordinator.story) == 50
-    assert [s.checkpoint_id for s in coordinator.stats] == list(range(100, 200))
+    assert [s.checkpoint_id for s in coordinator.statistics.history] == list(range(100, 200))
+    assert coordinator.statistics.counts.completed == 199

@@ -19,6 +19,7 @@ from dagster_flinkpy.checkpoint.instructions import (
     NotifyAborted,
     NotifyComplete,
     ReplaceHead,
+    TriggerMasterHooks,
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import (
@@ -36,6 +37,8 @@ from dagster_flinkpy.checkpoint.stimuli import (
     Decline,
     HeadReplaced,
     JobStatusChanged,
+    MasterHookFailed,
+    MasterStateCollected,
     MetadataWriteFailed,
     MetadataWritten,
     PeriodicTick,
@@ -46,6 +49,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
 from tests.checkpoint.samples import keyed
 
 TASKS = (Task("a", 0), Task("a", 1))
+HOOKS = ("hook", "other hook")
 RETAINED = 2
 CONCURRENT = 3
 
@@ -58,10 +62,11 @@ class CoordinatorWalk(RuleBasedStateMachine):
         config = CheckpointConfig(
             interval=timedelta(seconds=1), max_concurrent=CONCURRENT, num_retained=RETAINED, tolerable_failed=10**6
         )
-        self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, TASKS, TASKS), config)
+        self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, TASKS, TASKS, (), HOOKS), config)
         self.now = 0
         self.next_id = 1
         self.ids_wanted = 0
+        self.hooked: dict[int, set[str]] = {}
         self.collecting: dict[int, set[Task]] = {}
         self.writing: list[int] = []
         self.replacing: list[int] = []
@@ -79,7 +84,10 @@ class CoordinatorWalk(RuleBasedStateMachine):
     def carry_out(self, instruction: Instruction) -> None:
         if isinstance(instruction, AssignCheckpointId):
             self.ids_wanted += 1
+        elif isinstance(instruction, TriggerMasterHooks):
+            self.hooked[instruction.checkpoint_id] = set(HOOKS)
         elif isinstance(instruction, EmitBarriers):
+            assert not self.hooked.pop(instruction.checkpoint_id)
             self.collecting[instruction.checkpoint_id] = set(TASKS)
         elif isinstance(instruction, WriteMetadata):
             assert not self.collecting.pop(instruction.checkpoint_id)
@@ -96,6 +104,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
             assert instruction.checkpoint_id not in self.completed
             assert instruction.checkpoint_id not in self.ended, "aborted twice"
             self.ended.append(instruction.checkpoint_id)
+            self.hooked.pop(instruction.checkpoint_id, None)
             self.collecting.pop(instruction.checkpoint_id, None)
         elif isinstance(instruction, DiscardState):
             self.deleted |= instruction.files
@@ -106,7 +115,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         self.now += 1
         return self.now
 
-    @precondition(lambda self: not self.ids_wanted and len(self.coordinator.pending) <= CONCURRENT)
+    @precondition(lambda self: not self.ids_wanted and not self.hooked and len(self.coordinator.pending) <= CONCURRENT)
     @rule(what=st.sampled_from([*CheckpointKind, "forced", "periodic"]))
     def somebody_asks(self, what: CheckpointKind | str) -> None:
         if isinstance(what, CheckpointKind):
@@ -122,6 +131,17 @@ class CoordinatorWalk(RuleBasedStateMachine):
         self.ids_wanted -= 1
         self.next_id += 1
         self.send(CheckpointIdAssigned(self.tick(), self.next_id - 1))
+
+    @precondition(lambda self: self.hooked)
+    @rule(data=st.data(), fails=st.sampled_from([False, False, False, True]))
+    def a_master_hook_answers(self, data: st.DataObject, fails: bool) -> None:
+        checkpoint_id = data.draw(st.sampled_from(sorted(self.hooked)))
+        identifier = data.draw(st.sampled_from(HOOKS))
+        if fails:
+            self.send(MasterHookFailed(self.tick(), checkpoint_id, identifier, "no"))
+        else:
+            self.hooked[checkpoint_id].discard(identifier)
+            self.send(MasterStateCollected(self.tick(), checkpoint_id, identifier, 1))
 
     @precondition(lambda self: self.collecting)
     @rule(data=st.data(), everyone=st.booleans())
