@@ -21,6 +21,7 @@ from enum import Enum
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -54,6 +55,8 @@ class Attempt:
     """Of ``HEAD`` as this attempt last wrote it."""
     written: dict[int, str] = field(default_factory=dict)
     """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
+    released: set[int] = field(default_factory=set)
+    """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
 
     @property
     def token(self) -> int:
@@ -118,7 +121,15 @@ class CompletedCheckpointStore:
             CorruptMetadataError: ``HEAD`` or the ``_metadata`` that it names is missing or damaged.
         """
         found = read_head(self.store)
-        return self._latest(found[0]) if found else None
+        while found is not None:
+            try:
+                return self._latest(found[0])
+            except CorruptMetadataError:
+                now = read_head(self.store)
+                if now is None or now[1] == found[1]:
+                    raise
+                found = now  # it was subsumed between the two requests
+        return None
 
     def retained(self) -> tuple[int, ...]:
         """Ids of the completed checkpoints that are kept, the latest last."""
@@ -182,7 +193,11 @@ class CompletedCheckpointStore:
             except PreconditionFailedError:
                 continue  # an older attempt completed a checkpoint just now, or a newer one took over
             break
-        latest = self._latest(head)
+        try:
+            latest = self._latest(head)
+        except CorruptMetadataError:
+            lease.check(self.store, leader)  # a newer attempt may have subsumed it meanwhile
+            raise
         used = [int(match[1]) for folder in self.store.list_folders("chk-") if (match := _FOLDER.fullmatch(folder))]
         return Attempt(leader, latest, max([head.checkpoint_id or 0, *used]) + 1, head, etag)
 
@@ -224,8 +239,21 @@ class CompletedCheckpointStore:
             ) from error
         attempt.written[metadata.checkpoint_id] = hashlib.sha256(data).hexdigest()
 
-    def complete(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
+    def complete(
+        self,
+        attempt: Attempt,
+        metadata: CheckpointMetadata,
+        *,
+        partition: PartitionEnd | None = None,
+        partition_retention: PartitionRetention | None = None,
+    ) -> None:
         """Make a written checkpoint the latest. This is the moment at which it is complete.
+
+        Args:
+            attempt: this one.
+            metadata: of the checkpoint.
+            partition: the partition whose end state it is, where the job has partitions.
+            partition_retention: which end states are kept; default: all.
 
         Raises:
             FencedError: a newer attempt took over; says which.
@@ -237,12 +265,18 @@ class CompletedCheckpointStore:
             raise CheckpointError(f"checkpoint {checkpoint_id} cannot complete before its metadata is written")
         if checkpoint_id <= (previous.checkpoint_id or 0):
             raise CheckpointError(f"checkpoint {checkpoint_id} is not newer than the latest, {previous.checkpoint_id}")
+        ends = {end.partition: end for end in previous.partitions}
+        if partition is not None:
+            ends[partition.partition] = partition
+        kept = (partition_retention or PartitionRetention()).kept(ends.values(), checkpoint_id)
+        recent = (*previous.retained, checkpoint_id)[-self._num_retained :]
         head = Head(
             fencing_token=attempt.token,
             checkpoint_id=checkpoint_id,
             path=_key(checkpoint_id),
             metadata_sha256=attempt.written[checkpoint_id],
-            retained=(*previous.retained, checkpoint_id)[-self._num_retained :],
+            retained=tuple(sorted({*recent, *(end.checkpoint_id for end in kept)})),
+            partitions=kept,
         )
         try:
             attempt.head_etag = self._write(HEAD_KEY, head.to_bytes(), attempt.head_etag)
@@ -252,6 +286,7 @@ class CompletedCheckpointStore:
                 f"execution attempt {attempt.leader.owner!r} (token {attempt.token}) lost {self.store.url}/{HEAD_KEY}: "
                 "it was replaced by someone who does not hold the leader object"
             ) from error
+        attempt.released |= {*previous.retained} - {*head.retained}
         attempt.head, attempt.latest = head, metadata
         del attempt.written[checkpoint_id]
 
@@ -268,7 +303,8 @@ class CompletedCheckpointStore:
         """
         self.check_leader(attempt)
         candidates: set[str] = set()
-        gone = [checkpoint_id for checkpoint_id in checkpoint_ids if checkpoint_id not in attempt.head.retained]
+        gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.retained})
+        attempt.released.clear()
         for checkpoint_id in gone:
             # Without its metadata nobody knows which files were its own: they are orphans.
             with suppress(ObjectNotFoundError, CorruptMetadataError):

@@ -30,11 +30,12 @@ NOW = 1_700_000_000_000
 
 
 class Flaky(LocalObjectStore):
-    """Calls a hook before, or fails after, the next write of one key."""
+    """Calls a hook before the next write or read of one key, or fails after the write."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
         self.before: dict[str, Callable[[], object]] = {}
+        self.before_get: dict[str, Callable[[], object]] = {}
         self.lose_response: set[str] = set()
         self.puts: list[str] = []
 
@@ -47,6 +48,11 @@ class Flaky(LocalObjectStore):
             self.lose_response.remove(key)
             raise StorageError("connection reset")
         return etag
+
+    def get(self, key: str) -> tuple[bytes, str]:
+        if hook := self.before_get.pop(key, None):
+            hook()
+        return super().get(key)
 
 
 @pytest.fixture
@@ -187,6 +193,35 @@ def test_an_attempt_that_is_overtaken_while_it_begins_is_fenced(
     objects.before[HEAD_KEY] = lambda: other.begin_attempt("run-new", NOW)
     with pytest.raises(FencedError, match="run-new"):
         store.begin_attempt("run-old", NOW)
+
+
+def test_what_a_newer_attempt_has_subsumed_is_not_called_damaged(
+    store: CompletedCheckpointStore, objects: Flaky
+) -> None:
+    complete(store, store.begin_attempt("first", NOW))
+
+    def overtake() -> None:
+        newer = store.begin_attempt("newer", NOW)
+        complete(store, newer)
+        store.subsume(newer, [1])
+
+    objects.before_get["chk-1/_metadata"] = overtake
+    with pytest.raises(FencedError, match="'newer'"):
+        store.begin_attempt("slow", NOW)
+
+
+def test_the_latest_is_read_again_if_it_was_subsumed_meanwhile(store: CompletedCheckpointStore, objects: Flaky) -> None:
+    attempt = store.begin_attempt("first", NOW)
+    complete(store, attempt)
+
+    def go_on() -> None:
+        complete(store, attempt)
+        store.subsume(attempt, [1])
+
+    objects.before_get["chk-1/_metadata"] = go_on
+    latest = store.latest()
+    assert latest is not None
+    assert latest.checkpoint_id == 2
 
 
 def test_a_checkpoint_that_completes_while_the_next_attempt_begins_is_not_lost(
