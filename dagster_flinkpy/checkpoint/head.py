@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError, PathEscapesPrefixError
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
@@ -27,10 +28,12 @@ class Head:
     """Of that file."""
     retained: tuple[int, ...] = ()
     """Completed checkpoints that are kept, the latest last."""
+    partitions: tuple[PartitionEnd, ...] = ()
+    """End states of time partitions, in order of time; their checkpoints are among those retained."""
 
     def to_bytes(self) -> bytes:
         """The object."""
-        return json.dumps(asdict(self)).encode()
+        return json.dumps({**asdict(self), "partitions": [end.to_json() for end in self.partitions]}).encode()
 
     @staticmethod
     def from_bytes(data: bytes, name: str) -> Head:
@@ -47,6 +50,7 @@ class Head:
                 path=None if raw["path"] is None else check_relative(raw["path"]),
                 metadata_sha256=raw["metadata_sha256"],
                 retained=tuple(int(checkpoint_id) for checkpoint_id in raw["retained"]),
+                partitions=tuple(PartitionEnd.from_json(end) for end in raw.get("partitions", ())),
             )
         except (KeyError, TypeError, ValueError, RecursionError, PathEscapesPrefixError) as error:
             raise CorruptMetadataError(f"{name} does not say which checkpoint is the latest ({error!r})") from error
