@@ -30,6 +30,13 @@ class Head:
     """Completed checkpoints that are kept, the latest last."""
     partitions: tuple[PartitionEnd, ...] = ()
     """End states of time partitions, in order of time; their checkpoints are among those retained."""
+    unclaimed: tuple[int, ...] = ()
+    """Completed checkpoints that the job does not own: it was restored from them, and their owner keeps them."""
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """All checkpoints whose files must stay."""
+        return (*self.unclaimed, *self.retained)
 
     def to_bytes(self) -> bytes:
         """The object."""
@@ -51,8 +58,9 @@ class Head:
                 metadata_sha256=raw["metadata_sha256"],
                 retained=tuple(int(checkpoint_id) for checkpoint_id in raw["retained"]),
                 partitions=tuple(PartitionEnd.from_json(end) for end in raw.get("partitions", ())),
+                unclaimed=tuple(int(checkpoint_id) for checkpoint_id in raw.get("unclaimed", ())),
             )
-        except (KeyError, TypeError, ValueError, RecursionError, PathEscapesPrefixError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, PathEscapesPrefixError) as error:
             raise CorruptMetadataError(f"{name} does not say which checkpoint is the latest ({error!r})") from error
         if head.checkpoint_id is not None and (head.path is None or head.metadata_sha256 is None):
             raise CorruptMetadataError(f"{name} names checkpoint {head.checkpoint_id} without its path or checksum")

@@ -1,17 +1,22 @@
 """The completed checkpoints of one job, and the protocol that makes several runs of it safe.
 
 An execution attempt first takes the ``leader`` object with a greater token, then stamps that token on ``HEAD``, by
-compare-and-swap. From then on no older attempt can replace ``HEAD``, so none can complete a checkpoint. Completing one
-takes two writes: ``chk-n/_metadata``, which must not exist, and ``HEAD``, which must be as this attempt last wrote it.
-A crash between the two leaves an orphan that is never restored and whose id is never used again.
+compare-and-swap. From then on no older attempt can replace ``HEAD``, so none can complete a checkpoint. Ids come from
+the object ``counter``, by compare-and-swap, too, so no two attempts ever have the same one.
 
-Both writes are resolved by reading back where their outcome is not clear. A ``StorageError`` that is raised all the
-same means that the outcome is unknown; a ``FencedError`` or ``CheckpointError``, that the write did not happen.
+Completing a checkpoint takes two writes: ``chk-n/_metadata``, which must not exist, and ``HEAD``, which must be as this
+attempt last wrote it. There is no look at the leader object before them: an attempt that was fenced can write a
+``_metadata``, under an id that is nobody else's, but not HEAD. A crash between the two leaves such an orphan, too. It
+is never restored.
+
+All these writes are resolved by reading back where their outcome is not clear. A ``StorageError`` that is raised all
+the same means that the outcome is unknown; a ``FencedError`` or ``CheckpointError``, that the write did not happen.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -22,6 +27,7 @@ from enum import Enum
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -29,15 +35,16 @@ from dagster_flinkpy.errors import (
     FencedError,
     ObjectNotFoundError,
     PreconditionFailedError,
-    StorageError,
 )
 from dagster_flinkpy.storage import lease
+from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
 __all__ = ["Attempt", "CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
 
 SHARED_FOLDER = "shared/"
-_LEASE = timedelta(minutes=5)
+COUNTER_KEY = "counter"
+STATISTICS_KEY = "statistics"
 _FOLDER = re.compile(r"chk-(\d+)/")
 
 
@@ -49,10 +56,18 @@ class Attempt:
     latest: CheckpointMetadata | None
     """The latest completed checkpoint."""
     next_checkpoint_id: int
-    """Greater than every id that was used before."""
+    """Greater than every id that was used before, as far as is known."""
     head: Head
     head_etag: str
     """Of ``HEAD`` as this attempt last wrote it."""
+    former: lease.LeaderRecord | None = None
+    """Who led the job before; None: nobody."""
+    committed: int | None = None
+    """The checkpoint up to which all sinks have committed, as far as is known; kept when the attempt ends."""
+    counter_etag: str | None = None
+    """Of ``counter`` as this attempt last saw it; None: it is not there."""
+    statistics_etag: str | None = None
+    """Of ``statistics`` as this attempt last saw it; None: it is not there."""
     written: dict[int, str] = field(default_factory=dict)
     """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
     released: set[int] = field(default_factory=set)
@@ -67,10 +82,10 @@ class Attempt:
         """Leave the ids up to this one alone: that of a savepoint which the attempt starts from."""
         self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
 
-    def assign_checkpoint_id(self) -> int:
-        """Use the next id up."""
-        self.next_checkpoint_id += 1
-        return self.next_checkpoint_id - 1
+    def leave_unclaimed(self, checkpoint_id: int) -> None:
+        """Keep a retained checkpoint when it is subsumed, too; holds from the next completed checkpoint on."""
+        if checkpoint_id not in self.head.unclaimed:
+            self.head = replace(self.head, unclaimed=(*self.head.unclaimed, checkpoint_id))
 
 
 class EntryStatus(str, Enum):
@@ -80,6 +95,8 @@ class EntryStatus(str, Enum):
     RETAINED = "retained"
     ORPHAN = "orphan"
     """It was never completed, or is subsumed."""
+    UNCLAIMED = "unclaimed"
+    """The job was restored from it and does not own it; it is kept until somebody disposes of it."""
 
 
 @dataclass(frozen=True)
@@ -160,36 +177,52 @@ class CompletedCheckpointStore:
             checkpoint_id = int(match[1])
             if checkpoint_id == head.checkpoint_id:
                 status = EntryStatus.LATEST
+            elif checkpoint_id in head.unclaimed:
+                status = EntryStatus.UNCLAIMED
             else:
                 status = EntryStatus.RETAINED if checkpoint_id in head.retained else EntryStatus.ORPHAN
             entries.append(CheckpointEntry(checkpoint_id, info.key, info.size, info.last_modified, status))
         return sorted(entries, key=lambda entry: entry.checkpoint_id)
 
+    def leader(self) -> lease.LeaderRecord | None:
+        """Who leads the job, or did last; None: nobody ever.
+
+        Raises:
+            CorruptMetadataError: ``leader`` is damaged.
+        """
+        return lease.read(self.store)
+
+    def statistics(self) -> CheckpointStatistics:
+        """Of all checkpoints so far, as an attempt last wrote them down."""
+        return self._statistics()[0]
+
     # --- one attempt at a time ----------------------------------------------------------------------------------------
 
-    def begin_attempt(self, owner: str, now_ms: int) -> Attempt:
+    def begin_attempt(self, owner: str, now_ms: int, ttl: timedelta = timedelta(minutes=5)) -> Attempt:
         """Take over from whoever runs the job, and find out where to go on.
 
         Args:
             owner: names this execution attempt, such as a Dagster run id and try.
             now_ms: milliseconds since 1970.
+            ttl: how long the attempt promises to live; see :meth:`renew`.
 
         Raises:
-            CorruptMetadataError: ``leader``, ``HEAD`` or the latest ``_metadata`` is damaged or missing; names it.
+            CorruptMetadataError: ``leader``, ``counter``, ``HEAD`` or the latest ``_metadata`` is damaged or missing; names it.
             FencedError: yet another attempt took over meanwhile.
         """
-        leader = lease.acquire(self.store, owner, _LEASE, now_ms)
+        former = self.leader()
+        leader = lease.acquire(self.store, owner, ttl, now_ms)
         while True:
             found = read_head(self.store)
             head, etag = found if found else (Head(fencing_token=0), None)
             if head.fencing_token >= leader.token:
                 lease.check(self.store, leader)
                 # Still the leader: the leader object was deleted and counts from 1 again, so let it catch up.
-                leader = lease.acquire(self.store, owner, _LEASE, now_ms)
+                leader = lease.acquire(self.store, owner, ttl, now_ms)
                 continue
             head = replace(head, fencing_token=leader.token)
             try:
-                etag = self._write(HEAD_KEY, head.to_bytes(), etag)
+                etag = put_if(self.store, HEAD_KEY, head.to_bytes(), etag)
             except PreconditionFailedError:
                 continue  # an older attempt completed a checkpoint just now, or a newer one took over
             break
@@ -198,12 +231,67 @@ class CompletedCheckpointStore:
         except CorruptMetadataError:
             lease.check(self.store, leader)  # a newer attempt may have subsumed it meanwhile
             raise
+        last, counter_etag = self._counter()
         used = [int(match[1]) for folder in self.store.list_folders("chk-") if (match := _FOLDER.fullmatch(folder))]
-        return Attempt(leader, latest, max([head.checkpoint_id or 0, *used]) + 1, head, etag)
+        return Attempt(
+            leader,
+            latest,
+            max([head.checkpoint_id or 0, last, *used]) + 1,
+            head,
+            etag,
+            former=former,
+            committed=leader.record.committed,
+            counter_etag=counter_etag,
+        )
 
     def end_attempt(self, attempt: Attempt) -> None:
         """Say that the attempt is over, so that nobody takes it for alive. Being fenced already is fine."""
-        lease.release(self.store, attempt.leader)
+        lease.release(self.store, attempt.leader, attempt.committed)
+
+    def renew(self, attempt: Attempt, ttl: timedelta, now_ms: int) -> None:
+        """Promise to live longer, if less than half of what was promised is left.
+
+        Raises:
+            FencedError: another attempt took over; says which.
+        """
+        if attempt.leader.record.expires_at - now_ms < ttl // timedelta(milliseconds=2):
+            attempt.leader = lease.renew(self.store, attempt.leader, ttl, now_ms)
+
+    def assign_checkpoint_id(self, attempt: Attempt) -> int:
+        """Take the next id, which no other attempt can get (Flink: ``CheckpointIDCounter.getAndIncrement``).
+
+        Raises:
+            CorruptMetadataError: ``counter`` is damaged.
+            StorageError: whether an id was taken is unknown.
+        """
+        while True:
+            taken = attempt.next_checkpoint_id
+            record = {"last": taken, "token": attempt.token, "nonce": attempt.leader.record.nonce}
+            try:
+                etag = put_if(self.store, COUNTER_KEY, json.dumps(record).encode(), attempt.counter_etag)
+            except PreconditionFailedError:  # another attempt took one
+                last, attempt.counter_etag = self._counter()
+                attempt.start_after(last)
+                continue
+            attempt.counter_etag, attempt.next_checkpoint_id = etag, taken + 1
+            return taken
+
+    def load_statistics(self, attempt: Attempt) -> CheckpointStatistics:
+        """As :meth:`statistics`, to go on with them and :meth:`save_statistics`."""
+        statistics, attempt.statistics_etag = self._statistics()
+        return statistics
+
+    def save_statistics(self, attempt: Attempt, statistics: CheckpointStatistics) -> None:
+        """Write statistics down for the attempts to come, unless another attempt did meanwhile.
+
+        Raises:
+            StorageError: they may not be written.
+        """
+        data = {**statistics.to_json(), "nonce": attempt.leader.record.nonce}
+        with suppress(PreconditionFailedError):
+            attempt.statistics_etag = put_if(
+                self.store, STATISTICS_KEY, json.dumps(data).encode(), attempt.statistics_etag
+            )
 
     def check_leader(self, attempt: Attempt) -> None:
         """Make sure that no other attempt took over. For use right before sinks commit.
@@ -230,12 +318,12 @@ class CompletedCheckpointStore:
         data = metadata.to_bytes()
         key = _key(metadata.checkpoint_id)
         try:
-            self._write(key, data, None)
+            put_if(self.store, key, data, None)
         except PreconditionFailedError as error:
             self.check_leader(attempt)
             raise CheckpointError(
-                f"{self.store.url}/{key} exists already: an older attempt wrote it after this one had begun. "
-                "Run the job again; the next attempt takes another id."
+                f"{self.store.url}/{key} exists already, though the id is this attempt's alone: were objects of the job "
+                "deleted? Run it again; the next attempt takes another id."
             ) from error
         attempt.written[metadata.checkpoint_id] = hashlib.sha256(data).hexdigest()
 
@@ -269,7 +357,7 @@ class CompletedCheckpointStore:
         if partition is not None:
             ends[partition.partition] = partition
         kept = (partition_retention or PartitionRetention()).kept(ends.values(), checkpoint_id)
-        recent = (*previous.retained, checkpoint_id)[-self._num_retained :]
+        recent = (*_claimed(previous), checkpoint_id)[-self._num_retained :]
         head = Head(
             fencing_token=attempt.token,
             checkpoint_id=checkpoint_id,
@@ -277,17 +365,11 @@ class CompletedCheckpointStore:
             metadata_sha256=attempt.written[checkpoint_id],
             retained=tuple(sorted({*recent, *(end.checkpoint_id for end in kept)})),
             partitions=kept,
+            unclaimed=previous.unclaimed,
         )
-        try:
-            attempt.head_etag = self._write(HEAD_KEY, head.to_bytes(), attempt.head_etag)
-        except PreconditionFailedError as error:
-            self.check_leader(attempt)
-            raise FencedError(
-                f"execution attempt {attempt.leader.owner!r} (token {attempt.token}) lost {self.store.url}/{HEAD_KEY}: "
-                "it was replaced by someone who does not hold the leader object"
-            ) from error
+        self._replace_head(attempt, head)
         attempt.released |= {*previous.retained} - {*head.retained}
-        attempt.head, attempt.latest = head, metadata
+        attempt.latest = metadata
         del attempt.written[checkpoint_id]
 
     # --- deleting -----------------------------------------------------------------------------------------------------
@@ -303,7 +385,7 @@ class CompletedCheckpointStore:
         """
         self.check_leader(attempt)
         candidates: set[str] = set()
-        gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.retained})
+        gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.kept})
         attempt.released.clear()
         for checkpoint_id in gone:
             # Without its metadata nobody knows which files were its own: they are orphans.
@@ -335,7 +417,7 @@ class CompletedCheckpointStore:
             FencedError: a newer attempt took over; nothing is deleted.
         """
         self.check_leader(attempt)
-        kept = {*attempt.head.retained, *attempt.written}
+        kept = {*attempt.head.kept, *attempt.written}
         for entry in self.list_checkpoints():
             if entry.checkpoint_id not in kept and entry.last_modified < older_than:
                 self.store.delete_many([info.key for info in self.store.list(f"chk-{entry.checkpoint_id}/")])
@@ -346,11 +428,44 @@ class CompletedCheckpointStore:
     def _delete_unnamed(self, attempt: Attempt, files: set[str]) -> None:
         # Handles come from metadata: what is not a shared state file is not for us to delete, whatever they say.
         files = {path for path in files if path.startswith(SHARED_FOLDER)}
-        for checkpoint_id in {*attempt.head.retained, *attempt.written} if files else ():
+        for checkpoint_id in {*attempt.head.kept, *attempt.written} if files else ():
             latest = attempt.latest
             known = latest is not None and latest.checkpoint_id == checkpoint_id
             files -= latest.files() if latest is not None and known else self.load(checkpoint_id).files()
         self.store.delete_many(sorted(files))
+
+    def delete_checkpoints(self, attempt: Attempt) -> None:
+        """Delete all completed checkpoints, those aside that the job does not own. Ids and tokens go on growing.
+
+        Raises:
+            FencedError: a newer attempt took over; nothing is deleted.
+        """
+        gone = _claimed(attempt.head)
+        self._replace_head(attempt, Head(attempt.token, unclaimed=attempt.head.unclaimed))
+        attempt.latest = None
+        self.subsume(attempt, gone)
+
+    def dispose(self, attempt: Attempt, checkpoint_id: int) -> None:
+        """Delete a checkpoint that the job does not own, and the state files that only it names.
+
+        Raises:
+            CheckpointError: it is the job's own, or there is none.
+            FencedError: a newer attempt took over; nothing is deleted.
+        """
+        head = attempt.head
+        if checkpoint_id in head.retained:
+            raise CheckpointError(
+                f"{self.store.url}/chk-{checkpoint_id} is retained by its job, which deletes it when later checkpoints "
+                "subsume it"
+            )
+        if checkpoint_id not in head.unclaimed:
+            unclaimed = ", ".join(f"chk-{i}" for i in head.unclaimed) or "none"
+            raise CheckpointError(
+                f"{self.store.url}/chk-{checkpoint_id} is not a checkpoint that was left unclaimed; there is {unclaimed}"
+            )
+        unclaimed_still = tuple(i for i in head.unclaimed if i != checkpoint_id)
+        self._replace_head(attempt, replace(head, unclaimed=unclaimed_still))
+        self.subsume(attempt, [checkpoint_id])
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
@@ -371,18 +486,44 @@ class CompletedCheckpointStore:
             )
         return metadata
 
-    def _write(self, key: str, data: bytes, if_match: str | None) -> str:
-        """Write on condition that the object is as it was (None: absent); a write that did happen is a success."""
+    def _replace_head(self, attempt: Attempt, head: Head) -> None:
         try:
-            return self.store.put(key, data, if_none_match=if_match is None, if_match=if_match)
-        except StorageError as error:
-            try:
-                there, etag = self.store.get(key)
-            except StorageError:
-                raise error from None
-            if there == data:
-                return etag
-            raise
+            attempt.head_etag = put_if(self.store, HEAD_KEY, head.to_bytes(), attempt.head_etag)
+        except PreconditionFailedError as error:
+            self.check_leader(attempt)
+            raise FencedError(
+                f"execution attempt {attempt.leader.owner!r} (token {attempt.token}) lost {self.store.url}/{HEAD_KEY}: "
+                "it was replaced by someone who does not hold the leader object"
+            ) from error
+        attempt.head = head
+
+    def _counter(self) -> tuple[int, str | None]:
+        """The last id that was taken, and the ETag of ``counter``."""
+        try:
+            data, etag = self.store.get(COUNTER_KEY)
+        except ObjectNotFoundError:
+            return 0, None
+        try:
+            return int(json.loads(data)["last"]), etag
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            raise CorruptMetadataError(
+                f"{self.store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last ({error!r}). Delete it "
+                "while no run of the job is alive; ids then go on after the checkpoints that there are."
+            ) from error
+
+    def _statistics(self) -> tuple[CheckpointStatistics, str | None]:
+        try:
+            data, etag = self.store.get(STATISTICS_KEY)
+        except ObjectNotFoundError:
+            return CheckpointStatistics(), None
+        try:
+            return CheckpointStatistics.from_json(json.loads(data)), etag
+        except (ValueError, RecursionError):
+            return CheckpointStatistics(), etag
+
+
+def _claimed(head: Head) -> tuple[int, ...]:
+    return tuple(i for i in head.retained if i not in head.unclaimed)
 
 
 def _key(checkpoint_id: int) -> str:

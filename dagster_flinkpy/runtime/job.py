@@ -402,7 +402,7 @@ class JobAttempt:
     def _perform(self, instruction: Instruction) -> Iterator[Stimulus]:
         match instruction:
             case AssignCheckpointId():
-                yield CheckpointIdAssigned(_now(), self._attempt.assign_checkpoint_id())
+                yield CheckpointIdAssigned(_now(), self._store.assign_checkpoint_id(self._attempt))
             case EmitBarriers(checkpoint_id=checkpoint_id) if self._emitted is not None:
                 self._emitted.append(checkpoint_id)  # of a Spark job that is being planned
             case EmitBarriers(checkpoint_id=checkpoint_id):

@@ -1,15 +1,21 @@
-"""The ``leader`` object: which execution attempt owns a job, fenced by a token that only grows."""
+"""The ``leader`` object: which execution attempt owns a job, fenced by a token that only grows.
+
+The token alone makes things safe. The lease is for people and programs that want to know whether the owner is still at
+work: nobody waits for it, so no clock has to be right.
+"""
 
 from __future__ import annotations
 
 import json
+import secrets
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
 
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "acquire", "check", "read", "release"]
+__all__ = ["LEADER_KEY", "Leader", "LeaderRecord", "acquire", "check", "read", "release", "renew"]
 
 LEADER_KEY = "leader"
 
@@ -26,6 +32,18 @@ class LeaderRecord:
     """Milliseconds since 1970. A hint that the owner is gone; a takeover never waits for it. 0 when released."""
     acquired_at: int
     """Milliseconds since 1970."""
+    nonce: str = ""
+    """Random: tells two attempts apart that have the same name and began in the same millisecond."""
+    committed: int | None = None
+    """The checkpoint up to which all sinks have committed, as far as an owner has said so when it ended."""
+
+    def alive(self, now_ms: int) -> bool:
+        """Whether the owner promised to live this long.
+
+        Args:
+            now_ms: milliseconds since 1970.
+        """
+        return now_ms < self.expires_at
 
 
 @dataclass(frozen=True)
@@ -74,18 +92,45 @@ def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int) -> Lead
     """
     while True:
         found = _read(store)
-        token = found[0].token + 1 if found else 1
-        record = LeaderRecord(token=token, owner=owner, expires_at=now_ms + _ms(ttl), acquired_at=now_ms)
+        record = LeaderRecord(
+            token=found[0].token + 1 if found else 1,
+            owner=owner,
+            expires_at=now_ms + _ms(ttl),
+            acquired_at=now_ms,
+            nonce=secrets.token_hex(8),
+            committed=found[0].committed if found else None,
+        )
         try:
             return _write(store, record, found[1] if found else None)
         except PreconditionFailedError:
             continue
 
 
-def release(store: ObjectStore, leader: Leader) -> None:
-    """Say that the owner is gone. The record stays, so that tokens go on growing; being fenced already is fine."""
+def renew(store: ObjectStore, leader: Leader, ttl: timedelta, now_ms: int) -> Leader:
+    """Promise to live longer.
+
+    Raises:
+        FencedError: another attempt took over; says which.
+    """
     try:
-        _write(store, replace(leader.record, expires_at=0), leader.etag)
+        return _write(store, replace(leader.record, expires_at=now_ms + _ms(ttl)), leader.etag)
+    except PreconditionFailedError as error:
+        check(store, leader)
+        raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: somebody else wrote it") from error
+
+
+def release(store: ObjectStore, leader: Leader, committed: int | None = None) -> None:
+    """Say that the owner is gone. The record stays, so that tokens go on growing; being fenced already is fine.
+
+    Args:
+        store: rooted at the job's prefix.
+        leader: the attempt that ends.
+        committed: the checkpoint up to which all sinks have committed; None: as before.
+    """
+    if committed is None:
+        committed = leader.record.committed
+    try:
+        _write(store, replace(leader.record, expires_at=0, committed=committed), leader.etag)
     except PreconditionFailedError:
         return
 
@@ -99,7 +144,7 @@ def check(store: ObjectStore, leader: Leader) -> None:
     now = read(store)
     if now is None:
         raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: the object was deleted")
-    if (now.token, now.owner) != (leader.token, leader.owner):
+    if (now.token, now.owner, now.nonce) != (leader.token, leader.owner, leader.record.nonce):
         when = datetime.fromtimestamp(now.acquired_at / 1000, timezone.utc).isoformat(timespec="milliseconds")
         raise FencedError(f"{_who(leader.record)} was fenced by {_who(now)} at {when} ({store.url}/{LEADER_KEY})")
 
@@ -116,8 +161,10 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
             owner=str(raw["owner"]),
             expires_at=int(raw["expires_at"]),
             acquired_at=int(raw["acquired_at"]),
+            nonce=str(raw.get("nonce", "")),
+            committed=None if raw.get("committed") is None else int(raw["committed"]),
         )
-    except (ValueError, TypeError, KeyError) as error:
+    except (AttributeError, ValueError, TypeError, KeyError) as error:
         raise CorruptMetadataError(
             f"{store.url}/{LEADER_KEY} is not a leader record ({error!r}). Without it an old run cannot be fenced: "
             "make sure that no run of this job is alive, then delete the object."
@@ -126,8 +173,7 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
 
 
 def _write(store: ObjectStore, record: LeaderRecord, etag: str | None) -> Leader:
-    data = json.dumps(asdict(record)).encode()
-    return Leader(record, store.put(LEADER_KEY, data, if_none_match=etag is None, if_match=etag))
+    return Leader(record, put_if(store, LEADER_KEY, json.dumps(asdict(record)).encode(), etag))
 
 
 def _ms(duration: timedelta) -> int:

@@ -76,7 +76,7 @@ def finish(
     store: CompletedCheckpointStore, attempt: Attempt, ordinal: int, retention: PartitionRetention | None = None
 ) -> PartitionEnd:
     """Completes a partition with state of its own; deletes what is no longer kept."""
-    checkpoint_id = attempt.assign_checkpoint_id()
+    checkpoint_id = store.assign_checkpoint_id(attempt)
     state = operator(f"state-{checkpoint_id}")
     for index, path in enumerate(sorted(state.files())):
         store.store.put(path, content(f"state-{checkpoint_id}-{index}"))

@@ -80,7 +80,7 @@ def paths(name: str) -> set[str]:
 
 
 def complete(store: CompletedCheckpointStore, attempt: Attempt, *operators: OperatorState) -> CheckpointMetadata:
-    done = metadata(attempt.assign_checkpoint_id(), *(operators or (operator(),)), token=attempt.token)
+    done = metadata(store.assign_checkpoint_id(attempt), *(operators or (operator(),)), token=attempt.token)
     store.write_metadata(attempt, done)
     store.complete(attempt, done)
     return done
@@ -117,7 +117,7 @@ def test_completing_takes_two_writes(store: CompletedCheckpointStore, objects: F
     attempt = store.begin_attempt("run-1", NOW)
     objects.puts.clear()
     complete(store, attempt)
-    assert objects.puts == ["chk-1/_metadata", "HEAD"]
+    assert objects.puts == ["counter", "chk-1/_metadata", "HEAD"]
 
 
 def test_a_crash_between_metadata_and_head_leaves_an_orphan(store: CompletedCheckpointStore) -> None:
@@ -172,7 +172,7 @@ def test_an_attempt_that_ended_is_no_longer_alive(store: CompletedCheckpointStor
 
 def test_an_older_attempt_cannot_complete_and_is_told_by_whom(store: CompletedCheckpointStore, objects: Flaky) -> None:
     old = store.begin_attempt("run-old", NOW)
-    done = metadata(old.assign_checkpoint_id(), token=old.token)
+    done = metadata(store.assign_checkpoint_id(old), token=old.token)
     store.write_metadata(old, done)
     new = CompletedCheckpointStore(objects).begin_attempt("run-new", NOW)
     with pytest.raises(
@@ -437,7 +437,7 @@ def test_orphans_are_left_until_they_are_old(store: CompletedCheckpointStore, ob
     done = complete(store, dead, *state(objects, "a"))
     store.write_metadata(dead, metadata(2, *state(objects, "b"), token=dead.token))
     attempt = store.begin_attempt("run-2", NOW)
-    own = metadata(attempt.assign_checkpoint_id(), *state(objects, "c"), token=attempt.token)
+    own = metadata(store.assign_checkpoint_id(attempt), *state(objects, "c"), token=attempt.token)
     store.write_metadata(attempt, own)
     before = keys(objects)
     store.delete_orphans(attempt, datetime.now(timezone.utc) - timedelta(hours=1))

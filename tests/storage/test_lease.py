@@ -26,12 +26,15 @@ def test_first_leader(job: ObjectStore) -> None:
     assert lease.read(job) is None
     leader = lease.acquire(job, "run-1", TTL, NOON)
     assert (leader.token, leader.owner) == (1, "run-1")
-    assert lease.read(job) == LeaderRecord(token=1, owner="run-1", expires_at=NOON + 30_000, acquired_at=NOON)
+    nonce = leader.record.nonce
+    assert lease.read(job) == LeaderRecord(1, "run-1", expires_at=NOON + 30_000, acquired_at=NOON, nonce=nonce)
     assert json.loads(job.get("leader")[0]) == {
         "token": 1,
         "owner": "run-1",
         "expires_at": NOON + 30_000,
         "acquired_at": NOON,
+        "nonce": nonce,
+        "committed": None,
     }
     lease.check(job, leader)
 
