@@ -207,7 +207,8 @@ class CompletedCheckpointStore:
             ttl: how long the attempt promises to live; see :meth:`renew`.
 
         Raises:
-            CorruptMetadataError: ``leader``, ``counter``, ``HEAD`` or the latest ``_metadata`` is damaged or missing; names it.
+            CorruptMetadataError: ``leader``, ``counter``, ``HEAD`` or the latest ``_metadata`` is damaged or missing;
+                names it.
             FencedError: yet another attempt took over meanwhile.
         """
         former = self.leader()
@@ -322,8 +323,8 @@ class CompletedCheckpointStore:
         except PreconditionFailedError as error:
             self.check_leader(attempt)
             raise CheckpointError(
-                f"{self.store.url}/{key} exists already, though the id is this attempt's alone: were objects of the job "
-                "deleted? Run it again; the next attempt takes another id."
+                f"{self.store.url}/{key} exists already, though the id is this attempt's alone: were objects of the "
+                "job deleted? Run it again; the next attempt takes another id."
             ) from error
         attempt.written[metadata.checkpoint_id] = hashlib.sha256(data).hexdigest()
 
@@ -461,7 +462,8 @@ class CompletedCheckpointStore:
         if checkpoint_id not in head.unclaimed:
             unclaimed = ", ".join(f"chk-{i}" for i in head.unclaimed) or "none"
             raise CheckpointError(
-                f"{self.store.url}/chk-{checkpoint_id} is not a checkpoint that was left unclaimed; there is {unclaimed}"
+                f"{self.store.url}/chk-{checkpoint_id} is not a checkpoint that was left unclaimed; there is "
+                f"{unclaimed}"
             )
         unclaimed_still = tuple(i for i in head.unclaimed if i != checkpoint_id)
         self._replace_head(attempt, replace(head, unclaimed=unclaimed_still))
@@ -507,8 +509,8 @@ class CompletedCheckpointStore:
             return int(json.loads(data)["last"]), etag
         except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise CorruptMetadataError(
-                f"{self.store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last ({error!r}). Delete it "
-                "while no run of the job is alive; ids then go on after the checkpoints that there are."
+                f"{self.store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last ({error!r}). Delete "
+                "it while no run of the job is alive; ids then go on after the checkpoints that there are."
             ) from error
 
     def _statistics(self) -> tuple[CheckpointStatistics, str | None]:
