@@ -18,8 +18,10 @@ __all__ = [
     "JavaNotFoundError",
     "JobGraphError",
     "MissingUidError",
+    "MissingUidWarning",
     "ObjectNotFoundError",
     "ParallelismError",
+    "PastTimerError",
     "PathEscapesPrefixError",
     "PreconditionFailedError",
     "RestoreError",
@@ -56,6 +58,10 @@ class DuplicateUidError(JobGraphError):
 
 class MissingUidError(JobGraphError):
     """A stateful operator has no uid, so its state could not be found again."""
+
+
+class MissingUidWarning(UserWarning):
+    """A stateful operator has no uid: where checkpoints are kept that is a :class:`MissingUidError`."""
 
 
 class ParallelismError(JobGraphError):
@@ -156,6 +162,10 @@ class UserFunctionError(FlinkPyError):
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}\n{self.user_traceback}" if self.user_traceback else message
+
+
+class PastTimerError(FlinkPyError, ValueError):
+    """A timer was registered for a time that has passed, in a program that is strict."""
 
 
 class SourceReadError(FlinkPyError):

@@ -18,6 +18,7 @@ class ExecutionConfig:
         self._auto_watermark_interval = 200
         self._object_reuse = False
         self._latency_tracking_interval = 0
+        self._strict = False
 
     def get_global_job_parameters(self) -> dict[str, str]:
         """What functions see with ``runtime_context.get_job_parameter()``."""
@@ -53,6 +54,19 @@ class ExecutionConfig:
         if interval < 0:
             raise ConfigurationError(f"latency tracking interval must not be negative, not {interval} ms")
         self._latency_tracking_interval = interval
+        return self
+
+    def is_strict(self) -> bool:
+        """Whether what Flink lets pass, but is a mistake most of the time, is an error; False by default."""
+        return self._strict
+
+    def set_strict(self, strict: bool) -> ExecutionConfig:
+        """Sets whether what Flink lets pass, but is a mistake most of the time, is an error; not in PyFlink.
+
+        That is: a stateful operator, source or sink without a uid (`MissingUidError`, when the program is built), and a
+        timer for a time that has passed (`PastTimerError`). The option is ``pipeline.strict``.
+        """
+        self._strict = strict
         return self
 
     def enable_object_reuse(self) -> ExecutionConfig:

@@ -95,6 +95,8 @@ class JobVertex:
     slot_sharing_group: str = "default"
     job_parameters: tuple[tuple[str, str], ...] = ()
     """What its functions see with ``get_job_parameter``."""
+    strict: bool = False
+    """Whether a timer for a time that has passed is an error."""
 
 
 @dataclass(frozen=True)
@@ -149,14 +151,18 @@ class JobGraph:
         """Edges out of an operator."""
         return [e for e in self.edges if e.source == uid]
 
+    def without_uid(self) -> list[JobVertex]:
+        """The operators that need a uid of their own and have none."""
+        exchanging = {uid for e in self.edges if e.blocking for uid in (e.source, e.target)}
+        return [v for v in self.vertices if (v.spec.keeps_state or v.uid in exchanging) and not v.uid_set]
+
     def require_uids(self) -> None:
         """Refuses stateful operators without a uid of their own.
 
         Raises:
             MissingUidError: Names all of them.
         """
-        exchanging = {uid for e in self.edges if e.blocking for uid in (e.source, e.target)}
-        missing = [v for v in self.vertices if (v.spec.keeps_state or v.uid in exchanging) and not v.uid_set]
+        missing = self.without_uid()
         if missing:
             raise MissingUidError(
                 "stateful operators and those beside blocking() need a uid, else their state is lost when the program "

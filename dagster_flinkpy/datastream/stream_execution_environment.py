@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -25,7 +26,7 @@ from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, build_job_graph
 from dagster_flinkpy.datastream.operators import CollectSpec, OperatorSpec, ReduceSpec, SourceSpec, TimestampsSpec
 from dagster_flinkpy.datastream.transformation import Input, Transformation
-from dagster_flinkpy.errors import ParallelismError
+from dagster_flinkpy.errors import MissingUidWarning, ParallelismError
 from dagster_flinkpy.key_groups import compute_default_max_parallelism
 
 __all__ = ["StreamExecutionEnvironment"]
@@ -78,13 +79,15 @@ class StreamExecutionEnvironment:
         """Takes the options that there are here; all others are left alone.
 
         They are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
-        ``execution.checkpointing.interval`` and ``execution.checkpointing.dir``.
+        ``execution.checkpointing.interval``, ``execution.checkpointing.dir`` and ``pipeline.strict``.
         """
         options = configuration.to_dict()
         if "parallelism.default" in options:
             self.set_parallelism(configuration.get_integer("parallelism.default", 1))
         if "pipeline.max-parallelism" in options:
             self.set_max_parallelism(configuration.get_integer("pipeline.max-parallelism", 128))
+        if "pipeline.strict" in options:
+            self._config.set_strict(configuration.get_boolean("pipeline.strict", False))
         if "execution.runtime-mode" in options:
             self.set_runtime_mode(RuntimeExecutionMode[options["execution.runtime-mode"].upper()])
         if "execution.checkpointing.interval" in options:
@@ -198,12 +201,20 @@ class StreamExecutionEnvironment:
         return DataStream(self, transformation)
 
     def get_job_graph(self) -> JobGraph:
-        """The program as a validated graph.
+        """The program as a validated graph; a `MissingUidWarning` for each stateful operator without a uid.
 
         Raises:
             JobGraphError: uids, parallelisms or edges are wrong.
         """
-        return self._build(self._transformations)
+        graph = self._build(self._transformations)
+        for v in graph.without_uid():
+            warnings.warn(
+                f"operator {v.name!r} ({v.spec.kind}) has no uid: it is {v.uid!r} only as long as the program stays as "
+                "it is, and its state is lost after that; call .uid('...') on it",
+                MissingUidWarning,
+                stacklevel=2,
+            )
+        return graph
 
     def _build(self, roots: Sequence[Transformation]) -> JobGraph:
         transformations = _upstream(roots)
@@ -217,7 +228,10 @@ class StreamExecutionEnvironment:
                     edge_id = len(edges)
                     edge = JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
                     edges.append(replace(edge, blocking=i.blocking))
-        return build_job_graph(vertices, edges)
+        graph = build_job_graph(vertices, edges)
+        if self._config.is_strict():
+            graph.require_uids()
+        return graph
 
     def _vertex(self, t: Transformation, uid: str) -> JobVertex:
         parallelism = self._parallelism if t.parallelism is None else t.parallelism
@@ -239,6 +253,7 @@ class StreamExecutionEnvironment:
             parallelism_set=t.parallelism is not None,
             slot_sharing_group=t.slot_sharing_group,
             job_parameters=tuple(self._config.get_global_job_parameters().items()),
+            strict=self._config.is_strict(),
         )
 
     def _fit(self, spec: OperatorSpec) -> OperatorSpec:
@@ -262,7 +277,7 @@ class StreamExecutionEnvironment:
 
         The environment then forgets it, as in Flink: what is declared next is another program.
         """
-        graph = self.get_job_graph()
+        graph = self._build(self._transformations)
         self._transformations.clear()
         return get_executor().execute(graph, self._settings(job_name))
 

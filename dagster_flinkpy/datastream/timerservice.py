@@ -11,7 +11,8 @@ class TimerService(ABC):
     """Time, and timers of the current key.
 
     Timers are part of the state. A timer of a time that has passed is due at once: with event time at the next
-    watermark, with processing time after the batch.
+    watermark, with processing time after the batch; in a strict program it is a `PastTimerError`. A time that is not an
+    int of 64 bits is a `ConfigurationError`.
     """
 
     @abstractmethod

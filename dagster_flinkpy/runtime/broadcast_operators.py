@@ -142,7 +142,7 @@ class KeyedBroadcastProcessOperator(KeyedFunctionOperator):
     def __init__(self, context: OperatorContext, spec: KeyedBroadcastProcessSpec) -> None:
         super().__init__(context, spec)
         backend = context.state.backend
-        self._record = _KeyedReadOnlyContext(KeyedTimerService(self), backend)
+        self._record = _KeyedReadOnlyContext(self._timer_service, backend)
         self._broadcast_record = _KeyedSideContext(UnkeyedTimerService(context), backend, self._apply)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:

@@ -23,6 +23,7 @@ from dagster_flinkpy.datastream.state import (
     ValueStateDescriptor,
 )
 from dagster_flinkpy.datastream.time_domain import TimeDomain
+from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.operators import (
@@ -46,6 +47,7 @@ __all__ = [
     "KeyedStateOperator",
     "KeyedTimerService",
     "ReduceOperator",
+    "StrictTimerService",
 ]
 
 EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
@@ -74,6 +76,27 @@ class KeyedTimerService(UnkeyedTimerService):
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Deletes such a timer."""
         self._timers.delete(timestamp)
+
+
+class StrictTimerService(KeyedTimerService):
+    """Refuses timers for times that have passed, which Flink fires as soon as it can."""
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        super().register_processing_time_timer(timestamp)
+        if timestamp < (now := self.current_processing_time()):
+            raise self._past(f"processing-time timer {timestamp} is before the present, {now}")
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        super().register_event_time_timer(timestamp)
+        if timestamp <= (watermark := self.current_watermark()):
+            raise self._past(f"event-time timer {timestamp} is not after the watermark, {watermark}")
+
+    def _past(self, what: str) -> PastTimerError:
+        key = self._operator.backend.key_context.current_key()
+        return PastTimerError(
+            f"operator {self._context.vertex.uid!r}, key {key!r}: {what}; register a later one, or set pipeline.strict "
+            "to false to have it fire as soon as it can"
+        )
 
 
 class KeyedContext(RecordContext):
@@ -211,7 +234,8 @@ class KeyedFunctionOperator(KeyedOperator):
     ) -> None:
         super().__init__(context)
         self.function: Any = spec.function
-        self._record = KeyedContext(KeyedTimerService(self))
+        self._timer_service = (StrictTimerService if context.vertex.strict else KeyedTimerService)(self)
+        self._record = KeyedContext(self._timer_service)
 
     def open(self) -> None:
         self.open_function(self.function)

@@ -134,6 +134,8 @@ class TimerQueue(OverlayTable):
 
     def _timer(self, timestamp: int) -> _TimerId:
         self.require_key()
+        if isinstance(timestamp, np.integer):
+            timestamp = int(timestamp)
         if type(timestamp) is not int or not _MIN_TIME <= timestamp <= _MAX_TIME:
             raise ConfigurationError(
                 f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}; it must be 64-bit int "

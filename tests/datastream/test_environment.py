@@ -23,14 +23,16 @@ def test_options_set_the_environment() -> None:
         "execution.runtime-mode": "batch",
         "execution.checkpointing.interval": "10 s",
         "execution.checkpointing.dir": "/checkpoints",
+        "pipeline.strict": "true",
         "taskmanager.memory.size": "1g",
     }
     env = StreamExecutionEnvironment.get_execution_environment(Configuration.from_dict(options))
     assert (env.get_parallelism(), env.get_max_parallelism(), env.get_checkpoint_interval()) == (3, 64, 10_000)
     assert env.get_checkpoint_config().storage_dir == "/checkpoints"
-    numbers = env.from_collection([1], Types.INT()).key_by(lambda v: v).reduce(lambda a, b: a)
+    assert env.get_config().is_strict()
+    numbers = env.from_collection([1], Types.INT()).uid("ones").key_by(lambda v: v).reduce(lambda a, b: a).uid("first")
     numbers.print()
-    assert env.get_job_graph().vertex("reduce").spec.final_only
+    assert env.get_job_graph().vertex("first").spec.final_only
 
 
 def test_checkpoint_settings(env: StreamExecutionEnvironment) -> None:

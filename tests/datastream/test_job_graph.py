@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
@@ -27,6 +30,7 @@ from dagster_flinkpy.errors import (
     DuplicateUidError,
     JobGraphError,
     MissingUidError,
+    MissingUidWarning,
     ParallelismError,
 )
 
@@ -91,6 +95,62 @@ def test_only_stateful_operators_need_a_uid_and_all_that_lack_one_are_named(env:
     stream.key_by("key").process(Keyed()).name("second")
     with pytest.raises(MissingUidError, match=r"first \(keyed_process\), second \(keyed_process\)"):
         env.get_job_graph().require_uids()
+
+
+def test_a_stateful_operator_without_uid_is_a_warning(env: StreamExecutionEnvironment) -> None:
+    stream = pairs(env).uid("pairs").map(identity, PAIR)
+    stream.key_by("key").process(Keyed()).name("first")
+    stream.key_by("key").process(Keyed()).name("second")
+    with pytest.warns(MissingUidWarning) as warned:
+        env.get_job_graph()
+    assert [str(w.message).partition(":")[0] for w in warned] == [
+        f"operator {name!r} (keyed_process) has no uid" for name in ("first", "second")
+    ]
+    assert {w.filename for w in warned} == {__file__}
+
+
+def test_a_strict_program_is_not_built_without_uids(env: StreamExecutionEnvironment) -> None:
+    env.get_config().set_strict(True)
+    keyed = pairs(env).uid("pairs").map(identity, PAIR).key_by("key").process(Keyed())
+    with pytest.raises(MissingUidError, match="KeyedProcess"):
+        env.get_job_graph()
+    with pytest.raises(MissingUidError, match="KeyedProcess"):
+        env.execute()
+    with pytest.raises(MissingUidError, match="KeyedProcess"):
+        keyed.execute_and_collect()
+    keyed.uid("counts")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env.get_job_graph()
+
+
+def uids(declare: Callable[[StreamExecutionEnvironment], object]) -> list[str]:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    declare(env)
+    return [v.uid for v in env.get_job_graph().vertices]
+
+
+def test_uids_that_were_not_set_are_stable_for_an_unchanged_program() -> None:
+    def program(env: StreamExecutionEnvironment) -> None:
+        both = pairs(env).map(identity, PAIR).union(pairs(env).filter(bool))
+        both.key_by("key").process(Keyed(), PAIR).map(identity).print()
+
+    assert uids(program) == uids(program)
+    assert len(set(uids(program))) == 7
+
+
+def test_uids_that_were_set_survive_other_operators_and_another_order() -> None:
+    def program(env: StreamExecutionEnvironment) -> None:
+        first, second = pairs(env).uid("first"), pairs(env).uid("second")
+        first.union(second).key_by("key").process(Keyed()).uid("keyed").print().uid("printed")
+
+    def changed(env: StreamExecutionEnvironment) -> None:
+        second, first = pairs(env).uid("second"), pairs(env).uid("first")
+        mapped = second.map(identity, PAIR).union(first.filter(bool))
+        mapped.key_by("key").process(Keyed()).map(identity).print()
+        mapped.key_by("key").process(Keyed()).uid("keyed").print().uid("printed")
+
+    assert {"first", "second", "keyed", "printed"} == set(uids(program)) < set(uids(changed))
 
 
 @pytest.mark.parametrize("uid", ["", "a b", "-a", "ü", "a/b"])

@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dagster_flinkpy.datastream import KeyedCoProcessFunction, KeyedProcessFunction, ProcessFunction, TimeDomain
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, PastTimerError
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected
 from tests.runtime.programs import environment, events
 
@@ -106,6 +107,72 @@ def test_timers_of_both_times_are_apart(tmp_path: Path) -> None:
         attempt.run_epoch()
         got = collected(attempt.graph, attempt.collected)
     assert got == [("PROCESSING_TIME", 7), ("PROCESSING_TIME", 8), ("EVENT_TIME", 7)]
+
+
+# --- strict programs --------------------------------------------------------------------------------------------------
+
+
+class Registers(KeyedProcessFunction):
+    """Registers a timer when it sees a record of value 1.
+
+    Args:
+        kind: ``event`` or ``processing``.
+        time: Of the timer.
+    """
+
+    def __init__(self, kind: str, time: Any) -> None:
+        self._kind, self._time = kind, time
+
+    def process_element(self, value: Any, ctx: Any) -> None:
+        if value.value:
+            getattr(ctx.timer_service(), f"register_{self._kind}_time_timer")(self._time)
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any]:
+        yield ctx.get_current_key(), timestamp, ctx.time_domain().name
+
+
+def registered(folder: Path, kind: str, time: Any, *, strict: bool) -> list[Any]:
+    """What comes of a timer of key b that is registered when the watermark is 99 and the clock shows 1000."""
+    env = environment()
+    env.get_config().set_strict(strict)
+    stream = events(env, [("a", 100, 0), ("b", 101, 1)], batch_size=1)
+    graph = collect_graph(stream.key_by("key").process(Registers(kind, time)).uid("op"))
+    with HarnessAttempt(graph, folder, clock=ManualClock(1000)) as attempt:
+        attempt.run_epoch()
+        return collected(attempt.graph, attempt.collected)
+
+
+PAST = [
+    ("event", 99, "event-time timer 99 is not after the watermark, 99"),
+    ("event", -5, "event-time timer -5 is not after"),
+    ("processing", 999, "processing-time timer 999 is before the present, 1000"),
+]
+
+
+@pytest.mark.parametrize(("kind", "time", "message"), PAST)
+def test_a_timer_in_the_past_fires_at_once_or_is_refused_by_a_strict_program(
+    tmp_path: Path, kind: str, time: int, message: str
+) -> None:
+    assert registered(tmp_path / "lax", kind, time, strict=False) == [("b", time, f"{kind.upper()}_TIME")]
+    with pytest.raises(PastTimerError, match=rf"^operator 'op', key 'b': {message}.*pipeline.strict"):
+        registered(tmp_path / "strict", kind, time, strict=True)
+
+
+def test_a_strict_program_has_timers_of_the_future(tmp_path: Path) -> None:
+    assert registered(tmp_path / "event", "event", 100, strict=True) == [("b", 100, "EVENT_TIME")]
+    assert registered(tmp_path / "processing", "processing", 1000, strict=True) == []
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", ["event", "processing"])
+@pytest.mark.parametrize("time", [1.5, "soon", None, 2**63, -(2**63) - 1])
+def test_a_time_that_is_no_long_is_refused(tmp_path: Path, kind: str, time: Any, strict: bool) -> None:
+    with pytest.raises(ConfigurationError, match=r"timer of key 'b': its time is .*64-bit int"):
+        registered(tmp_path, kind, time, strict=strict)
+
+
+def test_a_time_may_be_an_integer_of_numpy(tmp_path: Path) -> None:
+    assert registered(tmp_path, "event", np.int32(200), strict=True) == [("b", 200, "EVENT_TIME")]
 
 
 def test_timers_that_are_pending_when_the_input_ends_do_not_fire(tmp_path: Path) -> None:
