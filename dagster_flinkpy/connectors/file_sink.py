@@ -7,7 +7,13 @@ from datetime import datetime, timezone
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, StagedUpload, file_name
+from dagster_flinkpy.connectors.staged_files import (
+    StagedFile,
+    StagedFileCommitter,
+    StagedUpload,
+    file_name,
+    partition_folder,
+)
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json, SinkWriter, WriterInitContext
 from dagster_flinkpy.datastream.connectors.file_system import FileSink
 from dagster_flinkpy.storage import StorageLocation
@@ -35,6 +41,7 @@ class FileWriter(SinkWriter):
         self._type_info = type_info
         self._store = StorageLocation(sink.base_path).open()
         self._name = file_name(context)
+        self._folder = partition_folder(context.partition)
         self._upload: StagedUpload | None = None
         self._rows = 0
         self._finished: list[StagedFile] = []
@@ -54,7 +61,7 @@ class FileWriter(SinkWriter):
         bucket = self._sink.bucket_assigner.bucket_id(datetime.now(timezone.utc))
         config = self._sink.output_file_config
         name = f"{config.part_prefix}-{self._name}-{len(self._finished)}{config.part_suffix}"
-        upload = StagedUpload(self._store, f"{bucket}/{name}" if bucket else name)
+        upload = StagedUpload(self._store, f"{self._folder}{bucket}/{name}" if bucket else f"{self._folder}{name}")
         self._uploads.append(upload)
         return upload
 

@@ -6,13 +6,17 @@ the checkpoint; completing one a second time is recognised by what the object is
 
 from __future__ import annotations
 
-from urllib.parse import quote
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
-from dagster_flinkpy.connectors.staged_files import PART_BYTES, StagedFileCommitter, StagedUpload, file_name
+from dagster_flinkpy.connectors.staged_files import (
+    PART_BYTES,
+    StagedFileCommitter,
+    StagedUpload,
+    file_name,
+    partition_folder,
+)
 from dagster_flinkpy.datastream.connectors.base import (
     CommitterInitContext,
     Json,
@@ -118,5 +122,4 @@ class ParquetWriter(SinkWriter):
 
 
 def _key(context: WriterInitContext) -> str:
-    name = f"{file_name(context)}.parquet"
-    return name if context.partition is None else f"partition={quote(context.partition, safe='')}/{name}"
+    return f"{partition_folder(context.partition)}{file_name(context)}.parquet"

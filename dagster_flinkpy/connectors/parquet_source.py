@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import re
 from collections.abc import Iterator, Sequence
@@ -14,14 +15,15 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
 
 __all__ = ["ParquetSource"]
 
 
-class ParquetSource(Source):
+class ParquetSource(PartitionedSource):
     """Reads the Parquet files below a location, in the order of their names.
 
     **Files must arrive in the order of their names** (such as ``2013-02-01.parquet``): the source remembers the last
@@ -39,6 +41,9 @@ class ParquetSource(Source):
         until: Path of the last file to read, inclusive; the input ends there whether ``bounded`` or not. Default: none.
         max_files_per_epoch: At most so many files between two barriers: 1 gives a checkpoint per daily file.
             Default: all that are there.
+        partition_format: For a job with a time-window ``partitions_def``: what the names of a partition's files start
+            with, in the words of ``strftime``, such as ``%Y-%m-%d`` or ``year=%Y/month=%m/``. A partition reads the
+            files whose names are not before its start, and before its end, written so.
         batch_rows: At most so many records in one batch.
 
     Raises:
@@ -55,6 +60,7 @@ class ParquetSource(Source):
         since: str | None = None,
         until: str | None = None,
         max_files_per_epoch: int | None = None,
+        partition_format: str | None = None,
         batch_rows: int = 8192,
     ) -> None:
         if batch_rows < 1 or (max_files_per_epoch is not None and max_files_per_epoch < 1):
@@ -67,8 +73,27 @@ class ParquetSource(Source):
         self.since = since
         self.until = until
         self.max_files_per_epoch = max_files_per_epoch
+        self.partition_format = partition_format
         self.batch_rows = batch_rows
         self._row_type = row_type
+        self._before: str | None = None
+
+    def for_partition(self, partition: TimePartition) -> ParquetSource:
+        if self.partition_format is None:
+            raise ConfigurationError(
+                f"the Parquet source {self.location.url} does not know which files belong to partition "
+                f"{partition.key}: give it partition_format=..., such as '%Y-%m-%d'"
+            )
+        since, before = (when.strftime(self.partition_format) for when in (partition.start, partition.end))
+        if since >= before:
+            raise ConfigurationError(
+                f"partition_format={self.partition_format!r} writes start and end of partition {partition.key} as "
+                f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
+            )
+        part = copy.copy(self)
+        part.bounded, part.max_files_per_epoch = True, None
+        part.since, part._before = max(since, self.since or since), before
+        return part
 
     @cached_property
     def produced_type(self) -> RowTypeInfo:
@@ -102,6 +127,8 @@ class ParquetSource(Source):
 
     def _selects(self, key: str) -> bool:
         if (self.since is not None and key < self.since) or (self.until is not None and key > self.until):
+            return False
+        if self._before is not None and key >= self._before:
             return False
         hidden = any(part[0] in "_." for part in key.split("/"))
         return not hidden and fnmatch.fnmatchcase(key, self.pattern)

@@ -34,7 +34,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.storage import ObjectStore, UploadedPart, check_relative
 
-__all__ = ["PART_BYTES", "StagedFile", "StagedFileCommitter", "StagedUpload", "file_name"]
+__all__ = ["PART_BYTES", "StagedFile", "StagedFileCommitter", "StagedUpload", "file_name", "partition_folder"]
 
 PART_BYTES = 8 << 20
 """Size of the parts of an upload; S3 wants at least 5 MiB in each part but the last."""
@@ -168,7 +168,7 @@ class StagedFileCommitter(SinkCommitter):
     ) -> None:
         self._store = store
         start = re.escape(f"{prefix}{_name_start(context.job_id, context.uid)}")
-        self._mine = re.compile(rf"{start}\d+\.\d+\.(?P<attempt>\d+)-")
+        self._mine = re.compile(rf"{start}(?P<checkpoint>\d+)\.\d+\.(?P<attempt>\d+)-")
         self._attempt = context.attempt
         self._wait = wait
 
@@ -236,6 +236,15 @@ class StagedFileCommitter(SinkCommitter):
             digest.update(self._store.get_range(file.key, start, PART_BYTES))
         return digest.hexdigest() == file.sha256
 
+    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+        older = [
+            info.key
+            for info in self._store.list(partition_folder(partition))
+            if (name := self._mine.match(info.key.rpartition("/")[2])) and int(name["checkpoint"]) < checkpoint_id
+        ]
+        self._store.delete_many(older)
+        return len(older)
+
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         kept = {(file.key, file.upload_id) for file in (StagedFile.from_json(r.committable) for r in keep)}
         lingering = [
@@ -264,6 +273,11 @@ def _plain(text: str) -> str:
 
 def _name_start(job_id: str, uid: str) -> str:
     return f"{_plain(job_id)}.{_plain(uid)}."
+
+
+def partition_folder(partition: str | None) -> str:
+    """The folder of a Dagster partition's files, or none where the run has no partition."""
+    return "" if partition is None else f"partition={quote(partition, safe='')}/"
 
 
 def file_name(context: WriterInitContext) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
@@ -20,7 +20,13 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
 from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
-from dagster_flinkpy.datastream.operators import ExchangeSinkSpec, ExchangeSourceSpec, OperatorSpec, Selector
+from dagster_flinkpy.datastream.operators import (
+    ExchangeSinkSpec,
+    ExchangeSourceSpec,
+    OperatorSpec,
+    Selector,
+    SparkTransformSpec,
+)
 from dagster_flinkpy.errors import (
     ConfigurationError,
     DuplicateUidError,
@@ -248,6 +254,10 @@ class JobGraph:
         """The same program with the max parallelisms that a restored checkpoint holds."""
         return self._with_vertices(lambda v: replace(v, max_parallelism=max_parallelisms.get(v.uid, v.max_parallelism)))
 
+    def with_specs(self, specs: Mapping[str, OperatorSpec]) -> JobGraph:
+        """The same program with other operators under some of its uids."""
+        return self._with_vertices(lambda v: replace(v, spec=specs.get(v.uid, v.spec)))
+
     @cached_property
     def fingerprint(self) -> str:
         """Hash of the structure: uids, kinds and edges, not parallelism or code."""
@@ -276,10 +286,12 @@ def _declared(edge: JobEdge) -> PartitionerKind:
 def _split(graph: JobGraph) -> JobGraph:
     """The graph with an exchange sink and an exchange source in place of each blocking edge.
 
-    A stream has one sink, and a source for each operator that reads it.
+    A stream has one sink, and a source for each operator that reads it. A Spark transform is such a source itself; the
+    streams that are united in it have one sink together.
     """
     behind: dict[str, dict[str, JobVertex]] = {}
     before: dict[str, dict[str, JobVertex]] = {}
+    transforms: dict[str, JobVertex] = {}
     edges: list[JobEdge] = []
     for e in graph.edges:
         if not e.blocking:
@@ -287,22 +299,28 @@ def _split(graph: JobGraph) -> JobGraph:
             continue
         upstream, target = graph.vertex(e.source), graph.vertex(e.target)
         tag = "" if e.side_output is None else f".{re.sub('[^A-Za-z0-9_-]', '_', e.side_output)}"
-        sink_uid = f"{upstream.uid}{tag}.exchange"
-        source_uid = f"{sink_uid}.{target.uid}"
+        united = isinstance(target.spec, SparkTransformSpec) and len(graph.inputs(target.uid)) > 1
+        sink_uid = f"{target.uid + '.union' if united else upstream.uid + tag}.exchange"
         forward = Partitioner(PartitionerKind.FORWARD)
-        if sink_uid not in behind.setdefault(upstream.uid, {}):
-            behind[upstream.uid][sink_uid] = _exchange(
-                upstream, sink_uid, ExchangeSinkSpec(ExchangeSink()), e.type_info, uid_set=upstream.uid_set
-            )
+        sinks = before.setdefault(target.uid, {}) if united else behind.setdefault(upstream.uid, {})
+        new = sink_uid not in sinks
+        if new:
+            beside = target if united else upstream
+            sinks[sink_uid] = _exchange(beside, sink_uid, ExchangeSinkSpec(ExchangeSink()), e.type_info, beside.uid_set)
+        if new or united:
             edges.append(JobEdge(0, upstream.uid, sink_uid, 0, forward, e.type_info, e.side_output, forward=True))
-        source = ExchangeSourceSpec(ExchangeSource(sink_uid, e.type_info), WatermarkStrategy.no_watermarks())
-        before.setdefault(target.uid, {})[source_uid] = _exchange(
-            target, source_uid, source, e.type_info, uid_set=upstream.uid_set and target.uid_set
-        )
-        edges.append(replace(e, source=source_uid, side_output=None, blocking=False))
-    vertices = [
-        each for v in graph.vertices for each in (*before.get(v.uid, {}).values(), v, *behind.get(v.uid, {}).values())
-    ]
+        if isinstance(target.spec, SparkTransformSpec):
+            source = replace(target.spec.source, sink_uid=sink_uid)
+            transforms[target.uid] = replace(target, spec=replace(target.spec, source=source))
+        else:
+            source_uid = f"{sink_uid}.{target.uid}"
+            spec = ExchangeSourceSpec(ExchangeSource(sink_uid, e.type_info), WatermarkStrategy.no_watermarks())
+            uid_set = upstream.uid_set and target.uid_set
+            before.setdefault(target.uid, {})[source_uid] = _exchange(target, source_uid, spec, e.type_info, uid_set)
+            edges.append(replace(e, source=source_uid, side_output=None, blocking=False))
+    vertices: list[JobVertex] = []
+    for v in graph.vertices:
+        vertices += [*before.get(v.uid, {}).values(), transforms.get(v.uid, v), *behind.get(v.uid, {}).values()]
     split = JobGraph(tuple(vertices), tuple(replace(e, id=i) for i, e in enumerate(edges)))
     return JobGraph(split.vertices, tuple(_fit(e, split) for e in split.edges))
 
@@ -332,13 +350,20 @@ def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
         left = [i for i in range(len(regions)) if i not in ordered]
         ready = next((i for i in left if reads[i].keys() <= set(ordered)), None)
         if ready is None:
-            edges = sorted(v.uid.replace(".exchange.", " -> ") for i in left for j, v in reads[i].items() if j in left)
+            edges = sorted(_edge_into(v) for i in left for j, v in reads[i].items() if j in left)
             raise JobGraphError(
                 f"blocking edges {', '.join(edges)} do not part the program: their ends are also joined by edges that "
                 "are not blocking; call blocking() on these, too"
             )
         ordered.append(ready)
     return [regions[i] for i in ordered]
+
+
+def _edge_into(vertex: JobVertex) -> str:
+    """The blocking edge that a source reads, for people."""
+    if isinstance(vertex.spec, SparkTransformSpec):
+        return f"{vertex.spec.source.sink_uid.removesuffix('.exchange')} -> {vertex.uid}"
+    return vertex.uid.replace(".exchange.", " -> ")
 
 
 def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> JobGraph:

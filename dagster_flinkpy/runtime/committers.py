@@ -40,6 +40,9 @@ class Committers:
     def commit(self, metadata: CheckpointMetadata) -> int:
         """Commits a completed checkpoint; says how many of its committables had been committed before.
 
+        One of a time partition takes the place of what older checkpoints have committed to that partition. Between the
+        two a reader sees both.
+
         Raises:
             CommittableLostError: One is gone; all others are committed.
             SinkCommitError: One cannot be committed.
@@ -53,6 +56,9 @@ class Committers:
                     lost = lost or e
         if lost is not None:
             raise lost
+        if metadata.partition is not None:
+            for committer in self._committers.values():
+                committer.replace_partition(metadata.partition, metadata.checkpoint_id)
         return before
 
     def abort_lingering(self, latest: CheckpointMetadata | None) -> int:

@@ -10,14 +10,15 @@ import re
 import tempfile
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -47,6 +48,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     OperatorState,
     SubtaskState,
 )
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
@@ -67,6 +69,8 @@ from dagster_flinkpy.checkpoint.stimuli import (
 )
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
+from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -82,6 +86,7 @@ from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
+from dagster_flinkpy.runtime.partition_input import of_partition
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.results import EpochResults
@@ -89,6 +94,9 @@ from dagster_flinkpy.runtime.spark import SparkSettings, get_session
 from dagster_flinkpy.runtime.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 __all__ = ["JobAttempt", "JobConfig"]
 
@@ -112,6 +120,8 @@ class JobConfig:
     """Time between two latency markers of a source. Default: 0, none are sent."""
     exchanges: StorageLocation | None = None
     """Segments of blocking edges, which several jobs share; None: ``exchange/`` below the job's own prefix."""
+    partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
+    """Which end states of time partitions are kept. Default: all."""
     cache_dir: str | None = None
     """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""
 
@@ -126,7 +136,7 @@ class JobAttempt:
         graph: The program; one pipelined region.
         config: Where it runs.
         owner: Who runs it, for people; e.g. a Dagster run id.
-        partition: Dagster partition of the run, where there is one.
+        start_empty: Starts from empty state, although there may be checkpoints.
         parallelism: Of all operators without one of their own; None: that of the restored checkpoint's rescale, if
             there was one, else that of the program.
         restore_from: A savepoint (its folder, a path or URL) or a checkpoint of this job (``chk-7``); None: the last
@@ -153,7 +163,7 @@ class JobAttempt:
         config: JobConfig,
         *,
         owner: str,
-        partition: str | None = None,
+        start_empty: bool = False,
         parallelism: int | None = None,
         restore_from: str | None = None,
         allow_non_restored_state: bool = False,
@@ -179,7 +189,8 @@ class JobAttempt:
         self.finished = False
         """Whether all input has ended and is in the last checkpoint."""
         self._owner = owner
-        self._partition = partition
+        self._start_empty = start_empty
+        self._partition: TimePartition | None = None
         self._parallelism = parallelism
         self._restore_from = restore_from
         self._restored_by = None if restore_from is None else run_id
@@ -222,7 +233,9 @@ class JobAttempt:
         self.restored = self._parent = self._load(latest)
         plan = self._restore()
         coordinators = {uid: o.coordinator_state for uid, o in plan.operators.items()} if plan else {}
-        self._planner = SplitPlanner(self.graph, coordinators)
+        self._program = self.graph
+        self._enumerators = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
+        self._planner = SplitPlanner(self.graph, coordinators, self._enumerators)
         self._inputs = inputs_of_plan(plan) if plan else {}
         self.finished = self.restored is not None and self.restored.end_of_input
         self._coordinator = CheckpointCoordinator(
@@ -273,6 +286,8 @@ class JobAttempt:
 
     def _load(self, latest: CheckpointMetadata | None) -> CheckpointMetadata | None:
         source = self._restore_from
+        if self._start_empty:
+            return None
         if source is None:
             return latest
         job_store = self._store.store
@@ -331,19 +346,23 @@ class JobAttempt:
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
-    def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
+    def run_epoch(self, barriers: int = 1, *, partition: TimePartition | None = None) -> CompletedEpoch:
         """Reads up to the next barrier; returns when the checkpoint is complete and the sinks have committed.
 
         Args:
             barriers: How many epochs one Spark job reads, each up to a barrier of its own. Their checkpoints complete,
                 and their sinks commit, one after the other when the job is done; a failure fails them all. There are
                 fewer where the input ends. Default: 1.
+            partition: Reads this partition of time, whole, instead of what comes next. The state goes on from where it
+                is; the sinks replace what they have committed to the partition before; the checkpoint is kept as the
+                partition's end state. The input does not end with it.
 
         Returns:
             The last of them.
 
         Raises:
-            ConfigurationError: ``barriers`` is below 1.
+            ConfigurationError: ``barriers`` is below 1, or above it for a partition; or a source or sink cannot be read
+                or replaced by partition.
             UserFunctionError: A user function raised; the checkpoint was declined, nothing of the epoch is visible.
             CheckpointError: The checkpoint was not completed.
             FencedError: A newer attempt took over.
@@ -351,6 +370,11 @@ class JobAttempt:
         """
         if barriers < 1:
             raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
+        if partition is not None:
+            if barriers > 1:
+                raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
+            self._partition, self._program = partition, of_partition(self.graph, partition)
+            self._planner = SplitPlanner(self._program, {}, self._enumerators, whole=True)
         return self._checkpoint(self._run_spark_job, barriers)
 
     def commit_restored(self) -> CompletedEpoch:
@@ -413,12 +437,13 @@ class JobAttempt:
             case ReplaceHead(checkpoint_id=checkpoint_id):
                 yield self._finalize(
                     checkpoint_id,
-                    lambda: self._store.complete(self._attempt, self._metadata),
+                    self._complete,
                     HeadReplaced(_now(), checkpoint_id),
                 )
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self._store.check_leader(self._attempt)
                 self._commit(self._metadata)
+                self._planner.notify_complete(checkpoint_id)
                 for line in self._printed:
                     print(line)
                 self._parent = self._metadata
@@ -446,6 +471,14 @@ class JobAttempt:
         self._store.check_leader(self._attempt)  # else it could take the name that the newer attempt is to use
         self._store.write_metadata(self._attempt, self._metadata)
 
+    def _complete(self) -> None:
+        metadata, partition, end = self._metadata, self._partition, None
+        if partition is not None:
+            end = PartitionEnd(partition.key, partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
+        self._store.complete(
+            self._attempt, metadata, partition=end, partition_retention=self.config.partition_retention
+        )
+
     def _finalize(self, checkpoint_id: int, write: Callable[[], None], done: Stimulus) -> Stimulus:
         try:
             write()
@@ -460,6 +493,7 @@ class JobAttempt:
         """Runs the epoch and tells the coordinator what came of it."""
         self._failure = None
         self._timed_out = False
+        self._deadline = time.monotonic() + self.config.checkpointing.timeout.total_seconds()
         self._subsumed = []
         try:
             results = self._run(checkpoint_id)
@@ -531,7 +565,7 @@ class JobAttempt:
         # No Spark job follows the end of input that could process what is in flight.
         unaligned = checkpointing.unaligned and not self._planner.ends(last)
         epoch = Epoch(
-            graph=self.graph,
+            graph=self._program,
             job_id=self.config.job_id,
             checkpoint_id=checkpoint_id,
             attempt=self.token,
@@ -542,7 +576,7 @@ class JobAttempt:
             mode=checkpointing.mode,
             alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
             latency_interval=self.config.latency_tracking_interval,
-            partition=self._partition,
+            partition=None if self._partition is None else self._partition.key,
             cache_dir=self._cache_dir,
             restored=None if self._parent is None else self._parent.checkpoint_id,
         )
@@ -554,15 +588,21 @@ class JobAttempt:
         return results
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
-        """Runs the Spark job; interrupts it when the checkpoint expires."""
+        """Runs the Spark job."""
+        with self._session() as spark:
+            return list(run_region(spark, epoch))
+
+    @contextmanager
+    def _session(self) -> Iterator[SparkSession]:
+        """The Spark session; what runs in it is interrupted when the checkpoint expires."""
         if self._spark is None:
             self._spark = get_session(self.config.spark)
-        spark, tag = self._spark, f"flinkpy-{self.config.job_id}-{self.token}-{epoch.checkpoint_id}"
+        spark, tag = self._spark, f"flinkpy-{self.config.job_id}-{self.token}-{uuid.uuid4().hex}"
 
         over = threading.Event()
 
         def expire() -> None:
-            over.wait(self.config.checkpointing.timeout.total_seconds())
+            over.wait(self._deadline - time.monotonic())
             while not over.is_set():
                 self._timed_out = True
                 spark.interruptTag(tag)  # again and again: the job may not have reached Spark yet
@@ -571,7 +611,7 @@ class JobAttempt:
         spark.addTag(tag)
         threading.Thread(target=expire, name=f"{tag}-timeout", daemon=True).start()
         try:
-            return list(run_region(spark, epoch))
+            yield spark
         finally:
             over.set()
             spark.removeTag(tag)
@@ -604,7 +644,7 @@ class JobAttempt:
             kind=write.kind,
             parent_id=None if parent is None else parent.checkpoint_id,
             timestamp_ms=write.trigger_ms,
-            partition=self._partition,
+            partition=None if self._partition is None else self._partition.key,
             fencing_token=self.token,
             graph_fingerprint=self.graph.fingerprint,
             end_of_input=self._ended[write.checkpoint_id],

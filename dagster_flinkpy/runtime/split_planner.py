@@ -8,10 +8,11 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Task
 from dagster_flinkpy.checkpoint.metadata import SubtaskState
-from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import SourceSpec
 from dagster_flinkpy.runtime.epoch import Interval
+from dagster_flinkpy.runtime.partition_input import WholeInput
 
 __all__ = ["SplitPlanner"]
 
@@ -22,14 +23,22 @@ class SplitPlanner:
     Args:
         graph: The program.
         restored: State of the enumerators, by uid of the source.
+        context: Where the enumerators run.
+        whole: Whether one epoch reads all of a source, and more input may follow: that of a time partition.
     """
 
-    def __init__(self, graph: JobGraph, restored: Mapping[str, Any]) -> None:
+    def __init__(
+        self, graph: JobGraph, restored: Mapping[str, Any], context: SplitEnumeratorContext, *, whole: bool = False
+    ) -> None:
         self._enumerators: dict[str, SplitEnumerator] = {
             v.uid: v.spec.source.create_enumerator(restored.get(v.uid))
             for v in graph.vertices
             if isinstance(v.spec, SourceSpec)
         }
+        if whole:
+            self._enumerators = {uid: WholeInput(each) for uid, each in self._enumerators.items()}
+        for enumerator in self._enumerators.values():
+            enumerator.start(context)
         self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
         self._states: dict[int, dict[str, Any]] = {}
 
@@ -81,6 +90,11 @@ class SplitPlanner:
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
         """State of the enumerators at a barrier, by uid."""
         return self._states.pop(checkpoint_id)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """Tells the enumerators that a checkpoint is complete."""
+        for enumerator in self._enumerators.values():
+            enumerator.notify_checkpoint_complete(checkpoint_id)
 
     def describe(self, interval: Interval) -> str:
         """What an interval reads, for people."""

@@ -7,13 +7,15 @@ becomes visible only when the committer is told that the checkpoint is complete.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
     "CommitRequest",
@@ -24,6 +26,7 @@ __all__ = [
     "Source",
     "SourceSplit",
     "SplitEnumerator",
+    "SplitEnumeratorContext",
     "TwoPhaseCommittingSink",
     "WriterInitContext",
 ]
@@ -63,8 +66,25 @@ class SourceSplit:
         return SourceSplit(data["split_id"], data["properties"], data["offset"], data["finished"])
 
 
+@dataclass(frozen=True)
+class SplitEnumeratorContext:
+    """Where an enumerator runs (Flink: ``SplitEnumeratorContext``)."""
+
+    job_id: str
+    attempt: int
+    """Fencing token of the execution attempt."""
+    spark: Callable[[], AbstractContextManager[Any]]
+    """Gives the job's Spark session; what runs in it is interrupted when the checkpoint expires."""
+
+
 class SplitEnumerator(ABC):
     """Finds splits and hands them out; runs on the driver (Flink: ``SplitEnumerator``, an operator coordinator)."""
+
+    def start(self, context: SplitEnumeratorContext) -> None:  # noqa: B027 - most enumerators need neither
+        """Called once, before the first epoch is planned."""
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027
+        """Called when a checkpoint is complete and its sinks have committed (Flink: ``CheckpointListener``)."""
 
     @abstractmethod
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
@@ -205,6 +225,22 @@ class SinkCommitter(ABC):
             CommittableLostError: One is neither committed nor staged any more; the others were tried.
             SinkCommitError: One cannot be committed, and trying again will not help.
         """
+
+    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+        """Removes what older checkpoints committed to a partition, after this one was committed; says how much.
+
+        Called in jobs that are partitioned by time, where a partition may be run again. Idempotent.
+
+        Args:
+            partition: As in `WriterInitContext`.
+            checkpoint_id: The checkpoint that holds the partition now.
+
+        Raises:
+            ConfigurationError: The sink cannot do that.
+        """
+        raise ConfigurationError(
+            f"{type(self).__qualname__} cannot replace partition {partition!r}: it has no replace_partition method"
+        )
 
     @abstractmethod
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
