@@ -76,6 +76,7 @@ from dagster_flinkpy.errors import (
     CheckpointError,
     CommittableLostError,
     ConfigurationError,
+    CorruptStateError,
     FencedError,
     FlinkPyError,
     ObjectNotFoundError,
@@ -668,6 +669,7 @@ class JobAttempt:
 
         Raises:
             CheckpointError: There is no completed checkpoint yet.
+            FencedError: A newer attempt took over, and has subsumed it.
         """
         latest = self._attempt.latest
         if latest is None:
@@ -680,7 +682,11 @@ class JobAttempt:
                 replace(o, subtasks=tuple(replace(s, committables=()) for s in o.subtasks)) for o in latest.operators
             ),
         )
-        folder = write_savepoint(committed, self._store.store, location.open())
+        try:
+            folder = write_savepoint(committed, self._store.store, location.open())
+        except CorruptStateError:
+            self._store.check_leader(self._attempt)  # a newer attempt may have subsumed the checkpoint meanwhile
+            raise
         return f"{location.url}/{folder}"
 
 
