@@ -7,6 +7,9 @@ from datetime import timedelta
 from enum import Enum
 
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig as DeclaredCheckpointConfig
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
+from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["CheckpointConfig", "CheckpointingMode"]
@@ -45,6 +48,12 @@ class CheckpointConfig:
     """If unaligned: how long is too long. Default: 0, gates do not align at all."""
     num_retained: int = 1
     """How many completed checkpoints are kept. Default: 1."""
+    retention: ExternalizedCheckpointRetention = ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
+    """What becomes of them when a run ends. Default: they are kept, for the next run to go on from."""
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    """Whose a checkpoint or savepoint is after somebody has asked to restore it. Default: still its owner's."""
+    master_hooks: tuple[MasterTriggerRestoreHook, ...] = ()
+    """Called on the driver at each checkpoint and restore. Default: none."""
 
     @staticmethod
     def of_program(declared: DeclaredCheckpointConfig, *, num_retained: int = 1) -> CheckpointConfig:
@@ -64,6 +73,9 @@ class CheckpointConfig:
             unaligned=declared.unaligned,
             aligned_timeout=declared.aligned_timeout,
             num_retained=num_retained,
+            retention=declared.retention,
+            claim_mode=declared.claim_mode,
+            master_hooks=tuple(declared.master_hooks),
         )
 
     def __post_init__(self) -> None:
@@ -89,3 +101,7 @@ class CheckpointConfig:
             raise ConfigurationError(f"tolerable_failed checkpoints must not be negative, not {self.tolerable_failed}")
         if self.num_retained < 1:
             raise ConfigurationError(f"num_retained checkpoints must be at least 1, not {self.num_retained}")
+        identifiers = [hook.get_identifier() for hook in self.master_hooks]
+        for identifier in identifiers:
+            if identifiers.count(identifier) > 1:
+                raise ConfigurationError(f"two master hooks have the identifier {identifier!r}; give each its own")

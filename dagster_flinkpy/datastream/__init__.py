@@ -3,6 +3,7 @@
 from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.checkpointed_function import (
     CheckpointedFunction,
     FunctionInitializationContext,
@@ -18,6 +19,7 @@ from dagster_flinkpy.datastream.data_stream import (
     WindowedStream,
 )
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -41,7 +43,9 @@ from dagster_flinkpy.datastream.functions import (
     RuntimeContext,
     WindowFunction,
 )
+from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.timerservice import TimerService
@@ -87,6 +91,7 @@ __all__ = [
     "BroadcastProcessFunction",
     "BroadcastStream",
     "CheckpointConfig",
+    "CheckpointListener",
     "CheckpointedFunction",
     "CheckpointingMode",
     "CoFlatMapFunction",
@@ -106,6 +111,7 @@ __all__ = [
     "DynamicProcessingTimeSessionWindows",
     "EventTimeSessionWindows",
     "EventTimeTrigger",
+    "ExternalizedCheckpointRetention",
     "FilterFunction",
     "FlatMapFunction",
     "FunctionInitializationContext",
@@ -121,6 +127,7 @@ __all__ = [
     "KeyedStateStore",
     "KeyedStream",
     "MapFunction",
+    "MasterTriggerRestoreHook",
     "MergingWindowAssigner",
     "NeverTrigger",
     "OutputTag",
@@ -131,6 +138,7 @@ __all__ = [
     "ProcessingTimeSessionWindows",
     "ProcessingTimeTrigger",
     "PurgingTrigger",
+    "RecoveryClaimMode",
     "ReduceFunction",
     "RuntimeContext",
     "RuntimeExecutionMode",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
+from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["CheckpointConfig"]
@@ -30,10 +33,18 @@ class CheckpointConfig:
     max_concurrent: int = 1
     tolerable_failed: int = 0
     """Checkpoints in a row that may fail before the job does."""
+    barriers_per_job: int = 1
+    """Checkpoints that one Spark job takes, one after the other."""
     unaligned: bool = False
     """Whether a gate that aligns for too long takes its snapshot with the input that has not passed."""
     aligned_timeout: timedelta = timedelta(0)
     """If unaligned: how long is too long."""
+    retention: ExternalizedCheckpointRetention = ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
+    """What becomes of checkpoints when a run ends."""
+    claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    """Whose a restored checkpoint or savepoint is."""
+    master_hooks: list[MasterTriggerRestoreHook] = field(default_factory=list)
+    """Called on the driver at each checkpoint and restore."""
 
     def set_checkpoint_storage_dir(self, checkpoint_path: str) -> CheckpointConfig:
         """Sets where checkpoints go."""
@@ -104,6 +115,24 @@ class CheckpointConfig:
         self.tolerable_failed = tolerable_checkpoint_failure_number
         return self
 
+    def get_barriers_per_job(self) -> int:
+        """How many checkpoints one Spark job takes."""
+        return self.barriers_per_job
+
+    def set_barriers_per_job(self, barriers_per_job: int) -> CheckpointConfig:
+        """Sets how many checkpoints one Spark job takes, one after the other; 1 by default; not in PyFlink.
+
+        Each has its own epoch of input. It saves the fixed cost of a Spark job where epochs are small; a failure fails
+        all of them.
+
+        Raises:
+            ConfigurationError: They are less than 1.
+        """
+        if barriers_per_job < 1:
+            raise ConfigurationError(f"a Spark job takes at least 1 checkpoint, not {barriers_per_job}")
+        self.barriers_per_job = barriers_per_job
+        return self
+
     def is_fail_on_checkpointing_errors(self) -> bool:
         """Whether the first failed checkpoint fails the job."""
         return self.tolerable_failed == 0
@@ -111,6 +140,31 @@ class CheckpointConfig:
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
         """Sets whether the first failed checkpoint fails the job; else none does."""
         return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
+
+    def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
+        """What becomes of checkpoints when a run ends."""
+        return self.retention
+
+    def is_externalized_checkpoints_enabled(self) -> bool:
+        """Whether there is a way for a run to end that keeps checkpoints."""
+        return self.retention is not ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
+
+    def set_externalized_checkpoint_retention(
+        self, retention_mode: ExternalizedCheckpointRetention
+    ) -> CheckpointConfig:
+        """Sets what becomes of checkpoints when a run ends. They are kept by default, for the next run."""
+        self.retention = retention_mode
+        return self
+
+    def set_recovery_claim_mode(self, claim_mode: RecoveryClaimMode) -> CheckpointConfig:
+        """Sets whose a checkpoint or savepoint is after a run was told to restore it."""
+        self.claim_mode = claim_mode
+        return self
+
+    def add_master_hook(self, hook: MasterTriggerRestoreHook) -> CheckpointConfig:
+        """Has a hook called on the driver at each checkpoint and restore."""
+        self.master_hooks.append(hook)
+        return self
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
         """Whether a gate that aligns for too long takes its snapshot with the input that has not passed."""

@@ -9,7 +9,8 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.common.execution_config import ExecutionConfig
@@ -23,13 +24,17 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, Stream
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, build_job_graph
 from dagster_flinkpy.datastream.operators import CollectSpec, OperatorSpec, ReduceSpec, SourceSpec, TimestampsSpec
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.transformation import Input, Transformation
-from dagster_flinkpy.errors import MissingUidWarning, ParallelismError
+from dagster_flinkpy.errors import ConfigurationError, MissingUidWarning, ParallelismError
 from dagster_flinkpy.key_groups import compute_default_max_parallelism
 
 __all__ = ["StreamExecutionEnvironment"]
+
+E = TypeVar("E", bound=Enum)
 
 
 class StreamExecutionEnvironment:
@@ -41,6 +46,8 @@ class StreamExecutionEnvironment:
         self._parallelism = 1
         self._max_parallelism: int | None = None
         self._checkpoint_config = CheckpointConfig()
+        self._savepoint_path: str | None = None
+        self._allow_non_restored_state = False
         self._config = ExecutionConfig()
 
     @staticmethod
@@ -79,7 +86,10 @@ class StreamExecutionEnvironment:
         """Takes the options that there are here; all others are left alone.
 
         They are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
-        ``execution.checkpointing.interval``, ``execution.checkpointing.dir`` and ``pipeline.strict``.
+        ``execution.checkpointing.interval``, ``execution.checkpointing.dir``, ``pipeline.strict`` and
+        ``execution.checkpointing.externalized-checkpoint-retention``; and of ``env.execute()`` alone
+        ``execution.state-recovery.path``, ``execution.state-recovery.claim-mode`` and
+        ``execution.state-recovery.ignore-unclaimed-state``.
         """
         options = configuration.to_dict()
         if "parallelism.default" in options:
@@ -94,6 +104,18 @@ class StreamExecutionEnvironment:
             self._checkpoint_config.interval = parse_duration(options["execution.checkpointing.interval"])
         if "execution.checkpointing.dir" in options:
             self._checkpoint_config.storage_dir = options["execution.checkpointing.dir"]
+        if "execution.checkpointing.externalized-checkpoint-retention" in options:
+            name = options["execution.checkpointing.externalized-checkpoint-retention"]
+            self._checkpoint_config.retention = _option(ExternalizedCheckpointRetention, name)
+        if "execution.state-recovery.claim-mode" in options:
+            name = options["execution.state-recovery.claim-mode"]
+            self._checkpoint_config.claim_mode = _option(RecoveryClaimMode, name)
+        if "execution.state-recovery.path" in options:
+            self._savepoint_path = options["execution.state-recovery.path"]
+        if "execution.state-recovery.ignore-unclaimed-state" in options:
+            self._allow_non_restored_state = configuration.get_boolean(
+                "execution.state-recovery.ignore-unclaimed-state", False
+            )
 
     def set_runtime_mode(self, execution_mode: RuntimeExecutionMode) -> StreamExecutionEnvironment:
         """Sets whether results come record by record, or once at the end of bounded input."""
@@ -268,6 +290,8 @@ class StreamExecutionEnvironment:
         return ExecutionSettings(
             job_name or "flink-job",
             self._checkpoint_config.storage_dir,
+            savepoint_path=self._savepoint_path,
+            allow_non_restored_state=self._allow_non_restored_state,
             latency_tracking_interval=timedelta(milliseconds=self._config.get_latency_tracking_interval()),
             checkpointing=self._checkpoint_config,
         )
@@ -302,6 +326,15 @@ def _upstream(roots: Sequence[Transformation]) -> list[Transformation]:
     for t in roots:
         visit(t)
     return list(found.values())
+
+
+def _option(kind: type[E], name: str) -> E:
+    """The member of an enum that an option names, in capitals or not, with ``-`` or ``_``."""
+    try:
+        return kind[name.strip().upper().replace("-", "_")]
+    except KeyError:
+        known = ", ".join(member.name for member in kind)
+        raise ConfigurationError(f"{name!r} is not a {kind.__name__}; there are {known}") from None
 
 
 def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:

@@ -56,11 +56,7 @@ ABSENT = {
         datastream.StreamExecutionEnvironment.is_changelog_state_backend_enabled
         common.ExecutionConfig.is_use_snapshot_compression common.ExecutionConfig.set_use_snapshot_compression
     """,
-    "Checkpoints are kept; savepoints are told where to go": """
-        datastream.ExternalizedCheckpointRetention
-        datastream.CheckpointConfig.get_externalized_checkpoint_retention
-        datastream.CheckpointConfig.is_externalized_checkpoints_enabled
-        datastream.CheckpointConfig.set_externalized_checkpoint_retention
+    "Savepoints are told where to go": """
         datastream.StreamExecutionEnvironment.set_default_savepoint_directory
         datastream.StreamExecutionEnvironment.get_default_savepoint_directory
     """,
