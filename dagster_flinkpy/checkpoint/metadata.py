@@ -23,6 +23,7 @@ from dagster_flinkpy.state.operator_state import files_of
 
 __all__ = [
     "METADATA_NAME",
+    "STOPPED",
     "CheckpointKind",
     "CheckpointMetadata",
     "DistributionMode",
@@ -32,6 +33,8 @@ __all__ = [
 ]
 
 METADATA_NAME = "_metadata"
+STOPPED = "stopped"
+"""Property of the checkpoint that a job was stopped with."""
 METADATA_VERSION = 1
 
 Json = Any
@@ -265,6 +268,11 @@ class CheckpointMetadata:
     def state_bytes(self) -> int:
         """Size of the keyed state, in bytes."""
         return sum(operator.state_bytes for operator in self.operators)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job was stopped with it: nothing goes on from it unless somebody restores it."""
+        return self.properties.get(STOPPED) is True
 
     def files(self) -> set[str]:
         """Paths of the state files, relative to the prefix of the job (or of the savepoint)."""

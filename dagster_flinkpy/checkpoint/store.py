@@ -82,6 +82,12 @@ class Attempt:
         """Leave the ids up to this one alone: that of a savepoint which the attempt starts from."""
         self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
 
+    def claim(self, checkpoint_id: int) -> None:
+        """Make a checkpoint the job's own, to be deleted when it is subsumed."""
+        head = self.head
+        unclaimed = tuple(i for i in head.unclaimed if i != checkpoint_id)
+        self.head = replace(head, unclaimed=unclaimed, retained=tuple(sorted({*head.retained, checkpoint_id})))
+
     def leave_unclaimed(self, checkpoint_id: int) -> None:
         """Keep a retained checkpoint when it is subsumed, too; holds from the next completed checkpoint on."""
         if checkpoint_id not in self.head.unclaimed:

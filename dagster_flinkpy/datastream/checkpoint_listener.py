@@ -6,7 +6,7 @@ __all__ = ["CheckpointListener"]
 
 
 class CheckpointListener:
-    """Base of what lives on the driver and wants to know: split enumerators, sink committers, master hooks.
+    """Base of what lives on the driver and wants to know: sink committers and master hooks.
 
     User functions live as long as the Spark job of an epoch, and no checkpoint completes before that is over: they are
     told nothing. As in Flink, a notification is lost where the attempt dies before it.

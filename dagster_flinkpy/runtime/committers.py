@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
@@ -36,6 +38,9 @@ class Committers:
     def uids(self) -> tuple[str, ...]:
         """Of the sinks."""
         return tuple(self._committers)
+
+    def __iter__(self) -> Iterator[SinkCommitter]:
+        return iter(self._committers.values())
 
     def commit(self, metadata: CheckpointMetadata) -> int:
         """Commits a completed checkpoint; says how many of its committables had been committed before.

@@ -14,7 +14,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.instructions import (
     ArmTimeout,
     AssignCheckpointId,
@@ -39,16 +39,19 @@ from dagster_flinkpy.checkpoint.instructions import (
     Rejected,
     ReplaceHead,
     SnapshotCoordinators,
+    TriggerMasterHooks,
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
 from dagster_flinkpy.checkpoint.metadata import (
     METADATA_NAME,
+    STOPPED,
+    CheckpointKind,
     CheckpointMetadata,
     OperatorState,
     SubtaskState,
 )
-from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
@@ -61,17 +64,22 @@ from dagster_flinkpy.checkpoint.stimuli import (
     Decline,
     HeadReplaced,
     JobStatusChanged,
+    MasterHookFailed,
+    MasterStateCollected,
     MetadataWriteFailed,
     MetadataWritten,
     Stimulus,
     TimerFired,
+    TriggerFailed,
     TriggerRequested,
 )
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CheckpointError,
     CommittableLostError,
@@ -87,11 +95,13 @@ from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
+from dagster_flinkpy.runtime.job_config import JobConfig
+from dagster_flinkpy.runtime.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.partition_input import of_partition
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.results import EpochResults
-from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+from dagster_flinkpy.runtime.spark import get_session
 from dagster_flinkpy.runtime.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.storage import StorageLocation
@@ -106,25 +116,8 @@ _PARALLELISM = "parallelism"
 """Property of a checkpoint: the parallelism a restore has set, which stays until the next one sets another."""
 _RESTORED_BY = "restored_by"
 """Property of a checkpoint: the run that restored a savepoint, or an older checkpoint, and has come this far."""
-
-
-@dataclass(frozen=True)
-class JobConfig:
-    """Where a job runs and where its state is."""
-
-    job_id: str
-    storage: StorageLocation
-    """The checkpoint directory; all of the job is under ``{storage}/{job_id}/``."""
-    spark: SparkSettings = field(default_factory=SparkSettings)
-    checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
-    latency_tracking_interval: timedelta = timedelta(0)
-    """Time between two latency markers of a source. Default: 0, none are sent."""
-    exchanges: StorageLocation | None = None
-    """Segments of blocking edges, which several jobs share; None: ``exchange/`` below the job's own prefix."""
-    partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
-    """Which end states of time partitions are kept. Default: all."""
-    cache_dir: str | None = None
-    """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""
+_LEASE_MARGIN = timedelta(minutes=1)
+"""How much longer than a checkpoint may take an attempt promises to live."""
 
 
 class JobAttempt:
@@ -142,7 +135,8 @@ class JobAttempt:
             there was one, else that of the program.
         restore_from: A savepoint (its folder, a path or URL) or a checkpoint of this job (``chk-7``); None: the last
             completed checkpoint.
-        allow_non_restored_state: Leaves state behind whose operator is gone.
+        claim_mode: Whose ``restore_from`` is afterwards; None: as the program says, which is ``NO_CLAIM`` by default.
+        allow_non_restored_state: Leaves state behind whose operator, or master hook, is gone.
         allow_pickled_state: Restores pickled state of a savepoint outside the job's own prefix, too; whoever wrote it
             can run code here.
         run_id: The same for all tries of one run. A try after one that completed a checkpoint does not restore
@@ -167,6 +161,7 @@ class JobAttempt:
         start_empty: bool = False,
         parallelism: int | None = None,
         restore_from: str | None = None,
+        claim_mode: RecoveryClaimMode | None = None,
         allow_non_restored_state: bool = False,
         allow_pickled_state: bool = False,
         run_id: str | None = None,
@@ -188,12 +183,15 @@ class JobAttempt:
         self.aborted_lingering = 0
         """Open transactions of dead attempts that were aborted."""
         self.finished = False
-        """Whether all input has ended and is in the last checkpoint."""
+        """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
         self._owner = owner
         self._start_empty = start_empty
         self._partition: TimePartition | None = None
         self._parallelism = parallelism
         self._restore_from = restore_from
+        self._claim_mode = claim_mode or config.checkpointing.claim_mode
+        self._claimed: StorageLocation | None = None
+        """A savepoint that is the job's now, until it has a checkpoint of its own."""
         self._restored_by = None if restore_from is None else run_id
         self._allow_non_restored_state = allow_non_restored_state
         self._allow_pickled_state = allow_pickled_state
@@ -204,6 +202,10 @@ class JobAttempt:
         self._failure: FlinkPyError | None = None
         self._timed_out = False
         self._barriers = 1
+        self._stopping = False
+        self._draining = False
+        self._lease = config.checkpointing.timeout + _LEASE_MARGIN
+        self._hooks = MasterHooks(config.checkpointing.master_hooks)
         self._emitted: list[int] | None = None
         """While the barriers of one Spark job are emitted: their checkpoints."""
         self._ended: dict[int, bool] = {}
@@ -220,7 +222,18 @@ class JobAttempt:
         job_store = self._location.open()
         self.config.storage.open().probe()
         self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
-        self._attempt: Attempt = self._store.begin_attempt(self._owner, _now())
+        self._attempt: Attempt = self._store.begin_attempt(self._owner, _now(), self._lease)
+        try:
+            self._begin()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        former = self._attempt.former
+        if former is not None and former.alive(_now()):
+            self._progress(f"took over from {former.owner!r}, which may still be at work and can complete nothing more")
         latest = self._attempt.latest
         if (
             latest is not None
@@ -238,7 +251,10 @@ class JobAttempt:
         self._enumerators = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
         self._planner = SplitPlanner(self.graph, coordinators, self._enumerators)
         self._inputs = inputs_of_plan(plan) if plan else {}
-        self.finished = self.restored is not None and self.restored.end_of_input
+        self.finished = self.restored is not None and (
+            self.restored.end_of_input or (self.restored.stopped and self._restore_from is None)
+        )
+        self._hooks.restore(self.restored, allow_non_restored_state=self._allow_non_restored_state)
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
@@ -247,9 +263,9 @@ class JobAttempt:
             replace(self.config.checkpointing, tolerable_failed=0, interval=None),
             restored=self.restored,
             retained=self._attempt.head.retained,
+            statistics=self._store.load_statistics(self._attempt),
         )
         self._coordinator.handle(JobStatusChanged(_now(), running=True))
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -257,8 +273,28 @@ class JobAttempt:
         if self._spark is not None and self.config.spark.mode != "classic":
             self._spark.stop()
         self._spark = None
+        # What a run leaves that was fenced, or cannot reach the store, is for the next one to tidy up.
+        with suppress(FlinkPyError):
+            if self._discards_checkpoints(error):
+                self._store.delete_checkpoints(self._attempt)
+        with suppress(FlinkPyError):
+            self._store.save_statistics(self._attempt, self._coordinator.statistics)
+        self._end()
+
+    def _end(self) -> None:
+        self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not given back runs out
             self._store.end_attempt(self._attempt)
+
+    def _discards_checkpoints(self, error: BaseException | None) -> bool:
+        """Flink: ``CheckpointProperties.discardOnJobFinished`` and its like. A run that merely ends discards none."""
+        latest, retention = self._attempt.latest, self.config.checkpointing.retention
+        if latest is not None and self._attempt.committed != latest.checkpoint_id:
+            return False  # there is something to commit yet
+        if error is None:
+            return retention.discards_on_finish and self.finished
+        cancelled = not isinstance(error, Exception)
+        return retention.discards_on_cancellation if cancelled else retention.discards_on_failure
 
     @property
     def token(self) -> int:
@@ -267,10 +303,11 @@ class JobAttempt:
 
     def _recover(self, latest: CheckpointMetadata | None) -> None:
         """Commits what the last checkpoint prepared, then aborts all else that is open."""
-        if latest is not None:
+        if latest is not None and self._attempt.committed != latest.checkpoint_id:
             prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
             try:
                 self.committed_on_recovery = prepared - self._commit(latest)
+                self._attempt.committed = latest.checkpoint_id
             except CommittableLostError as e:
                 if self._restore_from is None:
                     raise
@@ -296,13 +333,21 @@ class JobAttempt:
         location = replace(self.config.storage, url=folder)
         own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(job_store.url)}/chk-(\d+)", location.url)
         if own:
-            retained = self._attempt.head.retained
+            kept = {*self._attempt.head.kept}
             # One that has a _metadata and never completed is none: what its sinks prepared was aborted.
             with suppress(ObjectNotFoundError):
-                if int(own[1]) in retained:
-                    return self._store.load(int(own[1]))
-            kept = ", ".join(f"chk-{i}" for i in retained) or "none"
-            raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {kept}")
+                if int(own[1]) in kept:
+                    metadata = self._store.load(int(own[1]))
+                    if self._claim_mode is RecoveryClaimMode.CLAIM:
+                        self._attempt.claim(metadata.checkpoint_id)
+                    else:
+                        self._attempt.leave_unclaimed(metadata.checkpoint_id)
+                        self._progress(
+                            f"chk-{metadata.checkpoint_id} is left unclaimed: it is kept until it is disposed of"
+                        )
+                    return metadata
+            names = ", ".join(f"chk-{i}" for i in sorted(kept)) or "none"
+            raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {names}")
         foreign = not location.url.startswith(f"{job_store.url}/")
         if foreign and not self._allow_pickled_state:
             untyped = any(isinstance(e.type_info, PickledBytesTypeInfo) for e in self.graph.edges)
@@ -316,6 +361,8 @@ class JobAttempt:
         self._progress(f"restoring {location.url}")
         savepoint = import_savepoint(location.open(), job_store)
         self._attempt.start_after(savepoint.checkpoint_id)
+        if self._claim_mode is RecoveryClaimMode.CLAIM:
+            self._claimed = location
         return savepoint
 
     def _restore(self) -> RestorePlan | None:
@@ -343,6 +390,7 @@ class JobAttempt:
             tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
             tasks_to_commit=tuple(t for uid in self._committers.uids for t in tasks[uid]),
             coordinators=self._planner.uids,
+            master_hooks=self._hooks.identifiers,
         )
 
     # --- epochs ------------------------------------------------------------------------------------------------------
@@ -390,20 +438,47 @@ class JobAttempt:
             raise RestoreError(
                 f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given"
             )
-        return self._checkpoint(self._acknowledge_restored)
+        return self._checkpoint(self._acknowledge_current)
+
+    def stop_with_savepoint(self, target: str | None = None, *, drain: bool = False) -> str:
+        """Completes a last checkpoint, commits it, and keeps it as a savepoint. Further attempts find the job finished.
+
+        It goes on when the savepoint, or another one, is restored by ``restore_from``.
+
+        Args:
+            target: The folder that gets the savepoint; None: the job's own prefix.
+            drain: Ends event time first, so that all timers and windows fire. What is restored from the savepoint is
+                then finished, too, whatever its sources have still to read.
+
+        Returns:
+            The URL of the savepoint.
+
+        Raises:
+            CheckpointError: There is no completed checkpoint yet, and nothing to drain.
+        """
+        if self.finished and (self._attempt.latest is None or not drain or self._attempt.latest.end_of_input):
+            return self.savepoint(target)
+        if self._parent is None and not drain:
+            raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
+        self._stopping, self._draining = True, drain
+        self._checkpoint(self._run_spark_job if drain else self._acknowledge_current)
+        self.finished = True
+        return self.savepoint(target)
 
     def _checkpoint(self, run: Callable[[int], EpochResults], barriers: int = 1) -> CompletedEpoch:
         if self._error is not None:
             raise CheckpointError("this attempt has failed; start another one") from self._error
         self._run, self._barriers = run, barriers
-        started = time.monotonic()
+        started, before = time.monotonic(), self._attempt.latest
         try:
             self._trigger()
         except BaseException as e:
             self._error = e
             raise
         metadata = self._attempt.latest
-        assert metadata is not None
+        if metadata is None or metadata is before:
+            self._error = self._failure or CheckpointError("the checkpoint was aborted")
+            raise self._error
         self.finished = metadata.end_of_input
         return CompletedEpoch(
             checkpoint_id=metadata.checkpoint_id,
@@ -412,10 +487,12 @@ class JobAttempt:
             digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
             duration_ms=int((time.monotonic() - started) * 1000),
             operators=operator_reports(metadata, set(self._committers.uids)),
+            statistics=self._coordinator.statistics,
         )
 
     def _trigger(self) -> None:
-        self._drive(TriggerRequested(_now(), forced=True, request_id=self._owner))
+        kind = CheckpointKind.SAVEPOINT if self._stopping else CheckpointKind.CHECKPOINT
+        self._drive(TriggerRequested(_now(), kind, forced=True, stop=self._stopping, request_id=self._owner))
 
     def _drive(self, stimulus: Stimulus) -> None:
         """Carries out what the coordinator wants until it wants nothing more."""
@@ -427,7 +504,10 @@ class JobAttempt:
     def _perform(self, instruction: Instruction) -> Iterator[Stimulus]:
         match instruction:
             case AssignCheckpointId():
-                yield CheckpointIdAssigned(_now(), self._store.assign_checkpoint_id(self._attempt))
+                yield self._assign_checkpoint_id()
+            case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
+                for identifier in identifiers:
+                    yield self._trigger_hook(identifier, checkpoint_id, timestamp)
             case EmitBarriers(checkpoint_id=checkpoint_id) if self._emitted is not None:
                 self._emitted.append(checkpoint_id)  # of a Spark job that is being planned
             case EmitBarriers(checkpoint_id=checkpoint_id):
@@ -444,12 +524,21 @@ class JobAttempt:
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self._store.check_leader(self._attempt)
                 self._commit(self._metadata)
+                self._attempt.committed = checkpoint_id
                 self._planner.notify_complete(checkpoint_id)
+                for listener in self._listeners():
+                    listener.notify_checkpoint_complete(checkpoint_id)
                 for line in self._printed:
                     print(line)
                 self._parent = self._metadata
                 self._inputs = inputs_after(self._metadata)  # the next epoch starts from what this one has left
+                if self._claimed is not None:
+                    dispose_savepoint(self._claimed, owner=self._owner, now_ms=_now())
+                    self._claimed = None
                 yield CommitFinished(_now(), checkpoint_id)
+            case NotifySubsumed(checkpoint_id=checkpoint_id):
+                for listener in self._listeners():
+                    listener.notify_checkpoint_subsumed(checkpoint_id)
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
                 self._subsumed += checkpoint_ids
             case DiscardState(files=files):
@@ -459,17 +548,38 @@ class JobAttempt:
                 # Once fenced it aborts nothing: what is open may be of the attempt that took over.
                 with suppress(FencedError, StorageError):
                     self._abort_lingering()
+                for listener in self._listeners():
+                    listener.notify_checkpoint_aborted(checkpoint_id)
             case FailJob(message=message):
                 raise self._failure or CheckpointError(message)
             case Rejected(message=message):
-                raise CheckpointError(f"no checkpoint was taken: {message}")
-            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob() | NotifySubsumed():
+                raise self._failure or CheckpointError(f"no checkpoint was taken: {message}")
+            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
                 pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
 
+    def _assign_checkpoint_id(self) -> Stimulus:
+        self._failure = None
+        try:
+            self._store.renew(self._attempt, self._lease, _now())
+            return CheckpointIdAssigned(_now(), self._store.assign_checkpoint_id(self._attempt))
+        except StorageError as e:
+            self._failure = e
+            return TriggerFailed(_now(), str(e))
+
+    def _trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Stimulus:
+        try:
+            state = self._hooks.trigger(identifier, checkpoint_id, timestamp_ms)
+        except CheckpointError as e:
+            self._failure = e
+            return MasterHookFailed(_now(), checkpoint_id, identifier, str(e))
+        return MasterStateCollected(_now(), checkpoint_id, identifier, state)
+
+    def _listeners(self) -> list[CheckpointListener]:
+        return [each for each in (*self._committers, *self._hooks) if isinstance(each, CheckpointListener)]
+
     def _write_metadata(self) -> None:
-        self._store.check_leader(self._attempt)  # else it could take the name that the newer attempt is to use
         self._store.write_metadata(self._attempt, self._metadata)
 
     def _complete(self) -> None:
@@ -545,11 +655,16 @@ class JobAttempt:
 
     def _plan_intervals(self, checkpoint_id: int) -> list[Interval]:
         """Plans what the barriers end that the Spark job is to carry."""
+        if self._draining:
+            self._ended = {checkpoint_id: True}
+            return [Interval(checkpoint_id, {}, frozenset(self._planner.uids))]
         intervals = [self._planner.plan(checkpoint_id)]
         while len(intervals) < self._barriers and not self._planner.ends(intervals[-1]):
             self._planner.assume_read(intervals[-1])
             self._emitted = []
             self._trigger()
+            if not self._emitted:
+                raise self._failure or CheckpointError("the checkpoint was aborted")
             (later_id,) = self._emitted
             self._emitted = None
             intervals.append(self._planner.plan(later_id))
@@ -617,9 +732,9 @@ class JobAttempt:
             over.set()
             spark.removeTag(tag)
 
-    def _acknowledge_restored(self, checkpoint_id: int) -> EpochResults:
-        assert self.restored is not None
-        self._ended = {checkpoint_id: self.restored.end_of_input}
+    def _acknowledge_current(self, checkpoint_id: int) -> EpochResults:
+        assert self._parent is not None
+        self._ended = {checkpoint_id: self._parent.end_of_input}
         self._planner.snapshot(checkpoint_id)
         return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self.graph, self._inputs)})
 
@@ -638,11 +753,15 @@ class JobAttempt:
             for v in self.graph.vertices
         )
         parent = self._parent
-        properties = {_PARALLELISM: self._parallelism, _RESTORED_BY: self._restored_by}
+        properties = {
+            _PARALLELISM: self._parallelism,
+            _RESTORED_BY: self._restored_by,
+            STOPPED: True if self._stopping else None,
+        }
         return CheckpointMetadata(
             job_id=self.config.job_id,
             checkpoint_id=write.checkpoint_id,
-            kind=write.kind,
+            kind=CheckpointKind.CHECKPOINT,  # a savepoint is a copy of it
             parent_id=None if parent is None else parent.checkpoint_id,
             timestamp_ms=write.trigger_ms,
             partition=None if self._partition is None else self._partition.key,
@@ -651,6 +770,7 @@ class JobAttempt:
             end_of_input=self._ended[write.checkpoint_id],
             operators=operators,
             properties={name: value for name, value in properties.items() if value is not None},
+            master_states=dict(write.master_states),
         )
 
     def _commit(self, metadata: CheckpointMetadata) -> int:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.errors import JobGraphError
 
 __all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "operator_reports"]
@@ -56,6 +57,8 @@ class CompletedEpoch:
     duration_ms: int
     """From the trigger to the end of the commit."""
     operators: tuple[OperatorReport, ...]
+    statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
+    """Of all checkpoints of the job."""
 
     def operator(self, uid: str) -> OperatorReport:
         """The report of an operator.
