@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, SubtaskState
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import (
     CorruptStateError,
@@ -20,10 +20,12 @@ from dagster_flinkpy.errors import (
     RestoreError,
     StorageError,
 )
+from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.operator_state import sha256_of
+from dagster_flinkpy.state.run_file import as_file, upload_run
 from dagster_flinkpy.storage.object_store import ObjectStore
 
-__all__ = ["has_pickled_values", "import_savepoint", "load_savepoint", "pickled_state", "write_savepoint"]
+__all__ = ["copy_files", "has_pickled_values", "import_savepoint", "load_savepoint", "pickled_state", "write_savepoint"]
 
 _THREADS = 8
 _PICKLED = json.dumps(PickledBytesTypeInfo().to_json()["type"])
@@ -46,15 +48,15 @@ def write_savepoint(metadata: CheckpointMetadata, source: ObjectStore, target: O
         StorageError: it could not be written.
     """
     folder = f"savepoint-{metadata.job_id}-{secrets.token_hex(6)}"
-    savepoint = replace(metadata, kind=CheckpointKind.SAVEPOINT)
-    data = savepoint.to_bytes()
+    metadata.to_bytes()  # fails before anything is copied
     store = target.child(folder)
     try:
-        _copy(_checksums(savepoint), source, store)
-        store.put(METADATA_NAME, data, if_none_match=True)
+        operators = tuple(replace(o, subtasks=copy_files(o.subtasks, source, store)) for o in metadata.operators)
+        savepoint = replace(metadata, kind=CheckpointKind.SAVEPOINT, operators=operators)
+        store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
     except BaseException:
         with suppress(StorageError):
-            store.delete_many([METADATA_NAME, *savepoint.files()])
+            store.delete_many([info.key for info in store.list()])
         raise
     return folder
 
@@ -98,7 +100,7 @@ def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadat
             f"{source.url} is a checkpoint, whose files belong to its job. Take a savepoint, or run the job on its own "
             "checkpoint directory."
         )
-    _copy(_checksums(metadata), source, job)
+    _copy(_checksums(subtask for operator in metadata.operators for subtask in operator.subtasks), source, job)
     return metadata
 
 
@@ -130,9 +132,40 @@ def has_pickled_values(description: Any) -> bool:
     return _PICKLED in json.dumps(description)
 
 
-def _checksums(metadata: CheckpointMetadata) -> dict[str, str]:
+def copy_files(subtasks: Sequence[SubtaskState], source: ObjectStore, target: ObjectStore) -> tuple[SubtaskState, ...]:
+    """Copies the files of subtasks. Runs that are in the metadata become files, so that any tool can read them.
+
+    Args:
+        subtasks: of one operator.
+        source: what the paths of their files are relative to.
+        target: a folder that is written once.
+
+    Returns:
+        The subtasks, all of whose keyed state is in the target.
+
+    Raises:
+        CorruptStateError: a file is missing or damaged.
+    """
+    _copy(_checksums(subtasks), source, target)
+    return tuple(subtask if subtask.keyed is None else _with_files(subtask, target) for subtask in subtasks)
+
+
+def _with_files(subtask: SubtaskState, target: ObjectStore) -> SubtaskState:
+    def with_file(run: RunHandle) -> RunHandle:
+        if run.data is None:
+            return run
+        handle = as_file(run)
+        upload_run(target, handle, run.data)
+        return handle
+
+    assert subtask.keyed is not None
+    tables = tuple(replace(table, runs=tuple(map(with_file, table.runs))) for table in subtask.keyed.tables)
+    return replace(subtask, keyed=replace(subtask.keyed, tables=tables))
+
+
+def _checksums(subtasks: Iterable[SubtaskState]) -> dict[str, str]:
     checksums: dict[str, str] = {}
-    for subtask in (subtask for operator in metadata.operators for subtask in operator.subtasks):
+    for subtask in subtasks:
         checksums |= {path: sha256_of(path) for path in subtask.operator_state_files()}
         tables = subtask.keyed.tables if subtask.keyed is not None else ()
         checksums |= {run.path: run.sha256 for table in tables for run in table.runs if run.data is None}

@@ -28,7 +28,7 @@ from dagster_flinkpy.state.layout import FORMAT_VERSION, SortKeys, TableLayout, 
 from dagster_flinkpy.state.operator_state import state_file
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["clip_rows", "encode_run", "inline", "read_run", "upload_run"]
+__all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_run", "upload_run"]
 
 ROW_GROUP_ROWS = 32_768
 """Rows after which a row group ends with the next key group, or at once inside of a larger key group."""
@@ -80,7 +80,7 @@ def encode_run(
     writer.add_key_value_metadata({_ROW_GROUPS: json.dumps(row_groups).encode()})
     writer.close()
     data = sink.getvalue()
-    footer = data[len(data) - _TAIL - int.from_bytes(data[-_TAIL:-4], "little") :]
+    footer = _footer(data)
     sha256 = hashlib.sha256(data).hexdigest()
     handle = RunHandle(
         path=state_file(sha256, written_by),
@@ -99,6 +99,25 @@ def encode_run(
 def inline(handle: RunHandle, data: bytes) -> RunHandle:
     """The handle of a run that is part of the metadata instead of a file."""
     return replace(handle, path="", footer_bytes=0, footer_sha256="", data=data)
+
+
+def as_file(handle: RunHandle) -> RunHandle:
+    """The handle of a run that is in the metadata, as a file of a folder that is written once; not yet written.
+
+    Raises:
+        CorruptStateError: the run is damaged.
+    """
+    data = handle.data
+    assert data is not None
+    _check(data, handle.bytes, handle.sha256, "in the metadata")
+    footer = _footer(data)
+    checksum = hashlib.sha256(footer).hexdigest()
+    path = state_file(handle.sha256)
+    return replace(handle, path=path, footer_bytes=len(footer), footer_sha256=checksum, data=None)
+
+
+def _footer(data: bytes) -> bytes:
+    return data[len(data) - _TAIL - int.from_bytes(data[-_TAIL:-4], "little") :]
 
 
 def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int]]:

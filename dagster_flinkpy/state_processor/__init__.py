@@ -2,5 +2,6 @@
 
 from dagster_flinkpy.state_processor.reader import SavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.stored_state import StoredState
+from dagster_flinkpy.state_processor.writer import SavepointWriter, write_savepoint
 
-__all__ = ["SavepointReader", "StoredState", "read_savepoint"]
+__all__ = ["SavepointReader", "SavepointWriter", "StoredState", "read_savepoint", "write_savepoint"]

@@ -105,7 +105,9 @@ class StoredState(ABC):
         Args:
             session: a SparkSession whose executors have this library and reach the storage.
         """
-        schema = session.createDataFrame(self.schema.empty_table()).schema
+        # Spark tells its schema of a table, though not of an empty one.
+        nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
+        schema = session.createDataFrame(nulls).schema
         tasks = len(self.subtasks)
         if not tasks:
             return session.createDataFrame([], schema)

@@ -1,0 +1,212 @@
+"""From data frames to the rows of a keyed state (Flink: ``StateBootstrapTransformation``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.key_groups import key_groups_of_hashes
+from dagster_flinkpy.state.handles import StateKind
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import (
+    TableLayout,
+    check_key_like,
+    equal_rows,
+    hashes_of,
+    make_sort_keys,
+    sort_order,
+)
+from dagster_flinkpy.state.ttl import TtlRules
+
+__all__ = ["Columns", "bootstrap_table", "in_key_groups", "to_arrow_table"]
+
+Columns = str | Sequence[str]
+"""The name of a column, or those of the fields of a row or tuple, in the order of its type."""
+
+_KINDS: dict[type[StateDescriptor], StateKind] = {
+    ValueStateDescriptor: "VALUE",
+    ListStateDescriptor: "LIST",
+    MapStateDescriptor: "MAP",
+    ReducingStateDescriptor: "REDUCING",
+    AggregatingStateDescriptor: "AGGREGATING",
+}
+_KEY_TYPES: dict[pa.DataType, Callable[[], TypeInformation]] = {
+    pa.bool_(): Types.BOOLEAN,
+    pa.int8(): Types.BYTE,
+    pa.int16(): Types.SHORT,
+    pa.int32(): Types.INT,
+    pa.int64(): Types.LONG,
+    pa.float32(): Types.FLOAT,
+    pa.float64(): Types.DOUBLE,
+    pa.string(): Types.STRING,
+    pa.large_string(): Types.STRING,
+    pa.string_view(): Types.STRING,
+}
+
+
+def to_arrow_table(data: Any) -> pa.Table:
+    """An Arrow table of an Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state."""
+    if isinstance(data, pa.Table):
+        return data
+    for method in ("to_arrow", "toArrow"):  # Polars and stored state; Spark
+        if hasattr(type(data), method):  # of a Spark DataFrame any name is a column
+            return getattr(data, method)()
+    return pa.table(data)
+
+
+def bootstrap_table(
+    descriptor: StateDescriptor,
+    data: pa.Table,
+    *,
+    key: Columns,
+    value: Columns,
+    map_key: Columns | None,
+    key_type: TypeInformation | None,
+    now: int,
+) -> tuple[TableLayout, pa.Table]:
+    """The rows of a keyed state, in key group 0; :func:`in_key_groups` shares them out.
+
+    Args:
+        descriptor: of the state.
+        data: a row per key; of list state one per element, of map state one per entry.
+        key: its columns.
+        value: its columns.
+        map_key: its columns; of map state only.
+        key_type: None for that of the column, a tuple where there are several.
+        now: milliseconds since 1970; state with a time to live is as if written then.
+
+    Raises:
+        ConfigurationError: a column is missing, a key is null, or one occurs twice.
+        TypeMismatchError: a column does not have, and cannot be given, its type.
+        UnsupportedKeyTypeError: the key or map key has a type that cannot be one.
+    """
+    kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
+    if kind is None:
+        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is no descriptor of keyed state")
+    what = f"state {descriptor.name!r}"
+    key_type = key_type or _key_type_of(data, key, what)
+    check_key_like(key_type, f"the key of {what}")
+    columns = {"key": _column(data, key, key_type, f"{what}: the key")}
+    keys: Any = columns["key"]
+    for part in (keys, *(keys.flatten() if pa.types.is_struct(keys.type) else ())):
+        if part.null_count:
+            raise ConfigurationError(f"{what}: {part.null_count} rows have no key, or not all of it")
+    map_key_type, value_type = None, descriptor.type_info
+    if isinstance(descriptor, MapStateDescriptor) and map_key is not None:
+        map_key_type, value_type = descriptor.key_type_info, descriptor.value_type_info
+        check_key_like(map_key_type, f"the map key of {what}")
+        columns["map_key"] = _column(data, map_key, map_key_type, f"{what}: the map key")
+    elif map_key is not None or kind == "MAP":
+        raise ConfigurationError(f"{what}: map_key is for map state, and map state needs it")
+    element_type = descriptor.elem_type_info if isinstance(descriptor, ListStateDescriptor) else value_type
+    columns["value"] = _column(data, value, element_type, f"{what}: the value")
+    config = descriptor.ttl_config
+    ttl = config is not None and config.is_enabled()
+    layout = TableLayout(descriptor.name, kind, key_type, None, map_key_type, value_type, ttl)
+
+    if kind in ("VALUE", "REDUCING", "AGGREGATING"):  # where a null is no value
+        present = columns["value"].is_valid()
+        columns = {name: column.filter(present) for name, column in columns.items()}
+    hashes = hash_keys(key_type, columns["key"])
+    sort_keys = make_sort_keys(np.zeros(len(hashes), dtype=np.uint16), hashes)
+    order = sort_order(sort_keys, [columns[name] for name in layout.identity])
+    columns = {name: column.take(pa.array(order)) for name, column in columns.items()}
+    columns["sort_key"] = pa.array(sort_keys[order])
+    first = np.flatnonzero(_starts(columns, layout.identity))
+    expires = 0 if config is None else TtlRules(config, lambda: now).expiry()
+    if kind == "LIST":
+        offsets = pa.array(np.append(first, len(order)).astype(np.int32))
+        stamps = pa.array(np.full(len(order), expires, dtype=np.int64))
+        columns["value"] = pa.ListArray.from_arrays(offsets, columns["value"], type=value_type.arrow_type)
+        columns["expires_at"] = pa.ListArray.from_arrays(offsets, stamps)
+        taken = pa.array(first)
+        columns |= {name: columns[name].take(taken) for name in ("sort_key", "key")}
+    elif len(first) < len(order):
+        again = int(np.setdiff1d(np.arange(len(order)), first)[0])
+        shown = {name: columns[name][again].as_py() for name in layout.identity}
+        raise ConfigurationError(f"{what}: there are several rows with {shown}, and only one can be its value")
+    else:
+        columns["expires_at"] = pa.array(np.full(len(order), expires, dtype=np.int64))
+    columns["deleted"] = pa.array(np.zeros(len(first), dtype=np.bool_))
+    return layout, pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema)
+
+
+def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> pa.Table:
+    """The rows, sorted for another number of key groups.
+
+    Args:
+        layout: of the table.
+        rows: with ``local_schema``; one per identity.
+        max_parallelism: number of key groups.
+    """
+    rows = rows.combine_chunks()
+    hashes = hashes_of(rows.column("sort_key").to_numpy())
+    sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
+    order = sort_order(sort_keys, [rows.column(name).combine_chunks() for name in layout.identity])
+    return rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)).take(pa.array(order))
+
+
+def _starts(columns: dict[str, pa.Array[Any]], identity: list[str]) -> npt.NDArray[np.bool_]:
+    """Which sorted rows differ from the one before."""
+    sort_keys = columns["sort_key"].to_numpy()
+    starts = np.ones(len(sort_keys), dtype=np.bool_)
+    tied = np.flatnonzero(sort_keys[1:] == sort_keys[:-1])
+    if len(tied):
+        one, other = pa.array(tied), pa.array(tied + 1)
+        same = equal_rows([columns[n].take(one) for n in identity], [columns[n].take(other) for n in identity])
+        starts[tied[same] + 1] = False
+    return starts
+
+
+def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:
+    names = [key] if isinstance(key, str) else list(key)
+    kinds = []
+    for name in names:
+        kind = _KEY_TYPES.get(_named(data, name, what).type)
+        if kind is None:
+            raise TypeMismatchError(f"{what}: the key column {name!r} is {data.column(name).type}; say its key_type")
+        kinds.append(kind())
+    return kinds[0] if isinstance(key, str) else Types.TUPLE(kinds)
+
+
+def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) -> pa.Array[Any]:
+    """A column of a type, made of one column, or of one for each field."""
+    if isinstance(names, str):
+        column = _named(data, names, what)
+        try:
+            return _one_chunk(column.cast(kind.arrow_type))
+        except pa.ArrowException as error:
+            raise TypeMismatchError(
+                f"{what} is column {names!r} of {column.type}, which cannot become {kind.arrow_type}: {error}"
+            ) from error
+    if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
+        raise ConfigurationError(f"{what} is {kind!r}: it takes one column, not {list(names)}")
+    if len(names) != len(kind.field_types):
+        raise ConfigurationError(f"{what} has the fields {list(kind.field_names)}, and gets the columns {list(names)}")
+    children = [_column(data, name, field, what) for name, field in zip(names, kind.field_types, strict=True)]
+    return pa.StructArray.from_arrays(children, fields=list(kind.arrow_type))
+
+
+def _named(data: pa.Table, name: str, what: str) -> pa.ChunkedArray[Any]:
+    if name not in data.column_names:
+        raise ConfigurationError(f"{what}: there is no column {name!r}, but {data.column_names}")
+    return data.column(name)
+
+
+def _one_chunk(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

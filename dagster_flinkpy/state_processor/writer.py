@@ -1,0 +1,395 @@
+"""Makes savepoints: of data frames, and out of other savepoints (Flink: ``SavepointWriter``)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.metadata import (
+    METADATA_NAME,
+    CheckpointKind,
+    CheckpointMetadata,
+    DistributionMode,
+    OperatorState,
+    OperatorStateHandle,
+    SubtaskState,
+)
+from dagster_flinkpy.checkpoint.savepoint import copy_files
+from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
+from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError, StateSchemaError
+from dagster_flinkpy.key_groups import (
+    UPPER_BOUND_MAX_PARALLELISM,
+    KeyGroupRange,
+    compute_key_group_range_for_operator_index,
+)
+from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
+from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys
+from dagster_flinkpy.state.operator_state import write_partitions
+from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.state.run_file import clip_rows, encode_run, upload_run
+from dagster_flinkpy.state.runs import system_time
+from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, in_key_groups, to_arrow_table
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+
+__all__ = ["SavepointWriter", "write_savepoint"]
+
+
+def write_savepoint(
+    based_on: str | StorageLocation | None = None, *, max_parallelism: int = 128, parallelism: int = 1
+) -> SavepointWriter:
+    """Begins a savepoint. Nothing is written before :meth:`SavepointWriter.write`.
+
+    Args:
+        based_on: a savepoint, checkpoint or job whose operators it has at first, as :func:`read_savepoint` takes it.
+            Default: none (Flink: ``newSavepoint`` instead of ``fromExistingSavepoint``).
+        max_parallelism: of new operators; that of the job must be the same, or not set.
+        parallelism: of new operators: into how many parts their state is written. A job may restore it with another.
+
+    Raises:
+        RestoreError: there is no such savepoint, or it has in-flight data.
+        CorruptMetadataError: it cannot be read.
+        ParallelismError: one of the numbers is out of range.
+    """
+    if not 1 <= parallelism <= max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
+        raise ParallelismError(
+            f"parallelism {parallelism} and max parallelism {max_parallelism} must be at least 1, the first not above "
+            f"the second, and that not above {UPPER_BOUND_MAX_PARALLELISM}"
+        )
+    return SavepointWriter(based_on, max_parallelism, parallelism)
+
+
+@dataclass
+class _Operator:
+    state: OperatorState
+    files: StorageLocation | None = None
+    """Where those of ``state`` are."""
+    max_parallelism: int = 0
+    """What it is to be."""
+    keyed: list[tuple[TableLayout, pa.Table]] = field(default_factory=list)
+    """New states: their rows, in key group 0."""
+    lists: list[tuple[OperatorStateHandle, pa.Table]] = field(default_factory=list)
+    """New operator states, without partitions, and their rows."""
+
+    def tables(self) -> Iterable[TableSnapshot]:
+        return (table for subtask in self.state.subtasks if subtask.keyed for table in subtask.keyed.tables)
+
+    def names(self) -> set[str]:
+        stored = [table.name for table in self.tables()]
+        stored += [handle.name for subtask in self.state.subtasks for handle in subtask.operator_state]
+        return {*stored, *(layout.name for layout, _ in self.keyed), *(handle.name for handle, _ in self.lists)}
+
+
+class SavepointWriter:
+    """Builds a savepoint; made by :func:`write_savepoint`. All but :meth:`write` return the writer itself."""
+
+    def __init__(self, based_on: str | StorageLocation | None, max_parallelism: int, parallelism: int) -> None:
+        self._max_parallelism, self._parallelism = max_parallelism, parallelism
+        self._operators: dict[str, _Operator] = {}
+        self._base: CheckpointMetadata | None = None
+        if based_on is not None:
+            self._base, self._operators = _open(based_on)
+
+    # --- new state ----------------------------------------------------------------------------------------------------
+
+    def with_keyed_state(
+        self,
+        uid: str,
+        descriptor: StateDescriptor,
+        data: Any,
+        *,
+        key: Columns,
+        value: Columns,
+        map_key: Columns | None = None,
+        key_type: TypeInformation | None = None,
+    ) -> SavepointWriter:
+        """Adds a keyed state, to a new operator or to one that has no state of this name.
+
+        Args:
+            uid: of the operator.
+            descriptor: as the program declares it: of a value, list, map, reducing or aggregating state. One with a
+                time to live is as if all was written now.
+            data: an Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state. It passes
+                through this process. One row per key; of a list state one per element, in their order; of a map state
+                one per entry.
+            key: the column of the key; several are the fields of a tuple, or of the row that ``key_type`` is.
+            value: the column of the value, element or map value; several are the fields of a row or tuple. Of an
+                aggregating state it is the accumulator. A null is no value.
+            map_key: of a map state, the column of an entry's key.
+            key_type: that of the job's keys. Default: of the column (int64 is LONG, int32 is INT, ...).
+
+        Raises:
+            ConfigurationError: a column is missing, a key is null or occurs twice, or there is such a state.
+            StateSchemaError: the operator has state with another type of key.
+            TypeMismatchError: a column does not have, and cannot be given, its type.
+            UnsupportedKeyTypeError: the key or map key has a type that cannot be one.
+        """
+        layout, rows = bootstrap_table(
+            descriptor,
+            to_arrow_table(data),
+            key=key,
+            value=value,
+            map_key=map_key,
+            key_type=key_type,
+            now=system_time(),
+        )
+        operator = self._operator(uid, layout.name)
+        stored = [table.key_type for table in operator.tables()] + [
+            known.key_type.to_json() for known, _ in operator.keyed
+        ]
+        if stored and stored[0] != layout.key_type.to_json():
+            raise StateSchemaError(
+                f"operator {uid!r} has keys of {stored[0]}, and state {layout.name!r} of {layout.key_type.to_json()}; "
+                "say its key_type"
+            )
+        operator.keyed.append((layout, rows))
+        return self
+
+    def with_list_state(
+        self, uid: str, descriptor: ListStateDescriptor, values: Iterable[Any], *, union: bool = False
+    ) -> SavepointWriter:
+        """Adds an operator list state.
+
+        Args:
+            uid: of the operator, a new one or one that has no state of this name.
+            descriptor: as the program declares it.
+            values: the elements: Python values, or an Arrow array. They are dealt out over the subtasks.
+            union: it is a union list state: every subtask gets all elements.
+
+        Raises:
+            ConfigurationError: the operator has such a state.
+            TypeMismatchError: an element does not have the declared type.
+        """
+        mode = DistributionMode.UNION if union else DistributionMode.SPLIT_DISTRIBUTE
+        columns = {"value": (descriptor.elem_type_info, values)}
+        return self._with_operator_state(uid, descriptor.name, mode, columns)
+
+    def with_broadcast_state(
+        self, uid: str, descriptor: MapStateDescriptor, entries: Mapping[Any, Any]
+    ) -> SavepointWriter:
+        """Adds a broadcast state.
+
+        Args:
+            uid: of the operator, a new one or one that has no state of this name.
+            descriptor: as the program declares it.
+            entries: the map.
+
+        Raises:
+            ConfigurationError: the operator has such a state.
+            TypeMismatchError: an entry does not have the declared types.
+            UnsupportedKeyTypeError: the key has a type that cannot be one.
+        """
+        check_key_like(descriptor.key_type_info, f"the key of broadcast state {descriptor.name!r}")
+        columns = {
+            "key": (descriptor.key_type_info, list(entries)),
+            "value": (descriptor.value_type_info, list(entries.values())),
+        }
+        return self._with_operator_state(uid, descriptor.name, DistributionMode.BROADCAST, columns)
+
+    def _with_operator_state(
+        self, uid: str, name: str, mode: DistributionMode, columns: Mapping[str, tuple[TypeInformation, Iterable[Any]]]
+    ) -> SavepointWriter:
+        arrays = {
+            column: values.cast(kind.arrow_type) if isinstance(values, pa.Array) else kind.to_arrow(list(values))
+            for column, (kind, values) in columns.items()
+        }
+        types = {column: kind.to_json() for column, (kind, _) in columns.items()}
+        self._operator(uid, name).lists.append((OperatorStateHandle(name, mode, (), types), pa.table(arrays)))
+        return self
+
+    def _operator(self, uid: str, new_state: str) -> _Operator:
+        shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism)
+        operator = self._operators.setdefault(uid, _Operator(shell, None, self._max_parallelism))
+        if new_state in operator.names():
+            raise ConfigurationError(f"operator {uid!r} has a state {new_state!r} already")
+        return operator
+
+    # --- operators of other savepoints --------------------------------------------------------------------------------
+
+    def with_operators_of(self, path: str | StorageLocation, uids: Sequence[str] | None = None) -> SavepointWriter:
+        """Adds operators of another savepoint or checkpoint, with all of their state.
+
+        Args:
+            path: as :func:`read_savepoint` takes it.
+            uids: of the operators. Default: all.
+
+        Raises:
+            RestoreError: there is no such savepoint, or no such operator, or it has in-flight data.
+            ConfigurationError: there is an operator with such a uid already.
+        """
+        _, operators = _open(path)
+        for uid in operators if uids is None else uids:
+            if uid not in operators:
+                raise RestoreError(f"{path} has no operator {uid!r}, but {list(operators)}")
+            if uid in self._operators:
+                raise ConfigurationError(f"there is an operator {uid!r} already; rename or remove one of them")
+            self._operators[uid] = operators[uid]
+        return self
+
+    def remove_operator(self, uid: str) -> SavepointWriter:
+        """Leaves an operator and its state out.
+
+        Raises:
+            ConfigurationError: there is none with this uid.
+        """
+        self._known(uid)
+        del self._operators[uid]
+        return self
+
+    def change_operator_identifier(self, uid: str, to: str) -> SavepointWriter:
+        """Gives an operator another uid.
+
+        Raises:
+            ConfigurationError: there is none with this uid, or one with the new one.
+        """
+        self._known(uid)
+        if to in self._operators:
+            raise ConfigurationError(f"there is an operator {to!r} already")
+        self._operators = {to if known == uid else known: operator for known, operator in self._operators.items()}
+        return self
+
+    def change_max_parallelism(self, uid: str, max_parallelism: int) -> SavepointWriter:
+        """Gives an operator another number of key groups. Its keyed state is read and written anew.
+
+        Raises:
+            ConfigurationError: there is none with this uid, or it has raw keyed state, whose keys nobody knows.
+            ParallelismError: the number is out of range, or below the parallelism that the state was written with.
+        """
+        operator = self._known(uid)
+        parallelism = operator.state.parallelism
+        if not parallelism <= max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
+            raise ParallelismError(
+                f"operator {uid!r} was stored with parallelism {parallelism}: max parallelism {max_parallelism} must "
+                f"not be below it, or above {UPPER_BOUND_MAX_PARALLELISM}"
+            )
+        if any(subtask.raw_keyed for subtask in operator.state.subtasks):
+            raise ConfigurationError(f"operator {uid!r} has raw keyed state, which cannot be given other key groups")
+        operator.max_parallelism = max_parallelism
+        return self
+
+    def _known(self, uid: str) -> _Operator:
+        if uid not in self._operators:
+            raise ConfigurationError(f"there is no operator {uid!r}, but {list(self._operators)}")
+        return self._operators[uid]
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def write(self, path: str | StorageLocation) -> str:
+        """Writes the savepoint: self-contained, whatever it was made of.
+
+        Args:
+            path: its folder, which has no savepoint yet.
+
+        Returns:
+            Its URL, to restore a job from.
+
+        Raises:
+            ConfigurationError: there is a savepoint already.
+            CorruptStateError: a file of an old savepoint is missing or damaged; names it.
+            StorageError: it could not be written. It is not there before it is whole.
+        """
+        target = path if isinstance(path, StorageLocation) else StorageLocation(path)
+        store = target.open()
+        if store.head(METADATA_NAME) is not None:
+            raise ConfigurationError(f"{store.url} has a savepoint already; give a new folder")
+        written = tuple(_written(uid, operator, store) for uid, operator in self._operators.items())
+        base = self._base or CheckpointMetadata(
+            job_id="bootstrap",
+            checkpoint_id=0,
+            kind=CheckpointKind.SAVEPOINT,
+            parent_id=None,
+            timestamp_ms=system_time(),
+            partition=None,
+            fencing_token=0,
+            graph_fingerprint="",
+            end_of_input=False,
+            operators=(),
+        )
+        metadata = replace(base, kind=CheckpointKind.SAVEPOINT, operators=written)
+        store.put(METADATA_NAME, metadata.to_bytes(), if_none_match=True)
+        return store.url
+
+
+def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _Operator]]:
+    stored = open_checkpoint(path if isinstance(path, StorageLocation) else StorageLocation(path))
+    metadata = stored.metadata
+    for operator in metadata.operators:
+        if any(subtask.channel_state for subtask in operator.subtasks):
+            raise RestoreError(
+                f"operator {operator.uid!r} has in-flight data in {metadata.kind.value} {metadata.checkpoint_id} of "
+                f"job {metadata.job_id!r}, an unaligned checkpoint, which fits its own job only. Take one with "
+                "unaligned=False"
+            )
+    return metadata, {o.uid: _Operator(o, stored.files, o.max_parallelism) for o in metadata.operators}
+
+
+def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState:
+    """The operator, all of whose files are in the store."""
+    state = replace(operator.state, uid=uid, max_parallelism=operator.max_parallelism)
+    parallelism = state.parallelism
+    by_index = {subtask.index: replace(subtask, committables=()) for subtask in state.subtasks}
+    subtasks = [by_index.get(index, SubtaskState(index)) for index in range(parallelism)]
+    new = list(operator.keyed)
+    if operator.files is not None:
+        source = operator.files.open()
+        if operator.max_parallelism != operator.state.max_parallelism:
+            new = [*_all_rows(operator, source), *new]
+            subtasks = [replace(subtask, keyed=None) for subtask in subtasks]
+        subtasks = list(copy_files(subtasks, source, store))
+    ranges = [
+        compute_key_group_range_for_operator_index(state.max_parallelism, parallelism, index)
+        for index in range(parallelism)
+    ]
+    for layout, rows in new:
+        placed = in_key_groups(layout, rows, state.max_parallelism)
+        for index, key_groups in enumerate(ranges):
+            table = _write_part(layout, placed, key_groups, store)
+            known = subtasks[index].keyed or KeyedSnapshot(key_groups, ())
+            tables = tuple(sorted((*known.tables, table), key=lambda each: (each.kind == "TIMER", each.name)))
+            subtasks[index] = replace(subtasks[index], keyed=replace(known, tables=tables))
+    for handle, rows in operator.lists:
+        for index, part in enumerate(_dealt(handle.mode, rows, parallelism)):
+            split = handle.mode is not DistributionMode.BROADCAST
+            mine = replace(handle, partitions=write_partitions(part, store, split=split))
+            subtasks[index] = replace(subtasks[index], operator_state=(*subtasks[index].operator_state, mine))
+    return replace(state, subtasks=tuple(subtasks))
+
+
+def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLayout, pa.Table]]:
+    """All live rows of each state, of all subtasks."""
+    parts: dict[tuple[bool, str], tuple[TableLayout, list[pa.Table]]] = {}
+    for table in operator.tables():
+        layout = TableLayout.of(table)
+        _, tables = parts.setdefault((table.kind == "TIMER", table.name), (layout, []))
+        rows = read_table(table, store)
+        hashes = rows.column("key_hash").to_numpy()
+        columns = {name: rows.column(name) for name in rows.column_names[2:]}
+        columns["sort_key"] = pa.array(make_sort_keys(np.zeros(len(rows), dtype=np.uint16), hashes))
+        columns["deleted"] = pa.array(np.zeros(len(rows), dtype=np.bool_))
+        tables.append(pa.table([columns[name] for name in layout.local_schema.names], schema=layout.local_schema))
+    return ((layout, pa.concat_tables(tables)) for layout, tables in parts.values())
+
+
+def _write_part(layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, store: ObjectStore) -> TableSnapshot:
+    start, stop = clip_rows(rows.column("sort_key").to_numpy(), key_groups)
+    if start == stop:
+        return layout.snapshot(())
+    data, handle = encode_run(layout, rows.slice(start, stop - start).combine_chunks(), key_groups)
+    upload_run(store, handle, data)
+    return layout.snapshot((handle,))
+
+
+def _dealt(mode: DistributionMode, rows: pa.Table, parallelism: int) -> list[pa.Table]:
+    """What each subtask gets of an operator state."""
+    if mode is DistributionMode.BROADCAST:
+        return [rows] * parallelism
+    if mode is DistributionMode.UNION:
+        return [rows, *[rows.slice(0, 0)] * (parallelism - 1)]
+    bounds = np.linspace(0, len(rows), parallelism + 1).astype(int).tolist()
+    return [rows.slice(start, stop - start) for start, stop in itertools.pairwise(bounds)]
