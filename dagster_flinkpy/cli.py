@@ -18,6 +18,8 @@ from rich.table import Table
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.common.configuration import parse_duration
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.state_processor import StoredState, read_savepoint
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
@@ -105,6 +107,18 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
         when = _time(entry.last_modified)
         table.add_row(job, str(entry.checkpoint_id), entry.status.value, when, *facts_of, entry.path)
     _console().print(table)
+
+
+@checkpoints.command("sweep")
+@click.argument("directory", metavar="DIR")
+@click.option("--older-than", default="1 d", show_default=True, help="Grace time, longer than any epoch takes.")
+@click.option("--dry-run", is_flag=True, help="Delete nothing, only count.")
+@_endpoint_url
+def sweep_checkpoints(directory: str, older_than: str, dry_run: bool, endpoint_url: str | None) -> None:
+    """Delete what no checkpoint and no savepoint of the job in DIR needs: files of failed epochs and dead attempts."""
+    result = sweep(StorageLocation(directory, endpoint_url).open(), parse_duration(older_than), dry_run=dry_run)
+    verb = "would delete" if dry_run else "deleted"
+    click.echo(f"{verb} {result.files:,} files, {result.bytes:,} bytes")
 
 
 def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:

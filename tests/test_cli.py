@@ -136,6 +136,15 @@ def test_list_checkpoints_of_all_jobs(job: Path) -> None:
     ]
 
 
+def test_sweep(job: Path) -> None:
+    assert printed("checkpoints", "sweep", job) == "deleted 0 files, 0 bytes\n"
+    assert printed("checkpoints", "sweep", job, "--older-than", "0 s", "--dry-run").startswith("would delete 1 files")
+    assert printed("checkpoints", "sweep", job, "--older-than", "0 s").startswith("deleted 1 files")
+    facts = json.loads(printed("checkpoints", "list", job, "--json"))
+    assert [f["checkpoint_id"] for f in facts] == [2, 3]
+    assert "give the folder of a job" in error_of("checkpoints", "sweep", job.parent)
+
+
 def test_a_damaged_checkpoint_is_listed_as_such(job: Path) -> None:
     (job / "chk-2/_metadata").write_bytes(b"{")
     assert "damaged" in printed("checkpoints", "list", job).splitlines()[2]

@@ -19,14 +19,16 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -43,9 +45,16 @@ from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 __all__ = ["Attempt", "CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
 
 SHARED_FOLDER = "shared/"
+"""Where the state files of a job are, below its prefix."""
+SAVEPOINT_PREFIX = "savepoint-"
+"""How the folders of savepoints begin that are below the job's prefix."""
+NATIVE_SUFFIX = "-native/"
+"""How the folders of those savepoints end that refer to the job's own files."""
 COUNTER_KEY = "counter"
 STATISTICS_KEY = "statistics"
+_THREADS = 8
 _FOLDER = re.compile(r"chk-(\d+)/")
+_WRITTEN_BY = re.compile(r"shared/(\d+)-\d+-[0-9a-f]{64}\.parquet")
 
 
 @dataclass
@@ -72,6 +81,8 @@ class Attempt:
     """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
     released: set[int] = field(default_factory=set)
     """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
+    registry: SharedStateRegistry = field(default_factory=SharedStateRegistry)
+    """Which state files its checkpoints name."""
 
     @property
     def token(self) -> int:
@@ -168,7 +179,7 @@ class CompletedCheckpointStore:
             PathEscapesPrefixError: the path leads out of the prefix.
         """
         key = _key(which) if isinstance(which, int) else check_relative(which)
-        data, _ = self.store.get(key)
+        data = fetch_metadata(self.store, key)
         return CheckpointMetadata.from_bytes(data, f"{self.store.url}/{key}")
 
     def list_checkpoints(self) -> list[CheckpointEntry]:
@@ -240,7 +251,7 @@ class CompletedCheckpointStore:
             raise
         last, counter_etag = self._counter()
         used = [int(match[1]) for folder in self.store.list_folders("chk-") if (match := _FOLDER.fullmatch(folder))]
-        return Attempt(
+        attempt = Attempt(
             leader,
             latest,
             max([head.checkpoint_id or 0, last, *used]) + 1,
@@ -250,6 +261,13 @@ class CompletedCheckpointStore:
             committed=leader.record.committed,
             counter_etag=counter_etag,
         )
+        if latest is not None:
+            attempt.registry.register_all(latest.checkpoint_id, latest.files())
+        for folder in self.store.list_folders(SAVEPOINT_PREFIX):
+            if folder.endswith(NATIVE_SUFFIX):
+                with suppress(ObjectNotFoundError):  # it was disposed of just now
+                    attempt.registry.do_not_claim(self.load(folder + METADATA_NAME).checkpoint_id)
+        return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
         """Say that the attempt is over, so that nobody takes it for alive. Being fenced already is fine."""
@@ -313,8 +331,8 @@ class CompletedCheckpointStore:
 
         Raises:
             FencedError: a newer attempt has written this checkpoint; says which.
-            CheckpointError: the metadata is not of this attempt or cannot be written as JSON, or its id was used by an
-                older attempt.
+            CheckpointError: the metadata is not of this attempt or cannot be written as JSON, names a file of an older
+                attempt that no retained checkpoint names, or its id was used by an older attempt.
             StorageError: the outcome is unknown.
         """
         if metadata.fencing_token != attempt.token:
@@ -324,6 +342,11 @@ class CompletedCheckpointStore:
             )
         data = metadata.to_bytes()
         key = _key(metadata.checkpoint_id)
+        files = metadata.files()
+        placeholders = {path for path in files if _written_by(path) not in (None, attempt.token)}
+        if any(path not in attempt.registry for path in placeholders):
+            self._register(attempt, attempt.head.kept)  # it goes on from one that is not the latest
+        attempt.registry.register_all(metadata.checkpoint_id, files - placeholders, placeholders)
         try:
             put_if(self.store, key, data, None)
         except PreconditionFailedError as error:
@@ -384,62 +407,39 @@ class CompletedCheckpointStore:
     def subsume(self, attempt: Attempt, checkpoint_ids: Sequence[int]) -> None:
         """Delete checkpoints that are no longer retained, and the state files that only they name.
 
-        Files are named by content, so call it between epochs: a task that writes the content of a file that is being
-        deleted finds it there, and keeps naming it.
+        A task of a running Spark job may write the content, and so the name, of a file once more: call it between
+        Spark jobs.
 
         Raises:
             FencedError: a newer attempt took over; nothing is deleted.
+            CorruptMetadataError: a retained checkpoint cannot be read, so nobody knows what it needs.
         """
         self.check_leader(attempt)
-        candidates: set[str] = set()
         gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.kept})
         attempt.released.clear()
-        for checkpoint_id in gone:
+        if older := attempt.registry.unknown(gone):
+            self._register(attempt, [kept for kept in attempt.head.kept if kept > older[0]])
             # Without its metadata nobody knows which files were its own: they are orphans.
             with suppress(ObjectNotFoundError, CorruptMetadataError):
-                candidates |= self.load(checkpoint_id).files()
-        self._delete_unnamed(attempt, candidates)
+                self._register(attempt, older)
+        _delete(self.store, attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written}))
         # The metadata goes last, so that after a crash the files can still be found.
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
 
     def discard(self, attempt: Attempt, files: Iterable[str]) -> None:
-        """Delete state files of aborted checkpoints, those aside that a retained checkpoint names.
+        """Delete state files of aborted checkpoints, those aside that another checkpoint names.
 
-        Call it between epochs, for the reason that :meth:`subsume` gives.
-
-        Raises:
-            FencedError: a newer attempt took over; nothing is deleted.
-        """
-        self.check_leader(attempt)
-        self._delete_unnamed(attempt, set(files))
-
-    def delete_orphans(self, attempt: Attempt, older_than: datetime) -> None:
-        """Delete what dead attempts left: checkpoints that are not retained, and state files that none names.
-
-        Args:
-            attempt: this one; what it has not completed yet is kept.
-            older_than: by the store's clock, with time zone. Give the work of the longest epoch time to be finished.
+        Call it between Spark jobs, for the reason that :meth:`subsume` gives.
 
         Raises:
             FencedError: a newer attempt took over; nothing is deleted.
+            CorruptMetadataError: a retained checkpoint cannot be read, so nobody knows what it needs.
         """
         self.check_leader(attempt)
-        kept = {*attempt.head.kept, *attempt.written}
-        for entry in self.list_checkpoints():
-            if entry.checkpoint_id not in kept and entry.last_modified < older_than:
-                self.store.delete_many([info.key for info in self.store.list(f"chk-{entry.checkpoint_id}/")])
-        self._delete_unnamed(
-            attempt, {info.key for info in self.store.list(SHARED_FOLDER) if info.last_modified < older_than}
-        )
-
-    def _delete_unnamed(self, attempt: Attempt, files: set[str]) -> None:
-        # Handles come from metadata: what is not a shared state file is not for us to delete, whatever they say.
-        files = {path for path in files if path.startswith(SHARED_FOLDER)}
-        for checkpoint_id in {*attempt.head.kept, *attempt.written} if files else ():
-            latest = attempt.latest
-            known = latest is not None and latest.checkpoint_id == checkpoint_id
-            files -= latest.files() if latest is not None and known else self.load(checkpoint_id).files()
-        self.store.delete_many(sorted(files))
+        candidates = {path for path in files if path not in attempt.registry}
+        if any(_written_by(path) != attempt.token for path in candidates):
+            self._register(attempt, attempt.head.kept)
+        _delete(self.store, (path for path in candidates if path not in attempt.registry))
 
     def delete_checkpoints(self, attempt: Attempt) -> None:
         """Delete all completed checkpoints, those aside that the job does not own. Ids and tokens go on growing.
@@ -477,12 +477,19 @@ class CompletedCheckpointStore:
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
+    def _register(self, attempt: Attempt, checkpoint_ids: Iterable[int]) -> None:
+        """Takes note of what checkpoints name that were completed before this attempt."""
+        unknown = attempt.registry.unknown(checkpoint_ids)
+        with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+            for checkpoint_id, metadata in zip(unknown, threads.map(self.load, unknown), strict=True):
+                attempt.registry.register_all(checkpoint_id, metadata.files())
+
     def _latest(self, head: Head) -> CheckpointMetadata | None:
         if head.path is None:
             return None
         name = f"{self.store.url}/{head.path}"
         try:
-            data, _ = self.store.get(head.path)
+            data = fetch_metadata(self.store, head.path)
         except ObjectNotFoundError as error:
             raise CorruptMetadataError(f"{name} is missing, but HEAD says it is the latest checkpoint") from error
         if hashlib.sha256(data).hexdigest() != head.metadata_sha256:
@@ -532,6 +539,17 @@ class CompletedCheckpointStore:
 
 def _claimed(head: Head) -> tuple[int, ...]:
     return tuple(i for i in head.retained if i not in head.unclaimed)
+
+
+def _delete(store: ObjectStore, files: Iterable[str]) -> None:
+    # Handles come from metadata: what is not a shared state file is not for us to delete, whatever they say.
+    store.delete_many(sorted(path for path in files if path.startswith(SHARED_FOLDER)))
+
+
+def _written_by(path: str) -> int | None:
+    """The token of the attempt that wrote a state file, where its name says so."""
+    match = _WRITTEN_BY.fullmatch(path)
+    return None if match is None else int(match[1])
 
 
 def _key(checkpoint_id: int) -> str:

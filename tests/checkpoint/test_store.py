@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -247,7 +246,6 @@ def test_a_fenced_attempt_deletes_nothing(store: CompletedCheckpointStore, objec
     for delete in (
         lambda: store.subsume(old, [1]),
         lambda: store.discard(old, paths("a")),
-        lambda: store.delete_orphans(old, datetime.max.replace(tzinfo=timezone.utc)),
     ):
         with pytest.raises(FencedError, match="run-new"):
             delete()
@@ -430,23 +428,6 @@ def test_discarding_spares_what_is_named_and_what_is_not_state(store: CompletedC
     store.discard(attempt, [*paths("a"), *paths("b"), "HEAD", "leader", "chk-1/_metadata"])
     assert keys(objects, "shared/") == paths("a")
     assert {"HEAD", "leader", "chk-1/_metadata"} <= keys(objects)
-
-
-def test_orphans_are_left_until_they_are_old(store: CompletedCheckpointStore, objects: Flaky) -> None:
-    dead = store.begin_attempt("run-1", NOW)
-    done = complete(store, dead, *state(objects, "a"))
-    store.write_metadata(dead, metadata(2, *state(objects, "b"), token=dead.token))
-    attempt = store.begin_attempt("run-2", NOW)
-    own = metadata(store.assign_checkpoint_id(attempt), *state(objects, "c"), token=attempt.token)
-    store.write_metadata(attempt, own)
-    before = keys(objects)
-    store.delete_orphans(attempt, datetime.now(timezone.utc) - timedelta(hours=1))
-    assert keys(objects) == before
-    store.delete_orphans(attempt, datetime.now(timezone.utc) + timedelta(hours=1))
-    assert keys(objects, "chk-") == {"chk-1/_metadata", "chk-3/_metadata"}
-    assert keys(objects, "shared/") == paths("a") | paths("c")
-    assert store.latest() == done
-    store.complete(attempt, own)
 
 
 def test_the_listing_tells_size_and_time(store: CompletedCheckpointStore) -> None:
