@@ -1,6 +1,7 @@
 """Floor 7: a job's operators as Dagster assets, its checkpoints as materializations."""
 
-from dagster_flinkpy.orchestration.assets import FlinkRunConfig, flink_assets
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.orchestration.assets import flink_assets
 from dagster_flinkpy.orchestration.jobs import RestoreConfig, SavepointConfig, build_flink_jobs
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
 from dagster_flinkpy.orchestration.resources import (
@@ -9,6 +10,7 @@ from dagster_flinkpy.orchestration.resources import (
     TwoPhaseCommitSinkResource,
 )
 from dagster_flinkpy.orchestration.restart_sensor import build_restart_sensor
+from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
 from dagster_flinkpy.orchestration.status_sensors import build_job_status_sensors
 from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
@@ -20,6 +22,7 @@ __all__ = [
     "FlinkOperatorData",
     "FlinkRunConfig",
     "FlinkTranslator",
+    "PartitionRetention",
     "RestoreConfig",
     "SavepointConfig",
     "SparkResource",

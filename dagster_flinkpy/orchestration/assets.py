@@ -1,51 +1,38 @@
 """A job's operators as assets. A checkpoint materializes all of them."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dagster import (
     AssetExecutionContext,
     AssetsDefinition,
     AssetSpec,
-    Config,
-    DataVersion,
+    BackfillPolicy,
     MaterializeResult,
+    PartitionsDefinition,
     multi_asset,
 )
-from pydantic import Field
 
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
-from dagster_flinkpy.orchestration.report import checkpoint_line, operator_metadata
+from dagster_flinkpy.orchestration.partitioned_assets import partitioned_assets
+from dagster_flinkpy.orchestration.partitions import check_partitions, partitioned_spec
+from dagster_flinkpy.orchestration.report import checkpoint_line, data_version, operator_metadata
+from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
 
-__all__ = ["FlinkRunConfig", "flink_assets"]
-
-
-class FlinkRunConfig(Config):
-    """What a run does; the launchpad shows it."""
-
-    epochs: int = Field(
-        default=1, ge=0, description="Checkpoints to take, one after each epoch. 0: until the input ends."
-    )
-    parallelism: int | None = Field(
-        default=None, ge=1, description="Subtasks per operator. Default: as in the last checkpoint, else the program's."
-    )
-    restore_from: str | None = Field(
-        default=None, description="Savepoint or chk-n folder to start from. Default: the latest checkpoint."
-    )
-    allow_non_restored_state: bool = Field(
-        default=False, description="Leave behind state whose operator the program no longer has."
-    )
-    allow_pickled_state: bool = Field(
-        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
-    )
+__all__ = ["flink_assets"]
 
 
 def flink_assets(
     env: Environment,
     *,
     name: str,
+    partitions_def: PartitionsDefinition | None = None,
+    partition_retention: PartitionRetention | None = None,
+    backfill_policy: BackfillPolicy | None = None,
     group_name: str | None = None,
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
@@ -57,10 +44,18 @@ def flink_assets(
     to the next barrier, completes the checkpoint and commits the sinks; only then are the assets materialized, with
     the checkpoint's numbers as metadata and ``{checkpoint id}-{digest}`` as data version.
 
+    With ``partitions_def`` an epoch reads one partition of time. A run of partition p starts from the end state of
+    p-1, on which each asset depends, and keeps its own for p+1. Running a partition again, alone or in a backfill,
+    replaces what the sinks have committed to it, and makes the partitions after it stale. Runs of one job take turns.
+
     Args:
         env: The program, or a function that builds it. It is called when the code location loads.
         name: Of the job: first part of the asset keys, and the job id under which state is kept. A program of several
             regions has a job ``{name}.{uid of the first source}`` for each.
+        partitions_def: Time windows, such as ``DailyPartitionsDefinition``. Each source must be a `PartitionedSource`,
+            as `ParquetSource` with a ``partition_format`` is.
+        partition_retention: Which partitions' end states are kept. Default: all.
+        backfill_policy: One run for a range of partitions or one for each. Default: ``single_run``, which starts once.
         group_name: Asset group.
         translator: Makes the asset specs.
         spark_resource_key: Key of the `SparkResource`.
@@ -68,13 +63,22 @@ def flink_assets(
 
     Raises:
         JobGraphError: The program is not valid, such as a stateful operator without a uid.
+        ConfigurationError: The partitions are no time windows, or a source cannot be read by partition.
     """
     jobs = flink_jobs(env, name)
     specs = operator_specs(jobs, name=name, translator=translator or FlinkTranslator(), group_name=group_name)
-    return [
-        _region_assets(job, each, spark_resource_key, checkpoint_storage_resource_key)
-        for job, each in zip(jobs, specs, strict=True)
-    ]
+    keys = (spark_resource_key, checkpoint_storage_resource_key)
+    assets = []
+    for job, each in zip(jobs, specs, strict=True):
+        windows = check_partitions(job, partitions_def)
+        if windows is None:
+            assets.append(_region_assets(job, each, *keys))
+        else:
+            partitioned = {uid: partitioned_spec(spec, windows) for uid, spec in each.items()}
+            job = replace(job, partition_retention=partition_retention or PartitionRetention())
+            policy = backfill_policy or BackfillPolicy.single_run()
+            assets.append(partitioned_assets(job, partitioned, windows, policy, *keys))
+    return assets
 
 
 def _region_assets(job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> AssetsDefinition:
@@ -107,6 +111,7 @@ def _run(
         owner=f"Dagster run {context.run.run_id}, try {context.retry_number + 1}",
         parallelism=config.parallelism,
         restore_from=config.restore_from,
+        start_empty=config.start_empty,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
         run_id=context.run.run_id,
@@ -115,12 +120,15 @@ def _run(
     epoch, taken = None, 0
     with attempt:
         while not attempt.finished and (config.epochs == 0 or taken < config.epochs):
-            epoch, taken = attempt.run_epoch(), taken + 1
+            barriers = config.barriers or job.checkpointing.barriers_per_job
+            if config.epochs:
+                barriers = min(barriers, config.epochs - taken)
+            epoch, taken = attempt.run_epoch(barriers), taken + barriers
             context.log.info(checkpoint_line(job, epoch))
     if epoch is None:
         context.log.warning(f"The input of job {job.job_id} has ended; there is no checkpoint left to take.")
         return []
-    version = DataVersion(f"{epoch.checkpoint_id}-{epoch.digest[:12]}")
+    version = data_version(epoch)
     return [
         MaterializeResult(
             asset_key=spec.key,

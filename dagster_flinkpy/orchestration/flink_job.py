@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.execution import without_spark
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -43,6 +44,9 @@ class FlinkJob:
     program: str
     """Name of the program; segments between its jobs are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
+    partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
+    """Which end states of time partitions are kept."""
+
     @property
     def dagster_name(self) -> str:
         """The job id as part of Dagster's names."""
@@ -69,6 +73,7 @@ class FlinkJob:
             spark.settings(),
             CheckpointPolicy.of_program(self.checkpointing, num_retained=storage.num_retained),
             latency_tracking_interval=self.latency_tracking_interval,
+            partition_retention=self.partition_retention,
             exchanges=location.child(self.program).child("exchange"),
         )
         return JobAttempt(self.graph, config, owner=owner, **options)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from dagster import AssetKey, DagsterInstance, DagsterRun, RunRecord, RunsFilter
+from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 
-__all__ = ["active_runs", "recent_runs", "works_on"]
+__all__ = ["active_runs", "recent_runs", "runs_at_work", "works_on"]
 
 
 def works_on(run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]) -> bool:
@@ -47,3 +47,9 @@ def recent_runs(
         among: How many of the instance's newest runs are looked at.
     """
     return [r for r in instance.get_run_records(limit=among) if works_on(r.dagster_run, job_id, asset_keys)]
+
+
+def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey]) -> list[RunRecord]:
+    """Runs of a job that have started and not ended."""
+    at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+    return [r for r in instance.get_run_records(at_work) if works_on(r.dagster_run, job_id, asset_keys)]

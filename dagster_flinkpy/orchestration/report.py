@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dagster import (
+    DataVersion,
     MetadataValue,
     PathMetadataValue,
     TableColumn,
@@ -24,7 +25,7 @@ from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSe
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
-__all__ = ["checkpoint_line", "operator_metadata", "place", "watermark"]
+__all__ = ["checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
 
 _END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
 
@@ -59,6 +60,11 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         subtasks=_subtask_table(report.subtasks),
     )
     return dict(facts)
+
+
+def data_version(epoch: CompletedEpoch) -> DataVersion:
+    """What Dagster compares to tell whether an asset is stale."""
+    return DataVersion(f"{epoch.checkpoint_id}-{epoch.digest[:12]}")
 
 
 def place(url: str) -> PathMetadataValue | UrlMetadataValue:

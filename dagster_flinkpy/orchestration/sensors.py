@@ -147,6 +147,11 @@ def build_checkpoint_sensor(
 
 
 def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
+    if target.partitioned:
+        raise ConfigurationError(
+            f"job {target.job_id!r} takes a checkpoint after each partition, not at an interval: use "
+            "build_schedule_from_partitioned_job(define_asset_job(..., AssetSelection.assets(*assets)))"
+        )
     chosen = given or target.interval
     if chosen is None:
         raise ConfigurationError(

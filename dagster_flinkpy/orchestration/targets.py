@@ -24,6 +24,8 @@ class FlinkTarget:
     keys: tuple[AssetKey, ...]
     interval: timedelta | None
     """Between checkpoints, as the program says."""
+    partitioned: bool = False
+    """Whether it has partitions of time, and so a checkpoint for each instead of one at an interval."""
 
     @property
     def dagster_name(self) -> str:
@@ -64,4 +66,4 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
         raise ConfigurationError(f"{builder} needs what flink_assets(...) returned")
     interval_ms = declared[0].checkpoint_interval_ms
     interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
-    return FlinkTarget(job_id, tuple(assets.keys), interval)
+    return FlinkTarget(job_id, tuple(assets.keys), interval, assets.partitions_def is not None)

@@ -1,0 +1,133 @@
+"""Operators of a time-partitioned job as assets. A partition is an epoch; its end state is kept for the next one."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    MaterializeResult,
+    TimeWindowPartitionsDefinition,
+    multi_asset,
+)
+
+from dagster_flinkpy.checkpoint.head import read_head
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob
+from dagster_flinkpy.orchestration.partition_events import materialize_partitions, record_completed
+from dagster_flinkpy.orchestration.partitions import (
+    PartitionStart,
+    await_turn,
+    outdated,
+    partition_start,
+    time_partition,
+)
+from dagster_flinkpy.orchestration.report import checkpoint_line
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
+from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.reports import CompletedEpoch
+
+__all__ = ["partitioned_assets"]
+
+
+def partitioned_assets(
+    job: FlinkJob,
+    specs: dict[str, AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    backfill_policy: BackfillPolicy,
+    spark_key: str,
+    storage_key: str,
+) -> AssetsDefinition:
+    """The assets of a job whose epochs are partitions of time.
+
+    Args:
+        job: The job.
+        specs: Its assets, by uid, in topological order.
+        partitions_def: Its partitions.
+        backfill_policy: One run for a range of them or one for each.
+        spark_key: Key of the `SparkResource`.
+        storage_key: Key of the `CheckpointStorageResource`.
+    """
+
+    @multi_asset(
+        name=job.dagster_name,
+        specs=list(specs.values()),
+        partitions_def=partitions_def,
+        backfill_policy=backfill_policy,
+        can_subset=False,
+        required_resource_keys={spark_key, storage_key},
+        op_tags={JOB_TAG: job.job_id},
+    )
+    def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
+        with flink_failures():
+            completed, token = _run(context, config, job, specs, partitions_def, spark_key, storage_key)
+        yield from materialize_partitions(context, specs, completed, token)
+
+    return region
+
+
+def _run(
+    context: AssetExecutionContext,
+    config: FlinkRunConfig,
+    job: FlinkJob,
+    specs: dict[str, AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    spark_key: str,
+    storage_key: str,
+) -> tuple[dict[str, "CompletedEpoch"], int]:
+    """The epochs by partition, in order of time, and the attempt's token."""
+    partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
+    storage = getattr(context.resources, storage_key)
+    await_turn(context.instance, job, list(specs.values()), context.run.run_id, context.log.info)
+    restore_from, start_empty = config.restore_from, config.start_empty
+    if restore_from is None and not start_empty:
+        start = _start(job, specs, partitions_def, storage, partitions[0])
+        context.log.info(start.reason)
+        restore_from, start_empty = start.restore_from, start.checkpoint_id is None
+    attempt = job.attempt(
+        storage,
+        getattr(context.resources, spark_key),
+        owner=f"Dagster run {context.run.run_id}, try {context.retry_number + 1}",
+        parallelism=config.parallelism,
+        restore_from=restore_from,
+        start_empty=start_empty,
+        allow_non_restored_state=config.allow_non_restored_state,
+        allow_pickled_state=config.allow_pickled_state,
+        on_progress=context.log.info,
+    )
+    completed: dict[str, CompletedEpoch] = {}
+    try:
+        with attempt:
+            for number, partition in enumerate(partitions, 1):
+                context.log.info(f"partition {partition.key} ({number} of {len(partitions)})")
+                epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
+                context.log.info(checkpoint_line(job, epoch))
+            stale = outdated(attempt.partition_ends)
+    except BaseException:
+        # What is complete is complete: its rows are committed, and the next run can start from it.
+        record_completed(context, specs, completed, attempt.token)
+        raise
+    if stale:
+        context.log.warning(
+            f"Partitions {stale[0].partition} to {stale[-1].partition} hold what followed from the state before this "
+            "run: run them again, in order."
+        )
+    return completed, attempt.token
+
+
+def _start(
+    job: FlinkJob,
+    specs: dict[str, AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    storage: CheckpointStorageResource,
+    first: TimePartition,
+) -> PartitionStart:
+    found = read_head(storage.location().child(job.job_id).open())
+    keys = partitions_def.get_partition_keys()
+    selection = next(iter(specs.values())).key.to_user_string()
+    return partition_start(found[0] if found else None, first, keys.__getitem__, assets=f'key:"{selection}"')

@@ -1,0 +1,173 @@
+"""Time-partitioned jobs: which partitions a run reads, and from which state it starts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from dagster import AssetDep, AssetSpec, DagsterInstance, RunRecord, TimeWindow, TimeWindowPartitionMapping
+from dagster import PartitionsDefinition as AnyPartitionsDefinition
+from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
+
+from dagster_flinkpy.checkpoint.head import Head
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.errors import ConfigurationError, RestoreError
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_runs import runs_at_work
+from dagster_flinkpy.runtime.partition_input import check_partitioned
+
+__all__ = [
+    "PartitionStart",
+    "await_turn",
+    "check_partitions",
+    "outdated",
+    "partition_start",
+    "partitioned_spec",
+    "time_partition",
+]
+
+_POLL_SECONDS = 2.0
+
+
+def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | None) -> PartitionsDefinition | None:
+    """The partitions of a job, if it can have these.
+
+    Raises:
+        ConfigurationError: They are no partitions of time, or a source of the job cannot be read by partition.
+    """
+    if partitions_def is None:
+        return None
+    if not isinstance(partitions_def, PartitionsDefinition):
+        raise ConfigurationError(
+            f"partitions_def of job {job.job_id!r} is a {type(partitions_def).__name__}: state goes on from one "
+            "partition to the next, so they must be time windows, such as DailyPartitionsDefinition"
+        )
+    check_partitioned(job.graph)
+    return partitions_def
+
+
+def partitioned_spec(spec: AssetSpec, partitions_def: PartitionsDefinition) -> AssetSpec:
+    """An operator's asset with partitions; each depends on the one before, whose end state it starts from."""
+    before = TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    deps = [*spec.deps, AssetDep(spec.key, partition_mapping=before)]
+    return spec.replace_attributes(deps=deps, partitions_def=partitions_def)
+
+
+def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartition:
+    """A partition by its key.
+
+    Raises:
+        ConfigurationError: There is none of that key.
+    """
+    if not partitions_def.has_partition_key(key):
+        raise ConfigurationError(
+            f"there is no partition {key!r}: the first is {partitions_def.get_first_partition_key()}, the last "
+            f"{partitions_def.get_last_partition_key()}"
+        )
+    window = partitions_def.time_window_for_partition_key(key)
+    earlier = TimeWindow(partitions_def.start, window.start)
+    ordinal = partitions_def.get_num_partitions_in_window(earlier) if earlier.end > earlier.start else 0
+    return TimePartition(key, window.start, window.end, ordinal)
+
+
+@dataclass(frozen=True)
+class PartitionStart:
+    """What a run over partitions starts from."""
+
+    checkpoint_id: int | None
+    """The end state of the partition before; None: empty state."""
+    reason: str
+    """In words, for the log."""
+
+    @property
+    def restore_from(self) -> str | None:
+        """As an attempt takes it."""
+        return None if self.checkpoint_id is None else f"chk-{self.checkpoint_id}"
+
+
+def partition_start(
+    head: Head | None, first: TimePartition, key_of: Callable[[int], str], *, assets: str
+) -> PartitionStart:
+    """What a run whose first partition is ``first`` starts from.
+
+    Args:
+        head: What the store says; None: the job has not run yet.
+        first: The first partition of the run.
+        key_of: Partition keys by ordinal.
+        assets: How to select the job's assets on the command line.
+
+    Raises:
+        RestoreError: The end state of the partition before is missing. Says which one there is, and what to run.
+    """
+    if first.ordinal == 0:
+        return PartitionStart(None, f"partition {first.key} is the first: it starts from empty state")
+    ends = {end.ordinal: end for end in (head.partitions if head else ())}
+    before = first.ordinal - 1
+    if before in ends:
+        chosen = ends[before]
+        return PartitionStart(
+            chosen.checkpoint_id,
+            f"partition {first.key} starts from the end state of {chosen.partition}, checkpoint {chosen.checkpoint_id}",
+        )
+    nearest = max((ordinal for ordinal in ends if ordinal < before), default=None)
+    if nearest is None:
+        known = "No partition before it has one"
+        since = 0
+    else:
+        known = f"The nearest one before it that has one is {ends[nearest].partition}"
+        since = nearest + 1
+    missing = key_of(since) if since == before else f"{key_of(since)}...{key_of(before)}"
+    option = "--partition" if since == before else "--partition-range"
+    raise RestoreError(
+        f"partition {first.key} starts from the end state of {key_of(before)}, and that is not kept. {known}: first "
+        f"run `dagster asset materialize --select '{assets}' {option} {missing}`. Or start this run from elsewhere, "
+        "with restore_from or start_empty in its config."
+    )
+
+
+def outdated(ends: Iterable[PartitionEnd]) -> list[PartitionEnd]:
+    """End states that were made before an earlier partition was run again, in order of time."""
+    newest, found = 0, list[PartitionEnd]()
+    for end in sorted(ends, key=lambda end: end.ordinal):
+        if end.checkpoint_id < newest:
+            found.append(end)
+        newest = max(newest, end.checkpoint_id)
+    return found
+
+
+def await_turn(
+    instance: DagsterInstance,
+    job: FlinkJob,
+    assets: Sequence[AssetSpec],
+    run_id: str,
+    log: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits until no run that was there before works on the job.
+
+    A job has one lineage of checkpoints, so two runs over different partitions take turns; a newer attempt would
+    otherwise end the older one.
+    """
+    waited_for: str | None = None
+    while True:
+        runs = runs_at_work(instance, job.job_id, [spec.key for spec in assets])
+        ahead = next((r for r in runs if r.dagster_run.run_id != run_id and _is_ahead(r, run_id, runs)), None)
+        if ahead is None:
+            return
+        if waited_for != ahead.dagster_run.run_id:
+            waited_for = ahead.dagster_run.run_id
+            log(
+                f"waiting for run {waited_for}, which works on job {job.job_id}. If its process is gone, set it to "
+                "canceled in the UI. A pool with limit 1 on the job's assets keeps runs in Dagster's queue instead."
+            )
+        sleep(_POLL_SECONDS)
+
+
+def _is_ahead(other: RunRecord, run_id: str, runs: Sequence[RunRecord]) -> bool:
+    mine = next((record for record in runs if record.dagster_run.run_id == run_id), None)
+    if mine is None:
+        return True
+    return (other.create_timestamp, other.storage_id) < (mine.create_timestamp, mine.storage_id)

@@ -1,0 +1,284 @@
+"""Time-partitioned jobs through Dagster. Tasks run without Spark, by the harness; the rest is real."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from dagster import (
+    AssetKey,
+    AssetsDefinition,
+    BackfillPolicy,
+    DagsterInstance,
+    DagsterRunStatus,
+    DailyPartitionsDefinition,
+    Definitions,
+    ExecuteInProcessResult,
+    PartitionsDefinition,
+    StaticPartitionsDefinition,
+)
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+from dagster._core.test_utils import create_run_for_test
+
+from dagster_flinkpy.checkpoint.head import Head
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import Source
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.errors import ConfigurationError, RestoreError
+from dagster_flinkpy.orchestration import build_checkpoint_sensor, flink_assets
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
+from dagster_flinkpy.orchestration.partitions import await_turn, outdated, partition_start, time_partition
+from dagster_flinkpy.runtime.job import JobAttempt
+from tests.orchestration.programs import Count, word_count
+from tests.runtime.harness import run_rows, spark_order
+
+WEEK = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08")
+KEYS = [f"2024-03-0{i}" for i in range(1, 8)]
+WORDS = dict(zip(KEYS, ["abba", "cab", "", "aaaa", "bcb", "a", "b"], strict=True))
+COUNTS = Types.TUPLE([Types.STRING(), Types.LONG()])
+
+
+class Letters(PartitionedSource):
+    """Some letters a day."""
+
+    @property
+    def produced_type(self) -> Any:
+        return Types.STRING()
+
+    def for_partition(self, partition: TimePartition) -> Source:
+        return CollectionSource(list(WORDS[partition.key]), Types.STRING())
+
+    def create_enumerator(self, restored: Any) -> Any:
+        return CollectionSource([], Types.STRING()).create_enumerator(restored)
+
+    def read(self, split: Any) -> Iterator[Any]:
+        raise AssertionError("only partitions are read")
+
+
+def letters(table: Path, poison: str | None = None) -> StreamExecutionEnvironment:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).set_max_parallelism(8)
+    stream = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+    counts = stream.key_by(lambda word: word, Types.STRING()).process(Count(poison), COUNTS).uid("count")
+    counts.sink_to(ParquetSink(str(table))).uid("table")
+    return env
+
+
+def straight_run(days: list[str]) -> dict[str, Counter[tuple[str, int]]]:
+    counts: Counter[str] = Counter()
+    expected: dict[str, Counter[tuple[str, int]]] = {}
+    for day in days:
+        for letter in WORDS[day]:
+            counts[letter] += 1
+            expected.setdefault(day, Counter())[letter, counts[letter]] += 1
+    return expected
+
+
+class Deployment:
+    """The letters as assets."""
+
+    def __init__(self, tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.tmp_path, self.instance, self.resources = tmp_path, instance, resources
+
+    def assets(self, poison: str | None = None, **options: Any) -> list[AssetsDefinition]:
+        return flink_assets(
+            letters(self.tmp_path / "table", poison), name="letters", **{"partitions_def": WEEK, **options}
+        )
+
+    def run(
+        self, first: str, last: str | None = None, *, poison: str | None = None, **config: Any
+    ) -> ExecuteInProcessResult:
+        """A run of one partition, or of a range as a backfill starts it."""
+        job = Definitions(self.assets(poison), resources=self.resources).resolve_implicit_global_asset_job_def()
+        range_tags = {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last or first}
+        return job.execute_in_process(
+            {"ops": {"letters": {"config": config}}},
+            self.instance,
+            partition_key=first if last is None else None,
+            tags=range_tags if last else {},
+            raise_on_error=False,
+        )
+
+    def table(self) -> dict[str, Counter[tuple[str, int]]]:
+        found: dict[str, Counter[tuple[str, int]]] = {}
+        for file in (self.tmp_path / "table").glob("partition=*/*.parquet"):
+            rows = pq.read_table(file, partitioning=None).to_pylist()
+            found.setdefault(file.parent.name.partition("=")[2], Counter()).update(tuple(r.values()) for r in rows)
+        return found
+
+    def materialized(self) -> dict[str, int]:
+        """Latest checkpoint id of each partition of the sink's asset, as its metadata says."""
+        records = self.instance.fetch_materializations(
+            AssetKey(["letters", "table"]), limit=100, ascending=True
+        ).records
+        found = {}
+        for record in records:
+            facts = record.asset_materialization.metadata if record.asset_materialization else {}
+            if checkpoint := facts.get("flink/checkpoint_id"):
+                found[str(record.partition_key)] = int(checkpoint.value)  # type: ignore[call-overload]
+        return found
+
+    def stale(self) -> list[str]:
+        definitions = Definitions(self.assets(), resources=self.resources)
+        graph = definitions.get_repository_def().asset_graph
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        return [key for key in KEYS if resolver.get_status(AssetKey(["letters", "count"]), key) == StaleStatus.STALE]
+
+
+def failure_of(result: ExecuteInProcessResult) -> str:
+    (failure,) = [e for e in result.all_events if e.is_step_failure]
+    return str(failure.step_failure_data.user_failure_data.description)  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def deployment(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Deployment:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, epoch: run_rows(epoch, spark_order))
+    return Deployment(tmp_path, instance, resources)
+
+
+def test_partitions_in_order_one_run_each(deployment: Deployment) -> None:
+    for key in KEYS[:3]:
+        assert deployment.run(key).success
+    assert deployment.table() == straight_run(KEYS[:3])
+    assert deployment.materialized() == dict(zip(KEYS, [1, 2, 3], strict=False))
+
+
+def test_a_backfill_in_a_single_run_goes_on_from_the_partition_before(deployment: Deployment) -> None:
+    deployment.run(KEYS[0])
+    assert deployment.run(KEYS[1], KEYS[6]).success
+    assert deployment.table() == straight_run(KEYS)
+    assert deployment.materialized() == dict(zip(KEYS, range(1, 8), strict=True))
+
+
+def test_a_backfill_of_the_past_replaces_it_and_makes_the_rest_stale(deployment: Deployment) -> None:
+    deployment.run(KEYS[0], KEYS[4])
+    assert deployment.stale() == []
+    again = deployment.run(KEYS[1], KEYS[2], parallelism=2)
+    assert again.success
+    assert deployment.table() == straight_run(KEYS[:5])
+    assert deployment.stale() == [KEYS[3]], "what depends on the new end state; the next one follows when it has run"
+    said = [e.message for e in deployment.instance.all_logs(again.run_id) if "run them again" in (e.user_message or "")]
+    assert any(f"Partitions {KEYS[3]} to {KEYS[4]}" in message for message in said)
+    assert deployment.run(KEYS[3], KEYS[4]).success
+    assert deployment.stale() == []
+
+
+def test_missing_state_is_refused_with_what_to_run(deployment: Deployment) -> None:
+    deployment.run(KEYS[0], KEYS[1])
+    message = failure_of(deployment.run(KEYS[5]))
+    assert f"starts from the end state of {KEYS[4]}, and that is not kept" in message
+    assert f"The nearest one before it that has one is {KEYS[1]}" in message
+    assert f"""--select 'key:"letters/letters"' --partition-range {KEYS[2]}...{KEYS[4]}""" in message
+    assert deployment.table() == straight_run(KEYS[:2])
+
+
+def test_start_from_a_savepoint_of_choice(deployment: Deployment) -> None:
+    deployment.run(KEYS[0], KEYS[1])
+    assert deployment.run(KEYS[5], restore_from="chk-2").success
+    assert deployment.run(KEYS[6], start_empty=True).success
+    assert deployment.table()[KEYS[5]] == Counter({("a", 4): 1})
+    assert deployment.table()[KEYS[6]] == Counter({("b", 1): 1})
+
+
+def test_what_is_complete_before_a_failure_stays(deployment: Deployment) -> None:
+    failed = deployment.run(KEYS[0], KEYS[3], poison="c")
+    assert not failed.success
+    assert deployment.materialized() == {KEYS[0]: 1}
+    assert deployment.table() == straight_run(KEYS[:1])
+    assert deployment.run(KEYS[1], KEYS[3]).success
+    assert deployment.table() == straight_run(KEYS[:4])
+
+
+def test_a_partition_outside_the_definition() -> None:
+    with pytest.raises(ConfigurationError, match="the first is 2024-03-01, the last 2024-03-07"):
+        time_partition(WEEK, "2024-04-01")
+    assert time_partition(WEEK, "2024-03-03").ordinal == 2
+    assert time_partition(WEEK, "2024-03-01") == TimePartition(
+        "2024-03-01", datetime(2024, 3, 1, tzinfo=timezone.utc), datetime(2024, 3, 2, tzinfo=timezone.utc), 0
+    )
+
+
+def test_only_partitions_of_time(tmp_path: Path) -> None:
+    partitions: PartitionsDefinition = StaticPartitionsDefinition(["a"])
+    with pytest.raises(ConfigurationError, match="must be time windows"):
+        flink_assets(letters(tmp_path), name="letters", partitions_def=partitions)
+
+
+def test_sources_must_know_partitions(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="source 'words'"):
+        flink_assets(word_count(tmp_path, ["a"]), name="words", partitions_def=WEEK)
+
+
+def test_no_checkpoint_sensor_for_partitions(tmp_path: Path) -> None:
+    assets = flink_assets(letters(tmp_path), name="letters", partitions_def=WEEK)
+    with pytest.raises(ConfigurationError, match="build_schedule_from_partitioned_job"):
+        build_checkpoint_sensor(assets, interval=timedelta(minutes=1))
+
+
+def test_policies_are_handed_on(tmp_path: Path) -> None:
+    policy = BackfillPolicy.multi_run(1)
+    (assets,) = flink_assets(letters(tmp_path), name="l", partitions_def=WEEK, backfill_policy=policy)
+    assert assets.backfill_policy == policy
+
+
+def test_end_states_that_are_not_kept(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = deployment.assets
+    keep = PartitionRetention(every=None, last=1)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    deployment.run(KEYS[0], KEYS[3])
+    message = failure_of(deployment.run(KEYS[1]))
+    assert "No partition before it has one" in message
+    assert f"--partition {KEYS[0]}" in message
+    assert deployment.run(KEYS[0], KEYS[4]).success
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def end(ordinal: int, checkpoint_id: int) -> PartitionEnd:
+    return PartitionEnd(KEYS[ordinal], ordinal, checkpoint_id, None)
+
+
+def test_outdated_are_those_made_before_an_earlier_one_was_run_again() -> None:
+    assert outdated([end(0, 1), end(1, 2), end(3, 4)]) == []
+    assert outdated([end(0, 1), end(1, 9), end(2, 3), end(4, 5)]) == [end(2, 3), end(4, 5)]
+    assert outdated([end(1, 9), end(2, 10), end(4, 5)]) == [end(4, 5)]
+
+
+def test_the_first_partition_starts_from_nothing() -> None:
+    assert partition_start(None, time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
+    with pytest.raises(RestoreError, match="No partition before it has one"):
+        partition_start(Head(1), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
+
+
+def test_runs_of_one_job_take_turns(instance: DagsterInstance, tmp_path: Path) -> None:
+    (job,) = flink_jobs(letters(tmp_path), "letters")
+    tags = {JOB_TAG: "letters"}
+    first = create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
+    mine = create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
+    create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
+    said: list[str] = []
+
+    def sleep(seconds: float) -> None:
+        if len(slept) == 2:
+            instance.report_run_canceled(first)
+        slept.append(seconds)
+
+    slept: list[float] = []
+    await_turn(instance, job, [], mine.run_id, said.append, sleep=sleep)
+    assert len(slept) == 3
+    (line,) = said
+    assert f"waiting for run {first.run_id}" in line
