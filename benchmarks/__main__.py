@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME ... [--peer spark] [--json FILE]``: one JSON line per metric, ratios of one run."""
+"""``python -m benchmarks NAME ... [--peer NAME ...] [--json FILE]``: one JSON line per metric, ratios of one run."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("key_groups", "overhead", "keyed")
-PEERS = ("spark",)
+NAMES = ("key_groups", "overhead", "keyed", "state")
+PEERS = ("spark", "pyflink", "flinksql")
 
 
 def main() -> None:

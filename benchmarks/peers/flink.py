@@ -1,0 +1,133 @@
+"""PyFlink and Flink SQL, from PyPI, in an environment of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Any, Literal
+
+from benchmarks import state_programs as programs
+from dagster_flinkpy.runtime.java import find_java_home
+
+VERSION = "2.3.0"
+VARIABLE = "FLINKPY_BENCH_PYFLINK"
+"""Names the Python of an environment that has PyFlink already."""
+
+Mode = Literal["process", "thread"]
+
+_COMMON = {
+    "execution.runtime-mode": "STREAMING",
+    "pipeline.object-reuse": "true",
+    "taskmanager.memory.managed.size": "1g",
+}
+
+
+def python() -> Path:
+    """The Python of an environment with PyFlink, which is made, below the user's cache directory, if there is none."""
+    if given := os.environ.get(VARIABLE):
+        return Path(given)
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+    home = cache / "flinkpy-benchmarks" / f"pyflink-{VERSION}"
+    if not (home / "complete").exists():
+        print(f"installing apache-flink {VERSION} in {home}; this takes minutes", file=sys.stderr)
+        venv.create(home, clear=True, with_pip=True)
+        pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", f"apache-flink=={VERSION}"]
+        subprocess.run(pip, check=True)
+        (home / "complete").touch()
+    return home / "bin" / "python"
+
+
+def pyflink_settings(mode: Mode, keys: int, bundle: int) -> dict[str, str]:
+    """The heap as state backend, the faster one for so few keys, and a cache of the state of all keys.
+
+    Args:
+        mode: PyFlink's execution mode.
+        keys: How many.
+        bundle: Events after which a Python worker writes the state that it caches.
+    """
+    return {
+        **_COMMON,
+        "state.backend.type": "hashmap",
+        "python.execution-mode": mode,
+        "python.state.cache-size": str(keys),
+        "python.fn-execution.bundle.size": str(bundle),
+        "python.fn-execution.bundle.time": "600000",
+    }
+
+
+def sql_settings(backend: str) -> dict[str, str]:
+    """What "Performance Tuning" of Flink's documentation has: mini-batches, and a local before the global aggregation.
+
+    Args:
+        backend: ``hashmap`` or ``rocksdb``.
+    """
+    return {
+        **_COMMON,
+        "state.backend.type": backend,
+        "table.exec.mini-batch.enabled": "true",
+        "table.exec.mini-batch.allow-latency": "5 s",
+        "table.exec.mini-batch.size": "5000",
+        "table.optimizer.agg-phase-strategy": "TWO_PHASE",
+    }
+
+
+def pyflink_events_per_second(events: int, keys: int, parallelism: int, configuration: dict[str, str]) -> float:
+    """The rate of the second half of the events, as the subtasks note it; there are no checkpoints.
+
+    The first half takes the time to start, and to bring each key into the cache of a Python worker.
+    """
+    with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as folder:
+        note_each = max(events // parallelism // 100, 1)
+        _run("process_function", [events], keys, parallelism, configuration, folder=folder, note_each=note_each)
+        notes = [file.read_text().split() for file in Path(folder).iterdir()]
+    times = [[float(time) for time in note[::2]] for note in notes]
+    assert len(times) == parallelism, f"{len(times)} subtasks have noted something"
+    return sum(len(t) // 2 * note_each / (t[-1] - t[-1 - len(t) // 2]) for t in times)
+
+
+def sql_events_per_second(events: int, keys: int, parallelism: int, configuration: dict[str, str]) -> float:
+    """The rate of ``events`` further events: a run of twice as many, less a run of as many; without checkpoints.
+
+    One JVM runs both, and before them the first once more to warm up.
+    """
+    _, once, twice = _run("sql", [events, events, 2 * events], keys, parallelism, configuration)
+    return events / (twice - once)
+
+
+def _run(
+    program: str, events: list[int], keys: int, parallelism: int, configuration: dict[str, str], **more: str | int
+) -> list[float]:
+    """Seconds of each run, that of starting and ending a job included.
+
+    Raises:
+        RuntimeError: It failed; has the last lines of what it said.
+    """
+    order = {
+        "program": program,
+        "events": events,
+        "keys": keys,
+        "values": programs.VALUES,
+        "spread": programs.SPREAD,
+        "rare": programs.RARE,
+        "parallelism": parallelism,
+        "configuration": configuration,
+        **more,
+    }
+    interpreter = python()
+    environment: dict[str, Any] = {
+        **os.environ,
+        "JAVA_HOME": str(find_java_home()),
+        "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}",  # Flink looks for `python` there
+    }
+    command = [str(interpreter), str(Path(__file__).with_name("flink_state.py")), json.dumps(order)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if not line.startswith("\tat ")]
+        raise RuntimeError("\n".join(said[-40:]))
+    seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return seconds

@@ -1,0 +1,176 @@
+"""What state costs as it grows: micro-batches that touch few keys, memory, restore and rescale; as jobs on Spark."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks import state_programs as programs
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.reports import CompletedEpoch
+from dagster_flinkpy.storage import StorageLocation
+
+PARALLELISM, RESCALED, TOUCHED = 4, 6, 1_000
+_WARM_UP = 3
+_KEPT = 1_000
+"""Checkpoints: the first one is restored again and again."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """State of so many keys."""
+
+    keys: int
+    load_seconds: float
+    """All keys written in one micro-batch."""
+    state_bytes: int
+    touch_seconds: float
+    """Median micro-batch that touches :data:`TOUCHED` keys, with its checkpoint."""
+    touch_bytes: float
+    """Mean bytes that it writes, compaction included."""
+    peak_rss: int
+    """Of the worker that needed most."""
+
+
+@dataclass(frozen=True)
+class Restore:
+    """A restore with an empty local cache; each number is of the best round."""
+
+    parallelism: int
+    seconds: float
+    """Of the micro-batch: the Spark job, the restore, the checkpoint."""
+    open_seconds: float
+    """That the subtasks waited until all their state could be looked up, added up."""
+    read_bytes: int
+    """Of the state, read from the store by all subtasks."""
+    peak_rss: int
+
+
+class StateJob:
+    """``long -> (long, long)`` for so many keys, and what was measured on it.
+
+    Args:
+        folder: Of the job's checkpoints and of local caches.
+        keys: How many.
+    """
+
+    def __init__(self, folder: Path, keys: int) -> None:
+        self._folder, self.keys = folder, keys
+        self._files: list[list[str]] = []
+
+    def grow(self, rounds: int) -> Growth:
+        """Writes all keys, then touches some in each micro-batch."""
+        with self._attempt(programs.totals(self.keys, self.keys, PARALLELISM)) as attempt:
+            load_seconds, loaded = timed(attempt.run_epoch)
+        self._files = [
+            [
+                f"{self._store}/{self._name}/{run.path}"
+                for table in subtask.keyed.tables
+                for run in table.runs
+                if run.path
+            ]
+            for subtask in _operator(loaded).subtasks
+            if subtask.keyed is not None
+        ]
+        with self._attempt(self._touching()) as attempt:
+            for _ in range(_WARM_UP):
+                attempt.run_epoch()
+            touched = [timed(attempt.run_epoch) for _ in range(rounds)]
+        written = [epoch.operator("totals").delta_bytes for _, epoch in touched]
+        return Growth(
+            keys=self.keys,
+            load_seconds=load_seconds,
+            state_bytes=loaded.operator("totals").state_bytes,
+            touch_seconds=statistics.median(seconds for seconds, _ in touched),
+            touch_bytes=statistics.mean(written),
+            peak_rss=max(_metrics(epoch, "peak_rss_bytes", max) for epoch in (loaded, touched[-1][1])),
+        )
+
+    def restore(self, parallelism: int, rounds: int = 1) -> Restore:
+        """Restores what :meth:`grow` wrote first."""
+        measured = [self._restore(parallelism) for _ in range(rounds)]
+        return Restore(
+            parallelism=parallelism,
+            seconds=min(each.seconds for each in measured),
+            open_seconds=min(each.open_seconds for each in measured),
+            read_bytes=min(each.read_bytes for each in measured),
+            peak_rss=max(each.peak_rss for each in measured),
+        )
+
+    def _restore(self, parallelism: int) -> Restore:
+        cache = self._folder / "cold"
+        with self._attempt(
+            self._touching(), cache_dir=str(cache), parallelism=parallelism, restore_from="chk-1"
+        ) as attempt:
+            seconds, epoch = timed(attempt.run_epoch)
+        shutil.rmtree(cache)
+        return Restore(
+            parallelism=parallelism,
+            seconds=seconds,
+            open_seconds=_metrics(epoch, "open_us", sum) / 1e6,
+            read_bytes=_metrics(epoch, "open_read_bytes", sum),
+            peak_rss=_metrics(epoch, "peak_rss_bytes", max),
+        )
+
+    def read_with_pyarrow(self, spark: Any) -> float:
+        """Seconds for the same files in the same place: a bare Spark job whose tasks read those of a subtask each."""
+        tasks = len(self._files)
+        read = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_read_files, self._files), "seconds double")
+        return float(sum(read.toArrow().column("seconds").to_pylist()))
+
+    @property
+    def _store(self) -> Path:
+        return self._folder / "store"
+
+    @property
+    def _name(self) -> str:
+        return f"state-{self.keys}"
+
+    def _touching(self) -> JobGraph:
+        return programs.totals(self.keys, TOUCHED, PARALLELISM)
+
+    def _attempt(self, graph: JobGraph, *, cache_dir: str | None = None, **restore: Any) -> JobAttempt:
+        config = JobConfig(
+            self._name,
+            StorageLocation(str(self._store)),
+            cache_dir=cache_dir or str(self._folder / "cache"),
+            checkpointing=CheckpointConfig(num_retained=_KEPT),
+        )
+        return JobAttempt(graph, config, owner="benchmark", **restore)
+
+
+def timed(action: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds it took, and what it gave."""
+    start = time.perf_counter()
+    result = action()
+    return time.perf_counter() - start, result
+
+
+def _operator(epoch: CompletedEpoch) -> Any:
+    return next(o for o in epoch.metadata.operators if o.uid == "totals")
+
+
+def _metrics(epoch: CompletedEpoch, name: str, of_all: Callable[[Iterable[int]], int]) -> int:
+    """A metric of :class:`~benchmarks.state_programs.Totals`, of all subtasks."""
+    return of_all(int(subtask.metrics[f"user.{name}"]) for subtask in _operator(epoch).subtasks)
+
+
+def _read_files(files: list[list[str]], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
+    subtasks = [task for batch in batches for task in batch.column(0).to_pylist()]
+    start = time.perf_counter()
+    for subtask in subtasks:
+        for file in files[subtask]:
+            pq.read_table(file)
+    yield pa.RecordBatch.from_pydict({"seconds": [time.perf_counter() - start]})

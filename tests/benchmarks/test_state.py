@@ -1,0 +1,57 @@
+"""The code of the state benchmark, on a few keys; what it measures here means nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import state
+from benchmarks.peers import spark as spark_peer
+from dagster_flinkpy.runtime.server_state import RUNTIME_DIR_VARIABLE
+from dagster_flinkpy.runtime.spark import SparkSettings, get_session, stop_server
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """On a server apart from that of the user's processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path_factory.mktemp("runtime")))
+        with get_session(SparkSettings()) as session:
+            yield session
+        stop_server(SparkSettings())
+
+
+def values(lines: list[dict[str, Any]]) -> dict[str, float]:
+    return {each["metric"]: each["value"] for each in lines}
+
+
+def test_cost(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "TOUCH_ROUNDS", 1)
+    monkeypatch.setattr(state, "RESTORE_ROUNDS", 1)
+    lines = state.cost(spark, tmp_path, (1_000, 200_000))
+    found = values(lines)
+    assert [each["value"] for each in lines if each["metric"] == "state.bytes"][1] > 1_000_000
+    assert 0.5 < found["state.rescale_bytes_ratio"] < 3
+    assert found["state.worker_rss_mb_10m"] > 50
+    assert found["state.restore_vs_pyarrow_read"] > 0
+
+    pytest.importorskip("matplotlib")
+    from benchmarks import plots
+
+    plots.draw_cost(lines, tmp_path / "cost.png")
+    assert (tmp_path / "cost.png").stat().st_size > 1_000
+
+
+def test_throughput_beside_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "RATE_ROUNDS", 1)
+    rates, lines = state.throughput(tmp_path, events=4_000, per_checkpoint=1_000, keys=100)
+    assert set(rates) == {"process plain", "process", "sum plain", "sum"}
+    assert all(json.dumps(each) for each in lines)
+    (tmp_path / "events").mkdir()
+    assert spark_peer.group_by_sum(spark, str(tmp_path / "events"), 3, 100, 10) > 0
