@@ -16,7 +16,7 @@ from enum import Enum
 from functools import cached_property
 from typing import Any
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
 from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
@@ -34,6 +34,7 @@ from dagster_flinkpy.errors import (
     MissingUidError,
     ParallelismError,
 )
+from dagster_flinkpy.key_groups import compute_default_max_parallelism
 
 __all__ = ["JobEdge", "JobGraph", "JobVertex", "Partitioner", "PartitionerKind", "build_job_graph"]
 
@@ -243,12 +244,22 @@ class JobGraph:
         return JobGraph(graph.vertices, tuple(_fit(e, graph) for e in graph.edges))
 
     def with_parallelism(self, parallelism: int) -> JobGraph:
-        """The same program at another parallelism; operators with one of their own and all max parallelisms stay.
+        """The same program at another parallelism; what was set on an operator stays.
+
+        A max parallelism that was not set follows from the parallelism, as in Flink
+        (``KeyGroupRangeAssignment.computeDefaultMaxParallelism``); a restore adopts the one that is stored.
 
         Raises:
-            ParallelismError: It is over the max parallelism of an operator.
+            ParallelismError: It is over a max parallelism that was set.
         """
-        return self._with_vertices(lambda v: v if v.parallelism_set else replace(v, parallelism=parallelism))
+
+        def change(v: JobVertex) -> JobVertex:
+            if v.parallelism_set:
+                return v
+            groups = v.max_parallelism if v.max_parallelism_set else compute_default_max_parallelism(parallelism)
+            return replace(v, parallelism=parallelism, max_parallelism=groups)
+
+        return self._with_vertices(change)
 
     def with_max_parallelisms(self, max_parallelisms: dict[str, int]) -> JobGraph:
         """The same program with the max parallelisms that a restored checkpoint holds."""
@@ -389,4 +400,29 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
         for e in graph.outputs(v.uid):
             if e.side_output is not None and e.side_output not in dict(v.side_outputs):
                 raise ConfigurationError(f"operator {v.uid!r} has no side output {e.side_output!r}")
+        _check_key_types(v, graph)
     return graph
+
+
+def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
+    """Refuses inputs of one operator whose keys differ in type, where the types are known before a record has come."""
+    known = [(e, kind) for e in graph.inputs(vertex.uid) if (kind := _key_type(e)) is not None]
+    for e, kind in known[1:]:
+        first, first_kind = known[0]
+        if kind != first_kind:
+            raise JobGraphError(
+                f"operator {vertex.uid!r}: the keys of {first.source!r} are {first_kind}, of {e.source!r} {kind}; "
+                "its inputs share state, so give their key_by() keys of one type"
+            )
+
+
+def _key_type(edge: JobEdge) -> TypeInformation | None:
+    """The type of the keys of an edge; None if it has none, or if the first key will tell."""
+    partitioner, record = edge.partitioner, edge.type_info
+    if partitioner.kind is not PartitionerKind.HASH:
+        return None
+    if not isinstance(record, RowTypeInfo) or not isinstance(partitioner.selector, (str, tuple)):
+        return partitioner.key_type
+    names = (partitioner.selector,) if isinstance(partitioner.selector, str) else partitioner.selector
+    types = [record.field_types[record.field_names.index(name)] for name in names]
+    return types[0] if isinstance(partitioner.selector, str) else TupleTypeInfo(types)

@@ -86,7 +86,8 @@ class StreamExecutionEnvironment:
         """Takes the options that there are here; all others are left alone.
 
         They are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
-        ``execution.checkpointing.interval``, ``execution.checkpointing.dir``, ``pipeline.strict`` and
+        ``execution.checkpointing.interval``, ``execution.checkpointing.dir``, ``pipeline.strict``,
+        ``execution.checkpointing.barriers-per-job`` and
         ``execution.checkpointing.externalized-checkpoint-retention``; and of ``env.execute()`` alone
         ``execution.state-recovery.path``, ``execution.state-recovery.claim-mode`` and
         ``execution.state-recovery.ignore-unclaimed-state``.
@@ -104,6 +105,9 @@ class StreamExecutionEnvironment:
             self._checkpoint_config.interval = parse_duration(options["execution.checkpointing.interval"])
         if "execution.checkpointing.dir" in options:
             self._checkpoint_config.storage_dir = options["execution.checkpointing.dir"]
+        if "execution.checkpointing.barriers-per-job" in options:
+            barriers = configuration.get_integer("execution.checkpointing.barriers-per-job", 1)
+            self._checkpoint_config.set_barriers_per_job(barriers)
         if "execution.checkpointing.externalized-checkpoint-retention" in options:
             name = options["execution.checkpointing.externalized-checkpoint-retention"]
             self._checkpoint_config.retention = _option(ExternalizedCheckpointRetention, name)

@@ -72,7 +72,7 @@ class LocalExecutor:
                 )
                 with attempt:
                     while not attempt.finished:
-                        epoch = attempt.run_epoch()
+                        epoch = attempt.run_epoch(settings.checkpointing.barriers_per_job)
                         yield attempt, epoch
                         read = any(s.splits for o in epoch.metadata.operators for s in o.subtasks)
                         if not attempt.finished and not read:

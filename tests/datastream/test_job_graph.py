@@ -10,6 +10,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import (
     CoProcessFunction,
     DataStream,
+    KeyedCoProcessFunction,
     KeyedProcessFunction,
     OutputTag,
     ProcessFunction,
@@ -153,6 +154,45 @@ def test_uids_that_were_set_survive_other_operators_and_another_order() -> None:
     assert {"first", "second", "keyed", "printed"} == set(uids(program)) < set(uids(changed))
 
 
+# --- keys of several inputs -------------------------------------------------------------------------------------------
+
+NUMBERED = Types.ROW_NAMED(["number", "key"], [Types.LONG(), Types.STRING()])
+KEYS = {
+    "fields": ("key", None, "number", None, "STRING", "LONG"),
+    "declared types": (len, Types.INT(), len, Types.LONG(), "INT", "LONG"),
+    "a field and a declared type": ("key", None, len, Types.LONG(), "STRING", "LONG"),
+    "several fields": (("key", "value"), None, ("number", "key"), None, "TupleTypeInfo", "TupleTypeInfo"),
+}
+
+
+class KeyedBoth(KeyedCoProcessFunction):
+    def process_element1(self, value, ctx):
+        return []
+
+    def process_element2(self, value, ctx):
+        return []
+
+
+@pytest.mark.parametrize(("key1", "type1", "key2", "type2", "name1", "name2"), KEYS.values(), ids=KEYS)
+def test_two_inputs_with_keys_of_different_types_are_refused(
+    env: StreamExecutionEnvironment, key1, type1, key2, type2, name1: str, name2: str
+) -> None:
+    first, second = pairs(env).uid("first"), pairs(env).map(identity, NUMBERED).uid("second")
+    both = first.key_by(key1, type1).connect(second.key_by(key2, type2))
+    both.process(KeyedBoth(), PAIR).uid("both")
+    message = rf"'both': the keys of 'first' are .*{name1}.*, of 'second' .*{name2}.*one type"
+    with pytest.raises(JobGraphError, match=message):
+        env.get_job_graph()
+
+
+def test_two_inputs_may_have_keys_of_one_type_or_of_one_that_is_not_known_yet(env: StreamExecutionEnvironment) -> None:
+    first, second = pairs(env), pairs(env).map(identity, NUMBERED)
+    first.connect(second).key_by("key", "key").process(KeyedBoth(), PAIR)
+    first.connect(second).key_by("value", "number").process(KeyedBoth(), PAIR)
+    first.key_by("key").connect(second.key_by(lambda v: v.number)).process(KeyedBoth(), PAIR)
+    env.get_job_graph()
+
+
 @pytest.mark.parametrize("uid", ["", "a b", "-a", "ü", "a/b"])
 def test_a_uid_is_a_plain_name(env: StreamExecutionEnvironment, uid: str) -> None:
     pairs(env).uid(uid)
@@ -199,7 +239,16 @@ def test_with_parallelism_leaves_operators_that_have_one_of_their_own(env: Strea
     pairs(env).uid("pairs").set_parallelism(1).map(identity, PAIR).uid("map")
     graph = env.get_job_graph().with_parallelism(5)
     assert {v.uid: v.parallelism for v in graph.vertices} == {"pairs": 1, "map": 5}
-    with pytest.raises(ParallelismError, match=r"'map'.* 200 .*over its max parallelism 128"):
+
+
+def test_a_max_parallelism_that_was_not_set_follows_from_the_parallelism(env: StreamExecutionEnvironment) -> None:
+    pairs(env).uid("pairs").map(identity, PAIR).uid("map").set_max_parallelism(150)
+    graph = env.get_job_graph()
+    assert {v.uid: v.max_parallelism for v in graph.vertices} == {"pairs": 128, "map": 150}
+    wider = graph.with_parallelism(100)
+    assert {v.uid: v.max_parallelism for v in wider.vertices} == {"pairs": 256, "map": 150}
+    assert wider.with_parallelism(2) == graph
+    with pytest.raises(ParallelismError, match=r"'map'.* 200 .*over its max parallelism 150"):
         graph.with_parallelism(200)
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from dagster import (
     AssetKey,
@@ -24,7 +25,10 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator, flink_assets
 from dagster_flinkpy.runtime import job as runtime_job
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.exchange import WireRow
 from tests.orchestration.programs import FakeAttempt, two_regions, word_count
+from tests.runtime.harness import run_rows
 
 
 def test_one_asset_per_operator(tmp_path: Path) -> None:
@@ -142,6 +146,53 @@ def test_a_checkpoint_materializes_all_operators(run: Any, instance: DagsterInst
 def test_several_epochs_are_one_materialization(run: Any, epochs: int, last: int) -> None:
     events = run({"epochs": epochs}, epochs=5).get_asset_materialization_events()
     assert [e.materialization.metadata["flink/checkpoint_id"].value for e in events] == [last] * 3
+
+
+@pytest.mark.parametrize(
+    ("config", "barriers", "last"),
+    [
+        ({"epochs": 5, "barriers": 2}, [2, 2, 1], 46),
+        ({"epochs": 0, "barriers": 4}, [4, 4], 48),
+        ({"epochs": 1, "barriers": 9}, [1], 42),
+        ({"epochs": 3}, [1, 1, 1], 44),
+    ],
+)
+def test_a_spark_job_may_take_several_checkpoints(
+    run: Any, config: dict[str, int], barriers: list[int], last: int
+) -> None:
+    events = run(config, epochs=7).get_asset_materialization_events()
+    assert FakeAttempt.made[0].barriers == barriers
+    assert events[0].materialization.metadata["flink/checkpoint_id"].value == last
+
+
+@pytest.mark.parametrize("config", [{"epochs": 4, "barriers": 3}, {"epochs": 4}])
+def test_checkpoints_of_one_spark_job_are_checkpoints_as_any(
+    config: dict[str, int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    instance: DagsterInstance,
+    resources: dict[str, Any],
+) -> None:
+    jobs: list[int] = []
+
+    def on_harness(attempt: runtime_job.JobAttempt, epoch: Epoch) -> list[WireRow]:
+        jobs.append(len(epoch.intervals))
+        return run_rows(epoch)
+
+    monkeypatch.setattr(runtime_job.JobAttempt, "_on_spark", on_harness)
+    env = word_count(tmp_path / "table", ["a", "b", "a", "a", "b"], per_epoch=1)
+    env.get_checkpoint_config().set_barriers_per_job(3)
+    result = materialize(
+        flink_assets(env, name="words"),
+        instance=instance,
+        resources=resources,
+        run_config={"ops": {"words": {"config": config}}},
+    )
+    assert jobs == [3, 1]
+    events = result.get_asset_materialization_events()
+    assert {e.materialization.metadata["flink/checkpoint_id"].value for e in events} == {4}
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [("a", 1), ("a", 2), ("a", 3), ("b", 1)]
 
 
 def test_the_last_watermark_is_no_time(run: Any) -> None:

@@ -85,6 +85,20 @@ def test_an_empty_file_is_not_the_end() -> None:
     assert list(stream.execute_and_collect()) == [1, 2, 3]
 
 
+def test_a_spark_job_may_take_several_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[list[int]] = []
+
+    def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
+        jobs.append([interval.checkpoint_id for interval in epoch.intervals])
+        return run_rows(epoch)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
+    env = environment(2)
+    env.get_checkpoint_config().set_barriers_per_job(2)
+    assert list(read(env, _Files([[1], [2, 3], [4]])).execute_and_collect()) == [1, 2, 3, 4]
+    assert jobs == [[1, 2], [3]]
+
+
 def test_a_source_that_has_nothing_more_and_does_not_end_is_refused() -> None:
     results = read(environment(), _Files([[1]], endless=True)).execute_and_collect("endless")
     assert next(results) == 1
