@@ -21,7 +21,7 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.operator_state import sha256_of
+from dagster_flinkpy.state.operator_state import file_of, sha256_of, state_file
 from dagster_flinkpy.state.run_file import as_file, upload_run
 from dagster_flinkpy.storage.object_store import ObjectStore
 
@@ -80,7 +80,7 @@ def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
     return CheckpointMetadata.from_bytes(data, f"{store.url}/{METADATA_NAME}")
 
 
-def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadata:
+def import_savepoint(source: ObjectStore, job: ObjectStore, written_by: str = "") -> CheckpointMetadata:
     """Copy a savepoint's files to a job's prefix, so that the job's checkpoints can name them.
 
     The savepoint stays its owner's (Flink: ``RestoreMode.NO_CLAIM``), and may be deleted afterwards.
@@ -94,14 +94,22 @@ def import_savepoint(source: ObjectStore, job: ObjectStore) -> CheckpointMetadat
         CorruptMetadataError: its metadata cannot be read.
         CorruptStateError: a file is missing or damaged.
     """
+        written_by: part of the names of the copies; see ``state.operator_state.state_file``. Default: they keep theirs.
+
+    Returns:
+        The metadata, with the names of the copies.
     metadata = load_savepoint(source)
     if metadata.kind is not CheckpointKind.SAVEPOINT:
         raise RestoreError(
             f"{source.url} is a checkpoint, whose files belong to its job. Take a savepoint, or run the job on its own "
             "checkpoint directory."
         )
-    _copy(_checksums(subtask for operator in metadata.operators for subtask in operator.subtasks), source, job)
-    return metadata
+    checksums = _checksums(subtask for operator in metadata.operators for subtask in operator.subtasks)
+    _copy(checksums, source, job, written_by)
+    if not written_by:
+        return metadata
+    operators = (replace(o, subtasks=tuple(_renamed(s, written_by) for s in o.subtasks)) for o in metadata.operators)
+    return replace(metadata, operators=tuple(operators))
 
 
 def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple[str, ...]:
@@ -172,7 +180,29 @@ def _checksums(subtasks: Iterable[SubtaskState]) -> dict[str, str]:
     return checksums
 
 
-def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore) -> None:
+def _renamed(subtask: SubtaskState, written_by: str) -> SubtaskState:
+    """The same state in files of these names."""
+
+    def parts(partitions: Iterable[Any]) -> tuple[Any, ...]:
+        return tuple(part if file_of(part) is None else {**part, "by": written_by} for part in partitions)
+
+    def moved(run: RunHandle) -> RunHandle:
+        return run if run.data is not None else replace(run, path=state_file(run.sha256, written_by))
+
+    keyed = subtask.keyed
+    if keyed is not None:
+        tables = tuple(replace(table, runs=tuple(map(moved, table.runs))) for table in keyed.tables)
+        keyed = replace(keyed, tables=tables)
+    return replace(
+        subtask,
+        keyed=keyed,
+        operator_state=tuple(replace(h, partitions=parts(h.partitions)) for h in subtask.operator_state),
+        raw_keyed=parts(subtask.raw_keyed),
+        channel_state=parts(subtask.channel_state),
+    )
+
+
+def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore, written_by: str = "") -> None:
     def copy(path: str) -> None:
         try:
             data, _ = source.get(path)
@@ -181,7 +211,8 @@ def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore
         if hashlib.sha256(data).hexdigest() != checksums[path]:
             raise CorruptStateError(f"{source.url}/{path} is damaged: it does not have its recorded checksum")
         with suppress(PreconditionFailedError):  # named by content, so what is there is the same
-            target.put(path, data, if_none_match=True)
+            name = state_file(checksums[path], written_by) if written_by else path
+            target.put(name, data, if_none_match=True)
 
     with ThreadPoolExecutor(max_workers=_THREADS) as threads:
         for _ in threads.map(copy, checksums):

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import hashlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, DistributionMode, OperatorStateHandle
 from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, write_savepoint
 from dagster_flinkpy.errors import CorruptStateError, RestoreError
+from dagster_flinkpy.state.operator_state import write_partitions
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import content, metadata, operator
 
@@ -80,3 +84,31 @@ def test_what_is_no_savepoint_is_refused(job: LocalObjectStore, tmp_path: Path) 
     checkpoint.put("_metadata", STATE.to_bytes())
     with pytest.raises(RestoreError, match="chk-3 is a checkpoint, whose files belong to its job"):
         import_savepoint(checkpoint, LocalObjectStore(str(tmp_path / "other")))
+
+
+def test_copies_are_named_after_the_attempt_that_restores(tmp_path: Path) -> None:
+    source, job = LocalObjectStore(str(tmp_path / "savepoint")), LocalObjectStore(str(tmp_path / "job"))
+    table = pa.table({"value": pa.array(range(50_000))})
+    (part,) = write_partitions(table, source, split=False, written_by="9-9")
+    counted = operator("count")
+    subtasks = tuple(
+        replace(
+            subtask,
+            operator_state=(OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, (part, {"arrow": "AAAA"})),),
+            raw_keyed=({"key_group": 1, **part},),
+            channel_state=(part,),
+        )
+        for subtask in counted.subtasks
+    )
+    stored = replace(STATE, kind=CheckpointKind.SAVEPOINT, operators=(replace(counted, subtasks=subtasks),))
+    source.put("_metadata", stored.to_bytes())
+    for path, data in FILES.items():
+        source.put(path, data)
+    copies = [import_savepoint(source, job, written_by) for written_by in ("4-0", "5-0")]
+    for written_by, copy in zip(("4-0", "5-0"), copies, strict=True):
+        assert all(path.startswith(f"shared/{written_by}-") for path in copy.files())
+        assert {hashlib.sha256(job.get(path)[0]).hexdigest() for path in copy.files()} == {
+            path[-72:-8] for path in stored.files()
+        }
+        assert copy.operators[0].subtasks[0].raw_keyed[0]["key_group"] == 1
+    assert not copies[0].files() & copies[1].files()
