@@ -114,7 +114,7 @@ def _run(
         start_empty=config.start_empty,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
-        run_id=context.run.run_id,
+        run_id=context.run.root_run_id or context.run.run_id,  # a run that is retried restores once
         on_progress=context.log.info,
     )
     epoch, taken = None, 0

@@ -49,6 +49,15 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """Text where it is no time: before the first record and after the last."""
     duration_ms: int | None = None
     """Of the whole checkpoint, from its trigger to its commits."""
+    checkpoints_completed: int | None = None
+    """Of the job, over all its runs, as are the next four."""
+    checkpoints_failed: int | None = None
+    alignment_ms: int | None = None
+    """The longest that a gate waited for its last barrier."""
+    statistics: TableMetadataValue | None = None
+    """Last, least, p50, p99 and greatest duration, state size and alignment of the last 100 completed checkpoints."""
+    history: TableMetadataValue | None = None
+    """The last checkpoints and what became of them."""
     subtasks: TableMetadataValue | None = None
     checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
     """Where ``_metadata`` is."""

@@ -23,10 +23,12 @@ from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
     from dagster_flinkpy.runtime.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 __all__ = ["checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
 
+_HISTORY_SHOWN = 10
 _END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
 
 
@@ -58,6 +60,11 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         watermark=watermark(report.watermark),
         duration_ms=epoch.duration_ms,
         subtasks=_subtask_table(report.subtasks),
+        checkpoints_completed=epoch.statistics.counts.completed or None,
+        checkpoints_failed=epoch.statistics.counts.failed,
+        alignment_ms=_last(epoch.statistics, "alignment_ms"),
+        statistics=_summary_table(epoch.statistics),
+        history=_history_table(epoch.statistics),
     )
     return dict(facts)
 
@@ -83,6 +90,44 @@ def watermark(milliseconds: int | None) -> TimestampMetadataValue | TextMetadata
         return MetadataValue.timestamp(milliseconds / 1000)
     except (OverflowError, ValueError):
         return MetadataValue.text(f"{milliseconds} ms")
+
+
+def _last(statistics: CheckpointStatistics, number: str) -> int | None:
+    summary = statistics.summary(number)
+    return None if summary is None else summary.last
+
+
+def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
+    """The last 100 completed checkpoints in numbers; None before the first."""
+    records = []
+    for number in ("duration_ms", "state_bytes", "alignment_ms"):
+        if (s := statistics.summary(number)) is not None:
+            values = {"last": s.last, "min": s.minimum, "p50": s.p50, "p99": s.p99, "max": s.maximum}
+            records.append(TableRecord({"of": number, **values}))
+    columns = [TableColumn("of", "string"), *(TableColumn(c, "int") for c in ("last", "min", "p50", "p99", "max"))]
+    return MetadataValue.table(records, TableSchema(columns)) if records else None
+
+
+def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
+    """The last checkpoints, newest first; None if there is none."""
+    records = [
+        TableRecord(
+            {
+                "checkpoint": s.checkpoint_id,
+                "status": s.status.value,
+                "reason": s.reason.name if s.reason else "",
+                "duration_ms": s.duration_ms,
+                "state_bytes": s.state_bytes,
+                "alignment_ms": s.alignment_ms,
+                "acknowledged": f"{s.acknowledged}/{s.tasks}",
+            }
+        )
+        for s in reversed(statistics.history[-_HISTORY_SHOWN:])
+    ]
+    texts = ("status", "reason", "acknowledged")
+    columns = ["checkpoint", "status", "reason", "duration_ms", "state_bytes", "alignment_ms", "acknowledged"]
+    schema = TableSchema([TableColumn(c, "string" if c in texts else "int") for c in columns])
+    return MetadataValue.table(records, schema) if records else None
 
 
 def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:

@@ -68,6 +68,8 @@ class JobStatus:
     last_completion_ms: int | None
     active: tuple[str, ...] = ()
     """Ids of the runs that work on the job."""
+    stopped: bool = False
+    """Whether the job was stopped with that checkpoint."""
 
 
 def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> str | None:
@@ -76,6 +78,8 @@ def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> 
     The order is that of Flink's ``CheckpointRequestDecider``; a run is what a pending checkpoint is there.
     """
     job = f"Job {status.job_id}"
+    if status.stopped:
+        return f"{job} was stopped with a savepoint: it goes on when one is restored."
     if status.end_of_input:
         return f"{job} is finished: checkpoint {status.last_checkpoint_id} holds the end of its input."
     interval_ms = _ms(policy.interval)
@@ -173,6 +177,7 @@ def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLoca
         job_id=target.job_id,
         last_checkpoint_id=latest.checkpoint_id if latest else None,
         end_of_input=latest is not None and latest.end_of_input,
+        stopped=latest is not None and latest.stopped,
         last_trigger_ms=max(triggers, default=None),
         last_completion_ms=_milliseconds(completed.last_modified) if completed else None,
         active=tuple(run.run_id for run in active_runs(instance, target.job_id, target.keys)),

@@ -297,6 +297,11 @@ class JobAttempt:
         return retention.discards_on_cancellation if cancelled else retention.discards_on_failure
 
     @property
+    def latest(self) -> CheckpointMetadata | None:
+        """The last completed checkpoint."""
+        return self._attempt.latest
+
+    @property
     def token(self) -> int:
         """The fencing token."""
         return self._attempt.token
@@ -359,8 +364,7 @@ class JobAttempt:
                     "if you trust it, set allow_pickled_state"
                 )
         self._progress(f"restoring {location.url}")
-        # Named after this attempt, so that no other one deletes the copies; and not as what its epochs write.
-        savepoint = import_savepoint(location.open(), job_store, f"{self.token}-0")
+        savepoint = import_savepoint(location.open(), job_store)
         self._attempt.start_after(savepoint.checkpoint_id)
         if self._claim_mode is RecoveryClaimMode.CLAIM:
             self._claimed = location

@@ -164,6 +164,8 @@ class OperatorTask:
         self._valve = WatermarkValve(channels, watermark)
         self._barriers = _create_handler(channels, epoch)
         self._aligning_since: tuple[int, int] | None = None
+        self._first_barrier: dict[int, int] = {}
+        """By checkpoint, when its first barrier came; in milliseconds."""
         """Which checkpoint, and the processing time at which its first barrier came."""
         self._sent_watermark = MIN_WATERMARK
         self._records_in = 0
@@ -215,6 +217,8 @@ class OperatorTask:
             Cancelled: A task upstream has failed.
             CheckpointError: A barrier came out of turn.
         """
+        if isinstance(event, Barrier):
+            self._first_barrier.setdefault(event.checkpoint_id, self._epoch.clock.now())
         for action in self._barriers.handle(event):
             match action:
                 case Deliver(channel=channel, element=(kind, value)):
@@ -413,6 +417,9 @@ class OperatorTask:
     def _acknowledge(self, checkpoint_id: int) -> None:
         taken = self._taken.pop(checkpoint_id)
         state = replace(taken.state, channel_state=taken.channel_state.parts())
+        now = self._epoch.clock.now()
+        if (waited := now - self._first_barrier.pop(checkpoint_id, now)) > 0:
+            state = replace(state, metrics={**state.metrics, "alignment_ms": waited})
         self._task.acknowledge(
             {
                 "checkpoint_id": checkpoint_id,

@@ -82,7 +82,6 @@ class FakeAttempt:
         self.graph, self.config, self.options = graph, config, options
         self.token = 7
         self.exited = False
-        self.barriers: list[int] = []
         self.savepoint_target: str | None = None
         self._left, self._error, self._id = epochs, error, 41
         self.restored = self._metadata(41)
@@ -107,13 +106,11 @@ class FakeAttempt:
     def finished(self) -> bool:
         return self._left == 0
 
-    def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
+    def run_epoch(self) -> CompletedEpoch:
         if self._error is not None:
             raise self._error
-        self.barriers.append(barriers)
-        taken = min(barriers, self._left)
-        self._left -= taken
-        self._id += taken
+        self._left -= 1
+        self._id += 1
         return self._epoch(self._id)
 
     def commit_restored(self) -> CompletedEpoch:
@@ -124,6 +121,11 @@ class FakeAttempt:
     def savepoint(self, target: str | None = None) -> str:
         self.savepoint_target = target
         return f"{target or 's3://bucket/flights'}/savepoint-words-1"
+
+    def stop_with_savepoint(self, target: str | None = None, *, drain: bool = False) -> str:
+        self.drained = drain
+        self.latest = self._metadata(42)
+        return self.savepoint(target)
 
     def _metadata(self, checkpoint_id: int) -> CheckpointMetadata:
         operators = tuple(

@@ -15,10 +15,14 @@ from dagster import (
 )
 from dagster._core.test_utils import create_run_for_test
 
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind
+from dagster_flinkpy.datastream import RecoveryClaimMode
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import build_flink_jobs
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.runtime import job as runtime_job
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.checkpoint.samples import metadata, operator
 from tests.orchestration.programs import FakeAttempt, two_regions, word_count
 
 SAVEPOINT = "s3://bucket/flights/savepoint-words-1"
@@ -57,9 +61,9 @@ def failure(result: ExecuteInProcessResult) -> Any:
 
 
 def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
-    assert sorted(jobs) == ["words_restore", "words_savepoint"]
+    assert sorted(jobs) == ["words_dispose", "words_restore", "words_savepoint", "words_stop"]
     names = [job.name for job in build_flink_jobs(two_regions(tmp_path), name="both")]
-    assert names == ["both_a_savepoint", "both_a_restore", "both_b_savepoint", "both_b_restore"]
+    assert names == [f"both_{region}_{what}" for region in "ab" for what in ("savepoint", "restore", "stop", "dispose")]
     assert jobs["words_restore"].tags[JOB_TAG] == "words"
 
 
@@ -76,8 +80,36 @@ def test_savepoint(run: Any) -> None:
     assert observed[AssetKey(["words", "count"])]["flink/checkpoint_id"] == MetadataValue.int(41)
 
 
+@pytest.mark.parametrize("drain", [False, True])
+def test_stop(run: Any, drain: bool) -> None:
+    result = run("words_stop", "stop_words", {"target": "s3://bucket/elsewhere", "drain": drain})
+    path = "s3://bucket/elsewhere/savepoint-words-1"
+    assert result.output_for_node("stop_words") == path
+    [attempt] = FakeAttempt.made
+    assert (attempt.savepoint_target, attempt.drained, attempt.exited) == ("s3://bucket/elsewhere", drain, True)
+    observed = observations(result)
+    assert observed[AssetKey(["words", "count"])]["flink/savepoint"] == MetadataValue.url(path)
+    assert observed[AssetKey(["words", "count"])]["flink/checkpoint_id"] == MetadataValue.int(42)
+
+
+def test_dispose(run: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "savepoint-words-1"
+    store = LocalObjectStore(folder)
+    savepoint = metadata(5, operator(), kind=CheckpointKind.SAVEPOINT)
+    store.put(METADATA_NAME, savepoint.to_bytes())
+    config = {"savepoint_path": f"{folder}/"}
+    assert run("words_dispose", "dispose_savepoint_of_words", config).success
+    assert not list(store.list())
+    assert "is not a savepoint" in failure(run("words_dispose", "dispose_savepoint_of_words", config)).description
+
+
 def test_restore(run: Any) -> None:
-    config = {"savepoint_path": SAVEPOINT, "parallelism": 3, "allow_non_restored_state": True}
+    config = {
+        "savepoint_path": SAVEPOINT,
+        "parallelism": 3,
+        "allow_non_restored_state": True,
+        "claim_mode": "CLAIM",
+    }
     result = run("words_restore", "restore_words", config)
     assert result.output_for_node("restore_words") == 50
     options = FakeAttempt.made[0].options
@@ -86,6 +118,7 @@ def test_restore(run: Any) -> None:
         3,
         True,
     )
+    assert options["claim_mode"] is RecoveryClaimMode.CLAIM
     observed = observations(result)[AssetKey(["words", "count"])]
     assert observed["flink/savepoint"] == MetadataValue.url(SAVEPOINT)
     assert observed["flink/checkpoint_id"] == MetadataValue.int(50)
@@ -103,6 +136,7 @@ def test_restore_that_fails_observes_nothing(run: Any) -> None:
     [
         ("words_savepoint", "take_savepoint_of_words", {}),
         ("words_restore", "restore_words", {"savepoint_path": SAVEPOINT}),
+        ("words_stop", "stop_words", {}),
     ],
 )
 def test_refuses_beside_an_active_run(
