@@ -18,8 +18,10 @@ from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
+from dagster_flinkpy.key_groups import UPPER_BOUND_MAX_PARALLELISM, compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.operator_state import files_of
+from dagster_flinkpy.storage import ObjectStore
 
 __all__ = [
     "METADATA_NAME",
@@ -30,6 +32,7 @@ __all__ = [
     "OperatorState",
     "OperatorStateHandle",
     "SubtaskState",
+    "fetch_metadata",
 ]
 
 METADATA_NAME = "_metadata"
@@ -41,9 +44,14 @@ Json = Any
 """A JSON value: None, bool, int, float, str, list or dict with string keys."""
 
 _COMPRESS_ABOVE = 16 * 1024
+_FIRST_READ = 1 << 20
+MAX_FILE_BYTES = 256 << 20
+"""A larger file is no metadata."""
+MAX_DOCUMENT_BYTES = 1 << 30
+"""Nor is one that decompresses to more."""
 _FORMAT = "dagster-flinkpy checkpoint metadata"
 _VERSION = re.compile(rb'\{"format":"' + _FORMAT.encode() + rb'","version":(\d{1,9}),')
-_DOCUMENT = re.compile(_VERSION.pattern + rb'"sha256":"([0-9a-f]{64})","checkpoint":(\{.*\})\}', re.DOTALL)
+_HEAD = re.compile(_VERSION.pattern + rb'"sha256":"([0-9a-f]{64})","checkpoint":(?=\{)')
 # A gzip header (RFC 1952) without time and system, whose comment is the checksum of all that follows.
 _GZIP_HEAD = b"\x1f\x8b\x08\x10\x00\x00\x00\x00\x00\xffsha256:"
 _GZIP_HEAD_SIZE = len(_GZIP_HEAD) + 64 + 1
@@ -357,13 +365,14 @@ class CheckpointMetadata:
                     f"{name} has format version {number}; this release reads up to {METADATA_VERSION}. Restore "
                     "it with the release that wrote it, or a newer one."
                 )
-        match = _DOCUMENT.fullmatch(document)
-        if match is None or int(match[1]) != METADATA_VERSION:
+        head = _HEAD.match(document)
+        if head is None or int(head[1]) != METADATA_VERSION or not document.endswith(b"}}"):
             raise CorruptMetadataError(f"{name} is not checkpoint metadata, or is truncated ({len(data)} bytes)")
-        if hashlib.sha256(match[3]).hexdigest().encode() != match[2]:
+        body = document[head.end() : -1]
+        if hashlib.sha256(body).hexdigest().encode() != head[2]:
             raise CorruptMetadataError(f"{name} is damaged: its content does not have the checksum it names")
         try:
-            metadata = cls.from_json(json.loads(match[3]))
+            metadata = cls.from_json(json.loads(body))
             _validate(metadata)
         except (
             ArithmeticError,
@@ -379,28 +388,57 @@ class CheckpointMetadata:
         return metadata
 
 
+def fetch_metadata(store: ObjectStore, key: str) -> bytes:
+    """Read the file of a checkpoint or savepoint, but no more than the beginning of what is none.
+
+    Args:
+        store: where.
+        key: of the file.
+
+    Raises:
+        ObjectNotFoundError: there is none.
+        CorruptMetadataError: it is no metadata, or larger than 256 MiB; names it.
+    """
+    name = f"{store.url}/{key}"
+    data = store.get_range(key, 0, _FIRST_READ)
+    if not data.startswith((_GZIP_HEAD, b'{"format":"')):
+        raise CorruptMetadataError(f"{name} is not checkpoint metadata, or is truncated ({len(data)} bytes)")
+    if len(data) == _FIRST_READ:
+        data += store.get_range(key, _FIRST_READ, MAX_FILE_BYTES + 1 - _FIRST_READ)
+    if len(data) > MAX_FILE_BYTES:
+        raise CorruptMetadataError(f"{name} is larger than {MAX_FILE_BYTES} bytes, as no metadata is")
+    return data
+
+
 def _validate(metadata: CheckpointMetadata) -> None:
     """Check what types do not say; raises ValueError. Handles of keyed state check their paths themselves."""
     metadata.files()  # checks those of operator state
     _unique("uid", (operator.uid for operator in metadata.operators))
     for operator in metadata.operators:
         where = f"operator {operator.uid!r}"
-        if not 1 <= operator.parallelism <= operator.max_parallelism:
+        if not 1 <= operator.parallelism <= operator.max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
             raise ValueError(f"{where} has parallelism {operator.parallelism} of at most {operator.max_parallelism}")
         _unique(f"subtask of {where}", (subtask.index for subtask in operator.subtasks))
-        owned_to = -1
         for subtask in operator.subtasks:
             if not 0 <= subtask.index < operator.parallelism:
                 raise ValueError(f"{where} has parallelism {operator.parallelism} and a subtask {subtask.index}")
-            if subtask.keyed is None:
-                continue
-            groups = subtask.keyed.key_groups
-            if not owned_to < groups.start <= groups.end < operator.max_parallelism:
-                raise ValueError(
-                    f"subtask {subtask.index} of {where} has key groups {groups.start} to {groups.end}, which overlap "
-                    f"those before or exceed max parallelism {operator.max_parallelism}"
-                )
-            owned_to = groups.end
+            if subtask.keyed is not None:
+                _validate_key_groups(f"subtask {subtask.index} of {where}", operator, subtask.index, subtask.keyed)
+
+
+def _validate_key_groups(where: str, operator: OperatorState, index: int, keyed: KeyedSnapshot) -> None:
+    """Each key group belongs to one subtask, or state would be lost or counted twice."""
+    own = compute_key_group_range_for_operator_index(operator.max_parallelism, operator.parallelism, index)
+    if keyed.key_groups != own:
+        raise ValueError(
+            f"{where} has key groups {keyed.key_groups.start} to {keyed.key_groups.end}, but with parallelism "
+            f"{operator.parallelism} and max parallelism {operator.max_parallelism} it owns {own.start} to {own.end}"
+        )
+    for run in (run for table in keyed.tables for run in table.runs):
+        if not own.start <= run.key_groups.start <= run.key_groups.end <= own.end:
+            raise ValueError(
+                f"a run of {where} has key groups {run.key_groups.start} to {run.key_groups.end}, which are not its own"
+            )
 
 
 def _unique(what: str, values: Iterable[Any]) -> None:
@@ -420,10 +458,16 @@ def _decompress(data: bytes, name: str) -> bytes:
     head, packed = data[:_GZIP_HEAD_SIZE], data[_GZIP_HEAD_SIZE:]
     if head != _GZIP_HEAD + hashlib.sha256(packed).hexdigest().encode() + b"\0":
         raise CorruptMetadataError(f"{name} is damaged or truncated ({len(data)} bytes): its checksum does not fit")
+    unpacker = zlib.decompressobj(wbits=31)
     try:
-        return gzip.decompress(data)
-    except (EOFError, OSError, zlib.error) as error:
+        document = unpacker.decompress(data, MAX_DOCUMENT_BYTES)
+    except zlib.error as error:
         raise CorruptMetadataError(f"{name} cannot be decompressed: {error}") from error
+    if unpacker.unconsumed_tail:
+        raise CorruptMetadataError(f"{name} decompresses to more than {MAX_DOCUMENT_BYTES} bytes, as no metadata does")
+    if not unpacker.eof or unpacker.unused_data:
+        raise CorruptMetadataError(f"{name} cannot be decompressed: it does not end where its data does")
+    return document
 
 
 def _extra(cls: type[Any], data: dict[str, Json]) -> dict[str, Json]:

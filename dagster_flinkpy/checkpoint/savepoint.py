@@ -11,7 +11,13 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, SubtaskState
+from dagster_flinkpy.checkpoint.metadata import (
+    METADATA_NAME,
+    CheckpointKind,
+    CheckpointMetadata,
+    SubtaskState,
+    fetch_metadata,
+)
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import (
     CorruptStateError,
@@ -72,7 +78,7 @@ def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
         CorruptMetadataError: it cannot be read.
     """
     try:
-        data, _ = store.get(METADATA_NAME)
+        data = fetch_metadata(store, METADATA_NAME)
     except ObjectNotFoundError as error:
         raise RestoreError(
             f"{store.url} is not a savepoint: it has no {METADATA_NAME}. Give the folder that holds that file."
@@ -88,16 +94,16 @@ def import_savepoint(source: ObjectStore, job: ObjectStore, written_by: str = ""
     Args:
         source: rooted at the savepoint's folder.
         job: rooted at the job's prefix.
+        written_by: part of the names of the copies; see ``state.operator_state.state_file``. Default: they keep theirs.
+
+    Returns:
+        The metadata, with the names of the copies.
 
     Raises:
         RestoreError: there is no savepoint, or it is a checkpoint, whose files are elsewhere.
         CorruptMetadataError: its metadata cannot be read.
         CorruptStateError: a file is missing or damaged.
     """
-        written_by: part of the names of the copies; see ``state.operator_state.state_file``. Default: they keep theirs.
-
-    Returns:
-        The metadata, with the names of the copies.
     metadata = load_savepoint(source)
     if metadata.kind is not CheckpointKind.SAVEPOINT:
         raise RestoreError(

@@ -6,7 +6,7 @@ import base64
 import binascii
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -53,6 +53,8 @@ class RunHandle:
     """Rows of the whole file that only hide older ones."""
     data: _Bytes | None = None
     """The file itself, where it is so small that it is part of the metadata (Flink: ``ByteStreamStateHandle``)."""
+    extra: Json = field(default_factory=dict, hash=False)
+    """Fields this release does not know."""
 
     def __post_init__(self) -> None:
         checksums = [self.sha256]
@@ -96,6 +98,7 @@ class RunHandle:
     def to_json(self) -> Json:
         """A JSON object that :meth:`from_json` reads."""
         rows = {
+            **self.extra,
             "sha256": self.sha256,
             "rows": self.rows,
             "key_groups": [self.key_groups.start, self.key_groups.end],
@@ -128,6 +131,7 @@ class RunHandle:
                 footer_sha256=str(raw["footer_sha256"]) if data is None else "",
                 tombstones=int(raw.get("tombstones", 0)),
                 data=data,
+                extra=_extra(raw, _RUN_FIELDS),
             )
         except (binascii.Error, KeyError, TypeError, ValueError) as error:
             raise CorruptMetadataError(f"not the handle of a state file ({error!r}): {raw!r}") from error
@@ -151,6 +155,8 @@ class TableSnapshot:
     """Oldest first: a row of a later run replaces that of an earlier one."""
     ttl: bool = False
     """Whether there is a column ``expires_at``: milliseconds since 1970; of LIST a list of them, one per element."""
+    extra: Json = field(default_factory=dict, hash=False)
+    """Fields this release does not know."""
 
     @property
     def rows(self) -> int:
@@ -176,7 +182,7 @@ class TableSnapshot:
 
     def to_json(self) -> Json:
         """A JSON object that :meth:`from_json` reads."""
-        return {"name": self.name, **self.schema, "runs": [run.to_json() for run in self.runs]}
+        return {**self.extra, "name": self.name, **self.schema, "runs": [run.to_json() for run in self.runs]}
 
     @staticmethod
     def from_json(raw: Json) -> TableSnapshot:
@@ -198,6 +204,7 @@ class TableSnapshot:
                 value_type=raw["value"],
                 runs=tuple(RunHandle.from_json(run) for run in raw["runs"]),
                 ttl=bool(raw.get("ttl", False)),
+                extra=_extra(raw, _TABLE_FIELDS),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptMetadataError(f"not the snapshot of a state ({error!r}): {raw!r}") from error
@@ -209,6 +216,8 @@ class KeyedSnapshot:
 
     key_groups: KeyGroupRange
     tables: tuple[TableSnapshot, ...]
+    extra: Json = field(default_factory=dict, hash=False)
+    """Fields this release does not know."""
 
     @property
     def rows(self) -> int:
@@ -264,6 +273,7 @@ class KeyedSnapshot:
     def to_json(self) -> Json:
         """A JSON object that :meth:`from_json` reads."""
         return {
+            **self.extra,
             "key_groups": [self.key_groups.start, self.key_groups.end],
             "tables": [table.to_json() for table in self.tables],
         }
@@ -278,7 +288,7 @@ class KeyedSnapshot:
         """
         try:
             tables = tuple(TableSnapshot.from_json(table) for table in raw["tables"])
-            return KeyedSnapshot(_range_from_json(raw["key_groups"]), tables)
+            return KeyedSnapshot(_range_from_json(raw["key_groups"]), tables, _extra(raw, _SNAPSHOT_FIELDS))
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptMetadataError(f"not a keyed snapshot ({error!r}): {raw!r}") from error
 
@@ -294,6 +304,15 @@ def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, .
         encoded.append(count)
         expected = group + 1
     return tuple(encoded)
+
+
+_RUN_FIELDS = {name for name in RunHandle.__dataclass_fields__ if name != "extra"}
+_TABLE_FIELDS = {"name", "kind", "key", "namespace", "map_key", "value", "ttl", "runs"}
+_SNAPSHOT_FIELDS = {"key_groups", "tables"}
+
+
+def _extra(raw: Json, known: set[str]) -> Json:
+    return {name: raw[name] for name in raw.keys() - known}
 
 
 def _range_from_json(raw: Sequence[int]) -> KeyGroupRange:

@@ -112,6 +112,9 @@ def test_unknown_fields_are_kept() -> None:
         body["operators"][1]["colour"] = "red"
         body["operators"][1]["subtasks"][0]["speed"] = 3
         body["operators"][0]["subtasks"][0]["operator_state"][0]["more"] = True
+        snapshot = body["operators"][1]["subtasks"][0]["keyed"]
+        for part in (snapshot, snapshot["tables"][0], snapshot["tables"][0]["runs"][0]):
+            part["newer"] = {"b": None}
 
     read = CheckpointMetadata.from_bytes(rewritten(change), NAME)
     again = CheckpointMetadata.from_bytes(read.to_bytes(), NAME)
@@ -121,6 +124,10 @@ def test_unknown_fields_are_kept() -> None:
     assert body["operators"][1]["colour"] == "red"
     assert body["operators"][1]["subtasks"][0]["speed"] == 3
     assert body["operators"][0]["subtasks"][0]["operator_state"][0]["more"] is True
+    snapshot = body["operators"][1]["subtasks"][0]["keyed"]
+    assert (
+        snapshot["newer"] == snapshot["tables"][0]["newer"] == snapshot["tables"][0]["runs"][0]["newer"] == {"b": None}
+    )
 
 
 def nested(body: Any) -> None:
@@ -142,13 +149,37 @@ BAD = {
     "subtask twice": (lambda b: b["operators"][0]["subtasks"][1].update(index=0), "occurs twice"),
     "overlapping ranges": (
         lambda b: b["operators"][1]["subtasks"][1]["keyed"].update(key_groups=[3, 7]),
-        "key groups 3 to 7, which overlap",
+        "key groups 3 to 7, but with parallelism 2 and max parallelism 8 it owns 4 to 7",
     ),
     "range over maximum": (
         lambda b: b["operators"][1]["subtasks"][1]["keyed"].update(key_groups=[4, 8]),
-        "max parallelism 8",
+        "max parallelism 8 it owns 4 to 7",
     ),
     "no range": (lambda b: b["operators"][1]["subtasks"][0]["keyed"].pop("key_groups"), "key_groups"),
+    "a key group is nobody's": (
+        lambda b: b["operators"][1]["subtasks"][0]["keyed"].update(key_groups=[0, 2]),
+        "key groups 0 to 2, but",
+    ),
+    "a run of another's key groups": (
+        lambda b: b["operators"][1]["subtasks"][0]["keyed"]["tables"][0]["runs"][0].update(key_groups=[0, 4]),
+        "a run of subtask 0 of operator 'count' has key groups 0 to 4",
+    ),
+    "a range that is none": (
+        lambda b: b["operators"][1]["subtasks"][0]["keyed"].update(key_groups=[3]),
+        "not enough values",
+    ),
+    "more key groups than there are": (
+        lambda b: b["operators"][1].update(parallelism=10**9, max_parallelism=10**9),
+        "parallelism 1000000000 of at most",
+    ),
+    "operator state in a file of another folder": (
+        lambda b: b["operators"][0]["subtasks"][0]["operator_state"][0].update(partitions=[{"file": "../../x"}]),
+        "no SHA-256 checksum",
+    ),
+    "raw state in a file of another folder": (
+        lambda b: b["operators"][0]["subtasks"][0].update(raw_keyed=[{"key_group": 0, "file": "/etc/passwd"}]),
+        "no SHA-256 checksum",
+    ),
     "path leads out": (
         lambda b: b["operators"][1]["subtasks"][0]["keyed"]["tables"][0]["runs"][0].update(path="../other/x"),
         "plain relative path",
