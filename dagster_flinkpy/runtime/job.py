@@ -364,7 +364,8 @@ class JobAttempt:
                     "if you trust it, set allow_pickled_state"
                 )
         self._progress(f"restoring {location.url}")
-        savepoint = import_savepoint(location.open(), job_store)
+        # Named after this attempt, so that no other one deletes the copies; and not as what its epochs write.
+        savepoint = import_savepoint(location.open(), job_store, f"{self.token}-0")
         self._attempt.start_after(savepoint.checkpoint_id)
         if self._claim_mode is RecoveryClaimMode.CLAIM:
             self._claimed = location

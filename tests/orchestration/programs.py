@@ -82,6 +82,7 @@ class FakeAttempt:
         self.graph, self.config, self.options = graph, config, options
         self.token = 7
         self.exited = False
+        self.barriers: list[int] = []
         self.savepoint_target: str | None = None
         self._left, self._error, self._id = epochs, error, 41
         self.restored = self._metadata(41)
@@ -106,11 +107,13 @@ class FakeAttempt:
     def finished(self) -> bool:
         return self._left == 0
 
-    def run_epoch(self) -> CompletedEpoch:
+    def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
         if self._error is not None:
             raise self._error
-        self._left -= 1
-        self._id += 1
+        self.barriers.append(barriers)
+        taken = min(barriers, self._left)
+        self._left -= taken
+        self._id += taken
         return self._epoch(self._id)
 
     def commit_restored(self) -> CompletedEpoch:
