@@ -176,8 +176,11 @@ class KeyedStateOperator(StreamOperator):
         """What functions see of their task."""
         return TaskRuntimeContext(self.context, self.backend.get_state)
 
+    def finish(self) -> None:
+        self.backend.finish()
+
     def snapshot(self) -> Snapshot:
-        keyed = self.backend.snapshot()
+        keyed = self.backend.snapshot(wait=False)
         statistics = asdict(self.backend.statistics)
         metrics = {name: value - self._counted.get(name, 0) for name, value in statistics.items()}
         self._counted = {name: value for name, value in statistics.items() if name not in ("rows", "bytes")}

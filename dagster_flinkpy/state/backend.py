@@ -138,12 +138,23 @@ class KeyedStateBackend(ABC):
         """
 
     @abstractmethod
-    def snapshot(self) -> KeyedSnapshot:
+    def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
         """Writes what changed and describes all state, that of unused names included.
+
+        Args:
+            wait: whether all of it is on the store when this returns; else when :meth:`finish` returns.
 
         Raises:
             TypeMismatchError: a value does not have its declared type; names operator, state, key, field and value.
             StorageError: the store or the local cache could not be written.
+        """
+
+    @abstractmethod
+    def finish(self) -> None:
+        """Waits until all that snapshots describe is on the store.
+
+        Raises:
+            StorageError: it could not be written.
         """
 
     @property
@@ -368,7 +379,10 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             table.clear()
         self._keys.clear()
 
-    def snapshot(self) -> KeyedSnapshot:
+    def finish(self) -> None:
+        self._files.finish()
+
+    def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
         tables = dict(self._restored)
         if self._key_type is not None:
             for identity, table in self._tables.items():
@@ -376,6 +390,8 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 if identity in self._full_cleanup:
                     table.runs.drop_expired()
                 tables[identity] = table.snapshot()
+        if wait:
+            self.finish()
         return KeyedSnapshot(self._key_groups, tuple(tables[identity] for identity in sorted(tables)))
 
     @property
