@@ -38,12 +38,13 @@ def row_type_of(schema: pa.Schema) -> RowTypeInfo:
     return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
 
 
-def type_info_of(arrow_type: pa.DataType, name: str) -> TypeInformation:
+def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) -> TypeInformation:
     """The type information that holds values of an Arrow type.
 
     Args:
         arrow_type: Of the column.
         name: Of the column, for the error message.
+        instants: Whether a timestamp with a zone is an ``Instant``. Default: a ``datetime`` in UTC.
 
     Raises:
         ConfigurationError: There is none.
@@ -51,20 +52,22 @@ def type_info_of(arrow_type: pa.DataType, name: str) -> TypeInformation:
     if arrow_type in _SIMPLE:
         return _SIMPLE[arrow_type]
     if pa.types.is_dictionary(arrow_type):
-        return type_info_of(arrow_type.value_type, name)
+        return type_info_of(arrow_type.value_type, name, instants=instants)
     if pa.types.is_timestamp(arrow_type):
-        return Types.SQL_TIMESTAMP()
+        return Types.INSTANT() if instants and arrow_type.tz is not None else Types.SQL_TIMESTAMP()
     if pa.types.is_time(arrow_type):
         return Types.SQL_TIME()
     if pa.types.is_decimal(arrow_type):
         return Types.BIG_DEC()
     if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
-        return Types.LIST(type_info_of(arrow_type.value_type, f"{name}[]"))
+        return Types.LIST(type_info_of(arrow_type.value_type, f"{name}[]", instants=instants))
     if pa.types.is_map(arrow_type):
         return Types.MAP(
-            type_info_of(arrow_type.key_type, f"{name}.key"), type_info_of(arrow_type.item_type, f"{name}.value")
+            type_info_of(arrow_type.key_type, f"{name}.key", instants=instants),
+            type_info_of(arrow_type.item_type, f"{name}.value", instants=instants),
         )
     if pa.types.is_struct(arrow_type):
         fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
-        return Types.ROW_NAMED([f.name for f in fields], [type_info_of(f.type, f"{name}.{f.name}") for f in fields])
+        types = [type_info_of(f.type, f"{name}.{f.name}", instants=instants) for f in fields]
+        return Types.ROW_NAMED([f.name for f in fields], types)
     raise ConfigurationError(f"column {name!r} has type {arrow_type}, which no Types.* holds; leave it out of row_type")

@@ -37,7 +37,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, check_relative
 
-__all__ = ["ExchangeCommitter", "ExchangeEnumerator", "SegmentWriter", "read_segments"]
+__all__ = ["ExchangeCommitter", "ExchangeEnumerator", "SegmentWriter", "deal_out", "read_segment", "read_segments"]
 
 _SEGMENTS, _CHECKPOINTS = "segments/", "checkpoints/"
 _VERSION = 1
@@ -190,12 +190,16 @@ class ExchangeEnumerator(SplitEnumerator):
         except StorageError as error:
             raise SourceReadError(f"cannot list the checkpoints in {store.url}: {error}") from error
         for marker in markers:
-            for subtask, share in enumerate(shares):
-                segments = [s for s in marker["segments"] if s["subtask"] % parallelism == subtask]
-                properties = {"segments": segments, "watermark": marker["watermark"]}
-                share.append(SourceSplit(f"{marker['checkpoint_id']}-{subtask}", properties))
+            splits = deal_out(f"{marker['checkpoint_id']}", self._segments(marker), marker["watermark"], parallelism)
+            for share, split in zip(shares, splits, strict=True):
+                share.append(split)
             self._last, self._ended = marker["checkpoint_id"], marker["end_of_input"]
         return shares
+
+    def _segments(self, marker: Json) -> list[Json]:
+        """What is read of a checkpoint."""
+        segments: list[Json] = marker["segments"]
+        return segments
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         pass
@@ -206,6 +210,22 @@ class ExchangeEnumerator(SplitEnumerator):
 
     def snapshot_state(self) -> Json:
         return {"last": self._last, "ended": self._ended}
+
+
+def deal_out(name: str, segments: Sequence[Json], watermark: int | None, parallelism: int) -> list[SourceSplit]:
+    """A split for each subtask: the segments of whole writers, in their order.
+
+    Args:
+        name: What the split ids start with.
+        segments: ``subtask`` (of the writer), ``key``, ``bytes`` and ``rows`` of each.
+        watermark: Event time behind them.
+        parallelism: Number of subtasks that read.
+    """
+    shares = [[s for s in segments if s["subtask"] % parallelism == subtask] for subtask in range(parallelism)]
+    return [
+        SourceSplit(f"{name}-{subtask}", {"segments": share, "watermark": watermark})
+        for subtask, share in enumerate(shares)
+    ]
 
 
 def _read_marker(store: ObjectStore, key: str) -> Json:
@@ -223,19 +243,33 @@ def _read_marker(store: ObjectStore, key: str) -> Json:
     return marker
 
 
-def read_segments(source: ExchangeSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+def read_segments(location: StorageLocation, folder: str, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
     """The records of a split's segments as structs of ``value`` and ``timestamp``.
+
+    Args:
+        location: Where the segments of the program are.
+        folder: Of the writer, below it.
+        split: Names the segments.
 
     Raises:
         SourceReadError: A segment cannot be read; names it.
     """
-    store, offset = _open(source.location, source.sink_uid), 0
+    store, offset = _open(location, folder), 0
     for segment in split.properties["segments"]:
-        raw = RangedFile(store, segment["key"], segment["bytes"])
-        try:
-            with io.BufferedReader(raw, _BUFFER_BYTES) as file, pa.ipc.open_stream(file) as stream:
-                for batch in stream:
-                    offset += batch.num_rows
-                    yield batch.to_struct_array(), offset
-        except (StorageError, pa.ArrowException) as error:
-            raise SourceReadError(f"cannot read {store.url}/{segment['key']}: {error}") from error
+        for batch in read_segment(store, segment):
+            offset += batch.num_rows
+            yield batch.to_struct_array(), offset
+
+
+def read_segment(store: ObjectStore, segment: Json) -> Iterator[pa.RecordBatch]:
+    """The batches of a segment: columns ``value`` and ``timestamp``.
+
+    Raises:
+        SourceReadError: It cannot be read; names it.
+    """
+    raw = RangedFile(store, segment["key"], segment["bytes"])
+    try:
+        with io.BufferedReader(raw, _BUFFER_BYTES) as file, pa.ipc.open_stream(file) as stream:
+            yield from stream
+    except (StorageError, pa.ArrowException) as error:
+        raise SourceReadError(f"cannot read {store.url}/{segment['key']}: {error}") from error

@@ -23,6 +23,8 @@ from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, Broad
 from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
 from dagster_flinkpy.datastream.connected_streams import ConnectedStreams
 from dagster_flinkpy.datastream.connectors.base import Sink
+from dagster_flinkpy.datastream.connectors.spark import ROWTIME, SparkTransform
+from dagster_flinkpy.datastream.execution import spark_row_type
 from dagster_flinkpy.datastream.functions import (
     FilterFunction,
     FlatMapFunction,
@@ -48,6 +50,7 @@ from dagster_flinkpy.datastream.operators import (
     RollingAggregateSpec,
     Selector,
     SinkSpec,
+    SparkTransformSpec,
     TimestampsSpec,
     as_callable,
 )
@@ -63,6 +66,7 @@ from dagster_flinkpy.datastream.windowed_stream import AllWindowedStream, Window
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.connectors.spark import DataFrameFunction
     from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 
 __all__ = [
@@ -327,6 +331,45 @@ class DataStream(_Configurable):
             )
         inputs = tuple(replace(i, blocking=True) for i in self._inputs)
         return DataStream(self._env, self._transformation, inputs=inputs)
+
+    def transform_spark(self, func: DataFrameFunction, output_type: RowTypeInfo | None = None) -> DataStream:
+        """The records as a Spark DataFrame, and what a function makes of it; not in PyFlink.
+
+        The function is called on the driver for each checkpoint that has completed upstream, with the records of that
+        epoch alone: an aggregation is one of the epoch. An epoch without records is left out. The stream is written to
+        the store before, as by :meth:`blocking`, so what follows is a pipelined region of its own.
+
+        Beside the fields of the records the DataFrame has a column ``rowtime``: event time in milliseconds, null where
+        a record has none. It is that of the result, if that has such a column, too; else records come out without.
+
+        Args:
+            func: Given a DataFrame, gives another one.
+            output_type: Columns to take of it, by name, with the types to cast them to. Default: all of them, for which
+                Spark is asked when the program is declared; a Dagster code location, which loads without Spark, has to
+                say.
+
+        Raises:
+            JobGraphError: The stream has keys, is partitioned, or its records have no fields, or one called rowtime.
+            ConfigurationError: A column has a type that no ``Types`` holds, or the type is to be said.
+            UserFunctionError: The function failed on a DataFrame without rows, which Spark was asked about.
+            TypeMismatchError: It did not give a DataFrame that can be read.
+        """
+        inputs, input_type = self.blocking()._inputs, self.get_type()
+        if any(i.partitioner.kind is not PartitionerKind.FORWARD for i in inputs):
+            raise JobGraphError("transform_spark() takes a stream as a whole: call it before rebalance() and the like")
+        if not isinstance(input_type, (RowTypeInfo, TupleTypeInfo)):
+            raise JobGraphError(
+                f"transform_spark() needs records with fields, not {input_type}: declare "
+                "output_type=Types.ROW_NAMED(...) on the operator before it"
+            )
+        if any(ROWTIME in t.field_names for t in (input_type, output_type) if t is not None):
+            raise JobGraphError(f"transform_spark(): {ROWTIME!r} is the column of event time; rename the field")
+        name = "Spark Transform"
+        if output_type is None:
+            output_type = spark_row_type("spark_transform_type", func, input_type, operator=name)
+        source = SparkTransform("", output_type, function=func, input_type=input_type)
+        spec = SparkTransformSpec(source, WatermarkStrategy.no_watermarks())
+        return self._env._add(name, spec, [inputs], output_type)
 
     def rescale(self) -> DataStream:
         """Round robin over a share of the subtasks downstream; the shares of all subtasks make up the whole."""

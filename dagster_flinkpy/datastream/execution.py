@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
-__all__ = ["ExecutionSettings", "JobExecutionResult", "ProgramExecutor", "get_executor"]
+__all__ = [
+    "ExecutionSettings",
+    "JobExecutionResult",
+    "ProgramExecutor",
+    "get_executor",
+    "spark_row_type",
+    "without_spark",
+]
+
+_without_spark: ContextVar[bool] = ContextVar("without_spark", default=False)
 
 
 @dataclass(frozen=True)
@@ -49,3 +62,33 @@ def get_executor() -> ProgramExecutor:
     """
     executor: ProgramExecutor = resolve("executor")()
     return executor
+
+
+@contextmanager
+def without_spark() -> Iterator[None]:
+    """Programs that are declared inside must not ask Spark for types: a Dagster code location loads without it."""
+    token = _without_spark.set(True)
+    try:
+        yield
+    finally:
+        _without_spark.reset(token)
+
+
+def spark_row_type(registered: str, *arguments: Any, operator: str) -> RowTypeInfo:
+    """The type of a DataFrame's rows, for which Spark is asked.
+
+    Args:
+        registered: Name of what asks.
+        arguments: What it is given before the operator.
+        operator: Whose DataFrame it is.
+
+    Raises:
+        ConfigurationError: Spark must not be asked here.
+    """
+    if _without_spark.get():
+        raise ConfigurationError(
+            f"operator {operator!r}: a Dagster code location loads without Spark, so say what the DataFrame has: "
+            "type_info=... of from_spark(), output_type=... of transform_spark(), such as Types.ROW_NAMED([...], [...])"
+        )
+    ask: Callable[..., RowTypeInfo] = resolve(registered)
+    return ask(*arguments, operator)

@@ -13,6 +13,7 @@ from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
 from dagster_flinkpy.datastream.connectors.base import Sink, Source
 from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
+from dagster_flinkpy.datastream.connectors.spark import SparkSource, SparkTransform
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -54,6 +55,8 @@ __all__ = [
     "RollingAggregateSpec",
     "SinkSpec",
     "SourceSpec",
+    "SparkSourceSpec",
+    "SparkTransformSpec",
     "TimestampsSpec",
     "WindowSpec",
     "as_callable",
@@ -301,6 +304,28 @@ class ExchangeSourceSpec(SourceSpec):
 
     source: ExchangeSource
     kind: ClassVar[str] = "exchange_source"
+
+
+@dataclass(frozen=True)
+class SparkSourceSpec(SourceSpec):
+    """Reads a Spark DataFrame."""
+
+    source: SparkSource
+    kind: ClassVar[str] = "spark_source"
+
+    def user_functions(self) -> list[Any]:
+        return [self.source.df_factory, self.watermark_strategy.timestamp_assigner]
+
+
+@dataclass(frozen=True)
+class SparkTransformSpec(ExchangeSourceSpec):
+    """A function of Spark DataFrames at the head of a pipelined region; its input edges are blocking."""
+
+    source: SparkTransform
+    kind: ClassVar[str] = "spark_transform"
+
+    def user_functions(self) -> list[Any]:
+        return [self.source.function]
 
 
 @dataclass(frozen=True)

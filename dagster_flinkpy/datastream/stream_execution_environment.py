@@ -10,27 +10,38 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.common.execution_config import ExecutionConfig
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
+from dagster_flinkpy.datastream.connectors.spark import SparkSource
 from dagster_flinkpy.datastream.data_stream import DataStream
-from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor
+from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor, spark_row_type
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, build_job_graph
-from dagster_flinkpy.datastream.operators import CollectSpec, OperatorSpec, ReduceSpec, SourceSpec, TimestampsSpec
+from dagster_flinkpy.datastream.operators import (
+    CollectSpec,
+    OperatorSpec,
+    ReduceSpec,
+    SourceSpec,
+    SparkSourceSpec,
+    TimestampsSpec,
+)
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.errors import ConfigurationError, MissingUidWarning, ParallelismError
 from dagster_flinkpy.key_groups import compute_default_max_parallelism
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.connectors.spark import DataFrameFactory
 
 __all__ = ["StreamExecutionEnvironment"]
 
@@ -212,6 +223,37 @@ class StreamExecutionEnvironment:
         """
         source = FileSource.for_record_stream_format(StreamFormat.text_line_format(charset_name), file_path).build()
         return self.from_source(source, WatermarkStrategy.no_watermarks(), "Text File Source")
+
+    def from_spark(
+        self,
+        df_factory: DataFrameFactory,
+        watermark_strategy: WatermarkStrategy | None = None,
+        source_name: str = "Spark Source",
+        type_info: RowTypeInfo | None = None,
+    ) -> DataStream:
+        """A stream of the rows of a Spark DataFrame, which is bounded; not in PyFlink.
+
+        The DataFrame is computed once, in the epoch that reads it. Should that epoch fail, it is computed again, and
+        nothing of the first time is visible. The rows of one partition stay in order.
+
+        Args:
+            df_factory: Makes the DataFrame from the ``SparkSession`` that the job runs on. It is called on the driver.
+            watermark_strategy: Where event time and watermarks come from. Default: there are none.
+            source_name: Name of the operator.
+            type_info: Columns to read, by name, with the types to cast them to. Default: all columns of the DataFrame,
+                for which Spark is asked when the program is declared; a Dagster code location, which loads without
+                Spark, has to say.
+
+        Raises:
+            ConfigurationError: A column has a type that no ``Types`` holds, or the type is to be said.
+            UserFunctionError: The factory failed.
+            TypeMismatchError: It did not give a DataFrame that can be read.
+        """
+        if type_info is None:
+            type_info = spark_row_type("spark_source_type", df_factory, operator=source_name)
+        source = SparkSource(df_factory, type_info)
+        strategy = watermark_strategy or WatermarkStrategy.no_watermarks()
+        return self._add(source_name, SparkSourceSpec(source, strategy), [], type_info)
 
     # --- the program -------------------------------------------------------------------------------------------------
 

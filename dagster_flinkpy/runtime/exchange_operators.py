@@ -1,4 +1,7 @@
-"""The operators at the two ends of a blocking edge: records go to the store, and come back, with their event time."""
+"""The operators at the two ends of a blocking edge: records go to the store, and come back, with their event time.
+
+The records of a Spark DataFrame are read from the store likewise.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,13 @@ import pyarrow as pa
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operators import ExchangeSinkSpec, ExchangeSourceSpec, SourceSpec
+from dagster_flinkpy.datastream.operators import (
+    ExchangeSinkSpec,
+    ExchangeSourceSpec,
+    SourceSpec,
+    SparkSourceSpec,
+    SparkTransformSpec,
+)
 from dagster_flinkpy.runtime.batch import StreamBatch
 from dagster_flinkpy.runtime.operators import Snapshot, SourceOperator
 from dagster_flinkpy.runtime.sink_operators import SinkOperator
@@ -22,14 +31,18 @@ __all__ = ["ExchangeSinkOperator", "ExchangeSourceOperator", "bind_exchanges"]
 def bind_exchanges(graph: JobGraph, location: StorageLocation) -> JobGraph:
     """The graph with its exchanges at a place."""
 
-    def bound(spec: Any) -> Any:
+    def bound(uid: str, spec: Any) -> Any:
         if isinstance(spec, ExchangeSinkSpec):
             return replace(spec, sink=replace(spec.sink, location=location))
+        if isinstance(spec, SparkSourceSpec):
+            return replace(spec, source=replace(spec.source, location=location, uid=uid))
+        if isinstance(spec, SparkTransformSpec):
+            return replace(spec, source=replace(spec.source, location=location, uid=uid))
         if isinstance(spec, ExchangeSourceSpec):
             return replace(spec, source=replace(spec.source, location=location))
         return spec
 
-    return JobGraph(tuple(replace(v, spec=bound(v.spec)) for v in graph.vertices), graph.edges)
+    return JobGraph(tuple(replace(v, spec=bound(v.uid, v.spec)) for v in graph.vertices), graph.edges)
 
 
 class ExchangeSinkOperator(SinkOperator):

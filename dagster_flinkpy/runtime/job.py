@@ -10,7 +10,6 @@ import re
 import tempfile
 import threading
 import time
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -610,6 +609,7 @@ class JobAttempt:
         """Runs the epoch and tells the coordinator what came of it."""
         self._failure = None
         self._timed_out = False
+        self._tag = f"flinkpy-{self.config.job_id}-{self.token}-{checkpoint_id}"
         self._deadline = time.monotonic() + self.config.checkpointing.timeout.total_seconds()
         self._subsumed = []
         try:
@@ -719,7 +719,7 @@ class JobAttempt:
         """The Spark session; what runs in it is interrupted when the checkpoint expires."""
         if self._spark is None:
             self._spark = get_session(self.config.spark)
-        spark, tag = self._spark, f"flinkpy-{self.config.job_id}-{self.token}-{uuid.uuid4().hex}"
+        spark, tag = self._spark, self._tag
 
         over = threading.Event()
 

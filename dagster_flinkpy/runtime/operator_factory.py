@@ -38,6 +38,8 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.SinkSpec: sink_operators.SinkOperator,
     specs.ExchangeSinkSpec: exchange_operators.ExchangeSinkOperator,
     specs.ExchangeSourceSpec: exchange_operators.ExchangeSourceOperator,
+    specs.SparkSourceSpec: exchange_operators.ExchangeSourceOperator,
+    specs.SparkTransformSpec: exchange_operators.ExchangeSourceOperator,
     specs.PrintSpec: sink_operators.PrintOperator,
     specs.CollectSpec: sink_operators.CollectOperator,
 }

@@ -25,7 +25,7 @@ from dagster_flinkpy.runtime.task import StageTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["run_region"]
+__all__ = ["error_in_task", "run_region"]
 
 _OUR_ERROR = re.compile(r"^dagster_flinkpy\.errors\.(\w+): (.*)$", re.MULTILINE)
 
@@ -61,16 +61,20 @@ def run_region(spark: SparkSession, epoch: Epoch) -> Iterator[WireRow]:
 
 
 def _translated(error: Exception, epoch: Epoch) -> FlinkPyError:
-    text = str(error)
-    found = _OUR_ERROR.findall(text)
-    if found and found[-1][0] in errors.__all__:
-        kind, message = found[-1]
-        ours: FlinkPyError = getattr(errors, kind)(message)
-        return ours
-    lines = [line for line in text.splitlines() if line.strip()]
-    return CheckpointError(
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return error_in_task(error) or CheckpointError(
         f"the Spark job of checkpoint {epoch.checkpoint_id} of job {epoch.job_id!r} failed: " + "\n".join(lines[:30])
     )
+
+
+def error_in_task(error: Exception) -> FlinkPyError | None:
+    """The error of ours that failed a Spark task, if it was one."""
+    found = _OUR_ERROR.findall(str(error))
+    if not found or found[-1][0] not in errors.__all__:
+        return None
+    kind, message = found[-1]
+    ours: FlinkPyError = getattr(errors, kind)(message)
+    return ours
 
 
 def _stage(program: bytes, stage: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.epoch import Epoch
 
-__all__ = ["dump_epoch", "load_epoch"]
+__all__ = ["dump_epoch", "load_epoch", "user_modules_by_value"]
 
 _OWN = __name__.partition(".")[0]
 
@@ -28,7 +28,7 @@ def dump_epoch(epoch: Epoch) -> bytes:
     """Pickles an epoch, user modules by value."""
     import cloudpickle
 
-    with _by_value(_user_modules()):
+    with user_modules_by_value(cloudpickle):
         try:
             data: bytes = cloudpickle.dumps(epoch, protocol=5)
         except Exception as e:
@@ -84,16 +84,19 @@ def _installed_folders() -> tuple[str, ...]:
 
 
 @contextmanager
-def _by_value(modules: list[ModuleType]) -> Iterator[None]:
-    import cloudpickle
+def user_modules_by_value(pickler: ModuleType) -> Iterator[None]:
+    """What is pickled inside takes along the user's own modules.
 
+    Args:
+        pickler: ``cloudpickle``, or the copy of it that PySpark has.
+    """
     registered = []
-    for module in modules:
-        if module.__name__ not in cloudpickle.list_registry_pickle_by_value():
-            cloudpickle.register_pickle_by_value(module)
+    for module in _user_modules():
+        if module.__name__ not in pickler.list_registry_pickle_by_value():
+            pickler.register_pickle_by_value(module)
             registered.append(module)
     try:
         yield
     finally:
         for module in registered:
-            cloudpickle.unregister_pickle_by_value(module)
+            pickler.unregister_pickle_by_value(module)

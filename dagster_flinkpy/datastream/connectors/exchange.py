@@ -68,5 +68,5 @@ class ExchangeSource(Source):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("exchange_reader")(self, split)
+        batches: Iterator[tuple[pa.Array, int]] = resolve("exchange_reader")(self.location, self.sink_uid, split)
         return batches
