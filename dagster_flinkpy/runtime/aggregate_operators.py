@@ -260,5 +260,7 @@ def _later(times: Cells, lateness: int) -> Cells:
 
 
 def _distinct(starts: Cells) -> tuple[Cells, Cells]:
+    if len(starts) and starts.min() == starts.max():
+        return starts[:1], np.zeros(len(starts), dtype=np.int64)
     encoded = pa.array(starts).dictionary_encode()
     return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()

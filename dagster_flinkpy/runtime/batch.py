@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,9 @@ __all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch"]
 
 NO_TIMESTAMP = -(2**63)
 """A record without event time (Flink: ``Long.MIN_VALUE``)."""
+
+_AT_ONCE = 2048
+"""Records that are turned into Python values at once: as many as stay in the processor's cache until they are used."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,22 @@ class StreamBatch:
                     self.type_info.name_fields(value)
         self._checked = True
         return self._values
+
+    def each_value(self) -> Iterable[Any]:
+        """The same values one after the other, to be gone through once. They are not kept."""
+        if self._values is not None:
+            return self.values
+        column = self.column
+        parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))
+        return chain.from_iterable(map(self.type_info.from_arrow, parts))
+
+    def each_timestamp(self) -> Iterable[int]:
+        """The timestamps as Python ints, one after the other."""
+        times = self.timestamps
+        if len(times) and (times == times[0]).all():
+            return repeat(int(times[0]), len(times))
+        ints: list[int] = times.tolist()
+        return ints
 
     def copy(self) -> StreamBatch:
         """The same records, in a batch whose timestamps can be replaced."""

@@ -210,7 +210,7 @@ class KeyedOperator(KeyedStateOperator):
         bound = self.bind(batch)
         keys = bound.type_info.from_arrow(bound.column)
         slots = self.backend.touch_column(bound.column, bound.hashes).tolist()
-        return zip(slots, keys, batch.values, batch.timestamps.tolist(), strict=True)
+        return zip(slots, keys, batch.each_value(), batch.each_timestamp(), strict=True)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
         """Time, key and namespace of the timers that the watermark has passed, in order of time."""

@@ -424,8 +424,14 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             first, codes = distinct_rows(column)
             distinct, distinct_hashes = column.take(pa.array(first)), hashes[unknown[first]]
             sort_keys = make_sort_keys(key_groups_of_hashes(distinct_hashes, self._max_parallelism), distinct_hashes)
-            found = self._touch(self._key_type.from_arrow(distinct), distinct, sort_keys)
-            slots[unknown] = np.array(found, dtype=np.int64)[codes]
+            if pa.types.is_integer(column.type):
+                self._check_mine(distinct, sort_keys)
+                added = self._keys.append(distinct, sort_keys)
+                self._load(added)
+                slots[unknown] = added.first + codes
+            else:
+                found = self._touch(self._key_type.from_arrow(distinct), distinct, sort_keys)
+                slots[unknown] = np.array(found, dtype=np.int64)[codes]
         return slots
 
     def _load(self, keys: KeySlots) -> None:

@@ -36,6 +36,7 @@ class NamespacedCells:
         self._ids: dict[Hashable, int] = {}
         self._index = IntIndex()
         self._codes: Cells = np.zeros(0, dtype=np.int64)
+        self._recent: Cells = np.zeros(0, dtype=np.int64)  # By slot, the cell that was asked for last, or any.
 
     def __len__(self) -> int:
         return len(self._index)
@@ -48,7 +49,20 @@ class NamespacedCells:
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
         """The cells of slots and namespaces, and for each cell that is new, in order, where it occurs first."""
         codes = namespace_ids << _SLOT_BITS | slots
-        cells, first = self._index.add(codes)
+        if not len(slots):
+            return codes, codes
+        self._recent = grown(self._recent, int(slots.max()) + 1, 0)
+        if not len(self._index):
+            cells, unknown = np.zeros_like(codes), np.arange(len(codes))
+        else:
+            # Most records of a key go where the one before went.
+            cells = self._recent[slots]
+            unknown = np.flatnonzero(self._codes[cells] != codes)
+        if not len(unknown):
+            return cells, unknown
+        found, first = self._index.add(codes[unknown])
+        cells[unknown] = self._recent[slots[unknown]] = found
+        first = unknown[first]
         self._codes = grown(self._codes, len(self._index), 0)
         self._codes[len(self._index) - len(first) : len(self._index)] = codes[first]
         return cells, first

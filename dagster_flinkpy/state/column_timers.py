@@ -10,9 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.state.cell_columns import Cells, grown
+from dagster_flinkpy.state.cell_columns import Cells
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import distinct_rows, hashes_of, merge_runs, sort_order
 from dagster_flinkpy.state.runs import RunFiles
@@ -22,9 +21,60 @@ from dagster_flinkpy.state.timers import LOAD_TIMERS
 __all__ = ["ColumnTimers"]
 
 _MIN_TIME, _MAX_TIME = -(1 << 63), (1 << 63) - 1
-_UNKNOWN, _REGISTERED, _DELETED, _STORED = 0, 1, 2, 3
-_SLOT_BITS = 32
-_SLOT_MASK = (1 << _SLOT_BITS) - 1
+_STORED, _REGISTERED, _DELETED = 0, 1, 2
+_LOGGED = 65_536
+"""Timers that the log of a moment grows by before it is tidied."""
+
+Status = npt.NDArray[np.int8]
+
+
+class _Log:
+    """What became of the timers of one moment: slots and their status, of which the last one counts."""
+
+    def __init__(self) -> None:
+        self._slots: list[Cells] = []
+        self._status: list[Status] = []
+        self._tidy = 0  # Slots at the beginning that are distinct.
+        self.size = 0
+        self.pending = False
+        """Whether there may be timers that exist."""
+
+    def add(self, slots: Cells, status: int, *, first: bool = False) -> None:
+        """Notes a status; ``first``: before all that is known."""
+        at = 0 if first else len(self._slots)
+        self._slots.insert(at, slots)
+        self._status.insert(at, np.full(len(slots), status, dtype=np.int8))
+        self.size += len(slots)
+        self._tidy = 0 if first else self._tidy
+        self.pending |= status != _DELETED
+        if self.size > 2 * self._tidy + _LOGGED:
+            self.tidy()
+
+    def tidy(self) -> tuple[Cells, Status]:
+        """The distinct slots, and the status of each."""
+        if self._tidy < self.size:
+            slots, status = np.concatenate(self._slots), np.concatenate(self._status)
+            distinct, last = np.unique(slots[::-1], return_index=True)
+            known = status[::-1][last]
+            # What is stored already, and is registered, need not be written.
+            known[np.isin(distinct, slots[status == _STORED]) & (known == _REGISTERED)] = _STORED
+            self._set(distinct, known)
+        if not self.size:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int8)
+        return self._slots[0], self._status[0]
+
+    def fire(self) -> Cells:
+        """The slots whose timers exist, and do not any more. What is stored of this moment must be known."""
+        slots, status = self.tidy()
+        left = status != _REGISTERED  # What never was in storage leaves nothing behind.
+        self._set(slots[left], np.full(int(left.sum()), _DELETED, dtype=np.int8))
+        self.pending = False
+        existing: Cells = slots[status != _DELETED]
+        return existing
+
+    def _set(self, slots: Cells, status: Status) -> None:
+        self._slots, self._status = [slots], [status]
+        self._tidy = self.size = len(slots)
 
 
 class ColumnTimers(OverlayTable):
@@ -58,14 +108,15 @@ class ColumnTimers(OverlayTable):
         self._codec = KeyCodec(namespace_type)
         self._make_room = make_room
         self._touch = touch
-        self._index = IntIndex()
         self.clear()
 
     def moments(self, times: Sequence[int], namespaces: Sequence[Any]) -> list[int]:
         """A number for each pair of time, in milliseconds, and namespace; good until the overlay is cleared."""
         numbers = self._moments
         pairs = zip(times, self._codec.encode_all(namespaces), strict=True)
-        return [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+        found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
+        self._logs += [_Log() for _ in range(len(numbers) - len(self._logs))]
+        return found
 
     def register(self, slots: Cells, moments: Cells) -> None:
         """Registers timers of keys; one that is there already is fine."""
@@ -88,14 +139,9 @@ class ColumnTimers(OverlayTable):
             due = self._next_moment(min(timestamp, self._unread_from - 1))
             if due is not None:
                 (time, namespace), number = due
-                timers = np.flatnonzero(
-                    (self._codes[: len(self._index)] >> _SLOT_BITS == number) & self._exists[: len(self._index)]
-                )
-                self._status[timers] = _DELETED
-                self._exists[timers] = False
-                self._alive[number] = 0
-                slots = self._codes[timers] & _SLOT_MASK
-                yield time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
+                slots = self._logs[number].fire()
+                if len(slots):
+                    yield time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
             elif self._unread_from <= timestamp:
                 self._read_due(timestamp)
             else:
@@ -103,22 +149,18 @@ class ColumnTimers(OverlayTable):
 
     @property
     def size(self) -> int:
-        return len(self._index)
+        return sum(log.size for log in self._logs)
 
     def load(self, keys: KeySlots) -> None:
         """Does nothing: a timer is registered and deleted without looking at what is stored."""
 
     def clear(self) -> None:
-        self._index.clear()
         self._moments: dict[tuple[int, Hashable], int] = {}
-        self._codes: Cells = np.zeros(0, dtype=np.int64)  # By timer: moment and slot.
-        self._status: npt.NDArray[np.int8] = np.zeros(0, dtype=np.int8)
-        self._exists: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        self._alive: Cells = np.zeros(0, dtype=np.int64)  # By moment: how many exist.
+        self._logs: list[_Log] = []  # By moment.
         self._unread_from = _MIN_TIME  # Stored timers before this time are here, or were.
 
     def _next_moment(self, timestamp: int) -> tuple[tuple[int, Any], int] | None:
-        due = [item for item in self._moments.items() if item[0][0] <= timestamp and self._alive[item[1]]]
+        due = [item for item in self._moments.items() if item[0][0] <= timestamp and self._logs[item[1]].pending]
         return min(due, default=None, key=lambda item: (item[0][0], self._codec.rank(item[0][1])))
 
     def _order(self, slots: Cells) -> npt.NDArray[np.int64]:
@@ -126,42 +168,38 @@ class ColumnTimers(OverlayTable):
         assert keys is not None
         return sort_order(keys.sort_keys[slots], [keys.column.take(pa.array(slots))])
 
-    def _set(self, slots: Cells, moments: Cells, status: int) -> None:
-        timers = self._timers(slots, moments)
-        self._status[timers] = status
-        exists = status != _DELETED
-        timers = timers[self._exists[timers] != exists]
-        self._exists[timers] = exists
-        self._alive += np.bincount(self._codes[np.unique(timers)] >> _SLOT_BITS, minlength=len(self._alive)) * (
-            1 if exists else -1
-        )
-
-    def _timers(self, slots: Cells, moments: Cells) -> Cells:
-        codes = moments << _SLOT_BITS | slots
-        timers, first = self._index.add(codes)
-        size = len(self._index)
-        self._codes = grown(self._codes, size, 0)
-        self._status = grown(self._status, size, _UNKNOWN)
-        self._exists = grown(self._exists, size, 0)
-        self._alive = grown(self._alive, len(self._moments), 0)
-        self._codes[size - len(first) : size] = codes[first]
-        return timers
+    def _set(self, slots: Cells, moments: Cells, status: int, *, first: bool = False) -> None:
+        if not len(slots):
+            return
+        if (moments == moments[0]).all():
+            self._logs[int(moments[0])].add(slots, status, first=first)
+            return
+        order = np.argsort(moments, kind="stable")
+        ordered, sorted_slots = moments[order], slots[order]
+        bounds = np.flatnonzero(np.diff(ordered)) + 1
+        for number, part in zip(ordered[np.r_[0, bounds]].tolist(), np.split(sorted_slots, bounds), strict=True):
+            self._logs[number].add(part, status, first=first)
 
     def _changes(self) -> pa.Table | None:
         keys = self.keys.all()
-        status = self._status[: len(self._index)]
-        # Where nothing is stored, what came and went needs no tombstone.
-        timers = np.flatnonzero((status == _REGISTERED) | (status == _DELETED if len(self.runs) else False))
-        if not len(timers) or keys is None:
+        tidied = [log.tidy() for log in self._logs]
+        if keys is None or not tidied:
             return None
-        slots, moments = self._codes[timers] & _SLOT_MASK, self._codes[timers] >> _SLOT_BITS
+        slots = np.concatenate([slots for slots, _ in tidied])
+        status = np.concatenate([status for _, status in tidied])
+        moments = np.repeat(np.arange(len(tidied)), [len(slots) for slots, _ in tidied])
+        # Where nothing is stored, what came and went needs no tombstone.
+        changed = np.flatnonzero((status == _REGISTERED) | (status == _DELETED if len(self.runs) else False))
+        if not len(changed):
+            return None
+        slots, status, moments = slots[changed], status[changed], moments[changed]
         namespaces = self._type.to_arrow(self._codec.decode_all([namespace for _, namespace in self._moments]))
         arrays: dict[str, pa.Array[Any]] = {
             "sort_key": pa.array(keys.sort_keys[slots]),
             "key": keys.column.take(pa.array(slots)),
             "namespace": namespaces.take(pa.array(moments)),
             "time": pa.array(np.array([time for time, _ in self._moments], dtype=np.int64)[moments]),
-            "deleted": pa.array(status[timers] == _DELETED),
+            "deleted": pa.array(status == _DELETED),
         }
         order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
         schema = self.layout.local_schema
@@ -197,9 +235,5 @@ class ColumnTimers(OverlayTable):
         rows = pa.array(first)
         namespaces = self._type.from_arrow(columns["namespace"].take(rows))
         numbers = self.moments(columns["time"].take(rows).to_pylist(), namespaces)
-        moments = np.array(numbers, dtype=np.int64)[codes]
-        timers = self._timers(slots, moments)
-        fresh = self._status[timers] == _UNKNOWN  # What was set meanwhile counts.
-        self._status[timers[fresh]] = _STORED
-        self._exists[timers[fresh]] = True
-        self._alive += np.bincount(moments[fresh], minlength=len(self._alive))
+        # What was set meanwhile counts.
+        self._set(slots, np.array(numbers, dtype=np.int64)[codes], _STORED, first=True)

@@ -18,7 +18,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable
+from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
     KeyedAggregatingState,
     KeyedListState,
@@ -101,7 +101,7 @@ def make_state(
     if rules is not None:
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
     if kind == "VALUE" and namespace_type is None:
-        return KeyedSlotState(SlotTable(*where, kind, **types))
+        return make_slot_state(SlotTable(*where, kind, **types))
     table = CellTable(*where, kind, **types)
     if isinstance(descriptor, ReducingStateDescriptor):
         return KeyedReducingState(table, descriptor.reduce_function)

@@ -156,12 +156,10 @@ class TouchedKeys:
     """Of the key type."""
 
     def __init__(self) -> None:
-        self.slots: dict[Hashable, int] = {}
-        """From dict key to slot."""
         self.slot = -1
         """The slot of the current key; -1 if there is none. Set it to make another key the current one."""
-        self.encoded: list[Any] = []
-        """Dict keys, by slot."""
+        self._slots: dict[Hashable, int] = {}
+        self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots only when they are asked for.
         self.sort_keys: list[int] = []
         """By slot."""
         self._parts: list[KeySlots] = []
@@ -170,12 +168,20 @@ class TouchedKeys:
         self._indexed = 0  # Slots that it has seen.
 
     def __len__(self) -> int:
-        return len(self.slots)
+        return len(self.sort_keys)
+
+    @property
+    def slots(self) -> dict[Hashable, int]:
+        """From dict key to slot."""
+        self._name_slots()
+        return self._slots
 
     @property
     def current(self) -> Any:
         """The dict key of the current key."""
-        return self.encoded[self.slot]
+        if self.slot >= len(self._encoded):
+            self._name_slots()
+        return self._encoded[self.slot]
 
     def current_key(self) -> Any:
         """The current key; None if there is none."""
@@ -213,17 +219,21 @@ class TouchedKeys:
                         if slot is None:
                             slot = slots[key] = len(slots)
                             fresh.append(i)
-                            self.encoded.append(key)
+                            self._encoded.append(key)
                         found[i] = slot
         except TypeError as error:
             raise UnsupportedKeyTypeError(f"key {keys[i]!r} is no key of type {self.key_type!r}: {error}") from error
         if not fresh:
             return found, None
         taken = np.array(fresh)
-        added = KeySlots(len(self.sort_keys), column.take(pa.array(taken)), sort_keys[taken])
-        self.sort_keys.extend(added.sort_keys.tolist())
+        return found, self.append(column.take(pa.array(taken)), sort_keys[taken])
+
+    def append(self, column: pa.Array[Any], sort_keys: SortKeys) -> KeySlots:
+        """Gives the next slots to keys that are distinct and have none."""
+        added = KeySlots(len(self.sort_keys), column, sort_keys)
+        self.sort_keys.extend(sort_keys.tolist())
         self._parts.append(added)
-        return found, added
+        return added
 
     def find(self, column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """The slot of each key; -1 for those that have none, or share their hash with one that came before.
@@ -266,6 +276,13 @@ class TouchedKeys:
             self._parts = [KeySlots(0, column, np.concatenate([part.sort_keys for part in self._parts]))]
         return self._parts[0]
 
+    def _name_slots(self) -> None:
+        named, known = len(self._encoded), self.all()
+        if known is not None and named < len(known.column):
+            encoded = self.codec.encode_all(self.key_type.from_arrow(known.column.slice(named)))
+            self._slots.update(zip(encoded, range(named, len(known.column)), strict=True))
+            self._encoded.extend(encoded)
+
     def column(self, slots: npt.NDArray[np.int64]) -> pa.Array[Any]:
         """The keys of slots."""
         known = self.all()
@@ -284,10 +301,10 @@ class TouchedKeys:
 
     def clear(self) -> None:
         """Forgets all keys."""
-        self.slots.clear()
+        self._slots.clear()
         self.sort_keys.clear()
         self._parts.clear()
-        self.encoded.clear()
+        self._encoded.clear()
         self._index.clear()
         self._first_slots.clear()
         self._indexed = 0

@@ -215,7 +215,7 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
 
 def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     """The stable order of rows by sort key, then by the identity columns."""
-    order = np.argsort(sort_keys, kind="stable")
+    order = np.argsort(sort_keys)  # That is several times quicker than a stable sort, which the ties get below.
     ordered = sort_keys[order]
     same = ordered[1:] == ordered[:-1]
     if not same.any():
@@ -224,7 +224,7 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     tied = np.zeros(len(order), dtype=np.bool_)
     tied[1:] |= same
     tied[:-1] |= same
-    rows = order[tied]
+    rows = np.sort(order[tied])
     taken = pa.array(rows)
     columns = [pa.array(sort_keys[rows]), *(leaf for column in identity for leaf in _leaves(column.take(taken)))]
     names = [str(i) for i in range(len(columns))]

@@ -13,7 +13,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.tables import OverlayTable
 
-__all__ = ["KeyedSlotState", "SlotTable"]
+__all__ = ["KeyedSlotState", "SlotTable", "make_slot_state"]
 
 
 class SlotTable(OverlayTable):
@@ -56,9 +56,6 @@ class KeyedSlotState(ValueState[Any]):
     def __init__(self, table: SlotTable) -> None:
         self.table = table
         self._values, self._changed, self._keys = table.values, table.changed, table.keys
-        assert table.value_type is not None
-        named = type(table.value_type).name_fields is not TypeInformation.name_fields
-        self._name_fields = table.value_type.name_fields if named else None
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Refused: it has none."""
@@ -72,8 +69,6 @@ class KeyedSlotState(ValueState[Any]):
         slot = self._keys.slot
         if slot < 0:
             self.table.require_key()
-        if self._name_fields is not None and value is not None:
-            value = self._name_fields(value)
         self._values[slot] = value
         self._changed[slot] = 1
 
@@ -82,3 +77,22 @@ class KeyedSlotState(ValueState[Any]):
         if self._values[slot] is not None:
             self._values[slot] = None
             self._changed[slot] = 1
+
+
+class _NamedSlotState(KeyedSlotState):
+    """One value per key, of a type that gives rows their field names."""
+
+    def __init__(self, table: SlotTable, value_type: TypeInformation) -> None:
+        super().__init__(table)
+        self._name_fields = value_type.name_fields
+
+    def update(self, value: Any) -> None:
+        super().update(None if value is None else self._name_fields(value))
+
+
+def make_slot_state(table: SlotTable) -> KeyedSlotState:
+    """The quickest state for the table."""
+    kind = table.value_type
+    if kind is None or type(kind).name_fields is TypeInformation.name_fields:
+        return KeyedSlotState(table)
+    return _NamedSlotState(table, kind)
