@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import getpass
 import json
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import chain
 from typing import Any
@@ -15,7 +19,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState
+from dagster_flinkpy.checkpoint.offline import (
+    release_leadership,
+    restore_savepoint,
+    stop_with_savepoint,
+    trigger_savepoint,
+)
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
@@ -57,6 +68,11 @@ def checkpoints() -> None:
 @main.group()
 def savepoint() -> None:
     """Single savepoints and checkpoints."""
+
+
+@main.group()
+def leader() -> None:
+    """Which run leads a job. A run that takes over fences the one before, so nobody has to release anything."""
 
 
 @main.group()
@@ -119,6 +135,152 @@ def sweep_checkpoints(directory: str, older_than: str, dry_run: bool, endpoint_u
     result = sweep(StorageLocation(directory, endpoint_url).open(), parse_duration(older_than), dry_run=dry_run)
     verb = "would delete" if dry_run else "deleted"
     click.echo(f"{verb} {result.files:,} files, {result.bytes:,} bytes")
+
+
+@checkpoints.command("stats")
+@click.argument("directory", metavar="DIR")
+@_as_json("them")
+@_endpoint_url
+def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: bool) -> None:
+    """Show the statistics of the job in DIR: counts, and the last checkpoints, failed ones too."""
+    statistics = CompletedCheckpointStore(StorageLocation(directory, endpoint_url).open()).statistics()
+    if as_json:
+        click.echo(json.dumps(statistics.to_json(), indent=2))
+        return
+    console, counts = _console(), statistics.counts
+    console.print(f"{counts.completed} completed, {counts.failed} failed, {counts.restored} restored")
+    numbers = _table("", "#last", "#min", "#p50", "#p99", "#max")
+    for number in ("duration_ms", "state_bytes", "alignment_ms"):
+        if (s := statistics.summary(number)) is not None:
+            numbers.add_row(number, *(f"{value:,}" for value in (s.last, s.minimum, s.p50, s.p99, s.maximum)))
+    console.print(numbers)
+    table = _table(
+        "#checkpoint", "triggered", "status", "#duration ms", "#state bytes", "#alignment ms", "acknowledged"
+    )
+    for each in statistics.history:
+        status = each.status.value if each.reason is None else f"{each.status.value} ({each.reason.name})"
+        table.add_row(
+            str(each.checkpoint_id),
+            _time(datetime.fromtimestamp(each.trigger_ms / 1000, timezone.utc)),
+            status,
+            *(f"{value:,}" for value in (each.duration_ms, each.state_bytes, each.alignment_ms)),
+            f"{each.acknowledged}/{each.tasks}",
+        )
+    console.print(table)
+
+
+@leader.command("show")
+@click.argument("directory", metavar="DIR")
+@_as_json("it")
+@_endpoint_url
+def show_leader(directory: str, endpoint_url: str | None, as_json: bool) -> None:
+    """Show which run leads the job in DIR, or did last, and until when it has promised to live."""
+    record = CompletedCheckpointStore(StorageLocation(directory, endpoint_url).open()).leader()
+    if record is None:
+        raise click.ClickException(f"nobody has ever led the job in {directory}")
+    until = datetime.fromtimestamp(record.expires_at / 1000, timezone.utc)
+    alive = record.alive(_now_ms())
+    if as_json:
+        click.echo(json.dumps({**asdict(record), "alive": alive}, indent=2))
+        return
+    if record.expires_at == 0:
+        lease = "released"
+    else:
+        lease = f"until {_time(until)}" if alive else f"ran out at {_time(until)}: the run was killed, or hangs"
+    facts = Table.grid(padding=(0, 2))
+    for name, value in (
+        ("owner", escape(record.owner)),
+        ("token", str(record.token)),
+        ("since", _time(datetime.fromtimestamp(record.acquired_at / 1000, timezone.utc))),
+        ("lease", lease),
+        ("committed up to", "-" if record.committed is None else f"checkpoint {record.committed}"),
+    ):
+        facts.add_row(f"[bold]{name}[/]", value)
+    _console().print(facts)
+
+
+@leader.command("release")
+@click.argument("directory", metavar="DIR")
+@click.option("--force", is_flag=True, help="Even if the run may be alive; its epoch is lost.")
+@_endpoint_url
+def release_leader(directory: str, force: bool, endpoint_url: str | None) -> None:
+    """Take the leadership of the job in DIR away from the run that has it: it completes and commits nothing more."""
+    location = StorageLocation(directory, endpoint_url)
+    record = CompletedCheckpointStore(location.open()).leader()
+    if record is not None and record.alive(_now_ms()) and not force:
+        raise click.ClickException(
+            f"{record.owner!r} may be at work; --force takes the leadership from it"
+        )
+    former = release_leadership(location, owner=_owner("leader release"), now_ms=_now_ms())
+    if former is None:
+        raise click.ClickException(f"nobody has ever led the job in {directory}")
+    click.echo(f"{former.owner!r} (token {former.token}) leads the job no more")
+
+
+_target = click.option("--target", metavar="PATH", help="Folder that gets it. Default: that of the job.")
+
+
+def _folder(path: str | None, endpoint_url: str | None) -> StorageLocation | None:
+    return None if path is None else _location(path, endpoint_url)
+
+
+@savepoint.command("trigger")
+@click.argument("directory", metavar="DIR")
+@_target
+@_endpoint_url
+def trigger(directory: str, target: str | None, endpoint_url: str | None) -> None:
+    """Keep the latest checkpoint of the job in DIR as a savepoint; print its path."""
+    click.echo(trigger_savepoint(_location(directory, endpoint_url), _folder(target, endpoint_url)))
+
+
+@savepoint.command("stop")
+@click.argument("directory", metavar="DIR")
+@_target
+@click.option("--drain", is_flag=True, help="End event time first; needs the program, so not here.")
+@_endpoint_url
+def stop(directory: str, target: str | None, drain: bool, endpoint_url: str | None) -> None:
+    """Stop the job in DIR with a savepoint; print its path. Runs find the job finished until one is restored."""
+    if drain:
+        raise click.ClickException(
+            "--drain fires timers, which needs the program: use the Dagster job {name}_stop with drain: true, or "
+            "JobAttempt.stop_with_savepoint(drain=True)"
+        )
+    job, folder = _location(directory, endpoint_url), _folder(target, endpoint_url)
+    click.echo(stop_with_savepoint(job, folder, owner=_owner("savepoint stop"), now_ms=_now_ms()))
+
+
+@savepoint.command("restore")
+@click.argument("path", metavar="PATH")
+@click.argument("directory", metavar="DIR")
+@click.option("--allow-pickled-state", is_flag=True, help="Whoever wrote it can run code in the job.")
+@_endpoint_url
+def restore(path: str, directory: str, allow_pickled_state: bool, endpoint_url: str | None) -> None:
+    """Make the savepoint in PATH the latest checkpoint of the job in DIR, which need not exist yet."""
+    checkpoint_id = restore_savepoint(
+        _location(directory, endpoint_url),
+        _location(path, endpoint_url),
+        owner=_owner("savepoint restore"),
+        now_ms=_now_ms(),
+        allow_pickled_state=allow_pickled_state,
+    )
+    click.echo(f"{directory} goes on from {path}, now its checkpoint {checkpoint_id}")
+
+
+@savepoint.command("dispose")
+@click.argument("path", metavar="PATH")
+@_endpoint_url
+def dispose(path: str, endpoint_url: str | None) -> None:
+    """Delete the savepoint in PATH, or a chk-N that was left unclaimed."""
+    dispose_savepoint(_location(path, endpoint_url), owner=_owner("savepoint dispose"), now_ms=_now_ms())
+    click.echo(f"{path} is deleted")
+
+
+def _owner(what: str) -> str:
+    return f"flinkpy {what} by {getpass.getuser()} on {socket.gethostname()}"
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:

@@ -50,6 +50,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     OperatorState,
     SubtaskState,
 )
+from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
@@ -801,15 +802,8 @@ class JobAttempt:
         if latest is None:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of")
         location = self._location if target is None else replace(self.config.storage, url=target)
-        # All that it had to commit is committed, so whoever restores it must not commit it again.
-        committed = replace(
-            latest,
-            operators=tuple(
-                replace(o, subtasks=tuple(replace(s, committables=()) for s in o.subtasks)) for o in latest.operators
-            ),
-        )
         try:
-            folder = write_savepoint(committed, self._store.store, location.open())
+            folder = write_savepoint(without_committables(latest), self._store.store, location.open())
         except CorruptStateError:
             self._store.check_leader(self._attempt)  # a newer attempt may have subsumed the checkpoint meanwhile
             raise
