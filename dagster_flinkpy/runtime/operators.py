@@ -218,7 +218,14 @@ class StreamOperator(ABC):
         """Called instead of the snapshot when the epoch failed."""
 
     def close(self) -> None:  # noqa: B027
-        """Called last."""
+        """Called behind the last barrier."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Called last, before what the snapshots say is acknowledged: waits until it is on the store.
+
+        Raises:
+            StorageError: it could not be written.
+        """
 
     def user_error(self, error: Exception, function: str, *, key: Any = None, keyed: bool = False) -> FlinkPyError:
         """What to raise for an exception of a user function; errors of ours pass."""

@@ -131,6 +131,9 @@ class StageTask:
         for task in self._tasks.values():
             self._current = task.vertex.uid
             task.operator.close()
+        for task in self._tasks.values():
+            self._current = task.vertex.uid
+            task.operator.finish()
 
     def _abort(self) -> None:
         for task in self._tasks.values():

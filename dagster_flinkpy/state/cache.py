@@ -29,8 +29,9 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["Run", "RunCache"]
 
 _TRAILER = struct.Struct("<8sQI")
-"""Magic, bytes before the trailer, CRC-32 of them."""
-_MAGIC = b"FLNKRUN1"
+"""Magic, bytes before the trailer, and their checksum."""
+_MAGIC = b"FLNKRUN2"
+_PAGE = 4096
 _ABANDONED_AFTER = 3600.0
 """Seconds after which a temporary file is that of a killed process."""
 
@@ -153,7 +154,7 @@ class RunCache:
             magic, size, checksum = _TRAILER.unpack(buffer.slice(len(body)).to_pybytes())
             if (magic, size) != (_MAGIC, len(body)):
                 raise ValueError("truncated")
-            if identity not in _verified and zlib.crc32(memoryview(body)) != checksum:
+            if identity not in _verified and _checksum(body) != checksum:
                 raise ValueError("damaged")
             batch = pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
             os.utime(path, ns=(time.time_ns(), stat.st_mtime_ns))  # The access time orders the eviction.
@@ -178,7 +179,7 @@ class RunCache:
                 writer.write_batch(batches[0])
             with pa.memory_map(str(temporary)) as source:
                 body = source.read_buffer()
-            trailer = _TRAILER.pack(_MAGIC, len(body), zlib.crc32(memoryview(body)))
+            trailer = _TRAILER.pack(_MAGIC, len(body), _checksum(body))
             with temporary.open("ab") as file:
                 file.write(trailer)
             stat = temporary.stat()
@@ -209,6 +210,14 @@ class RunCache:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                 excess -= size
+
+
+def _checksum(body: pa.Buffer) -> int:
+    """CRC-32 of the sums of all pages: a page that is damaged, lost or elsewhere changes it, at the speed of memory."""
+    pages = len(body) // _PAGE
+    words = np.frombuffer(body, dtype=np.uint64, count=pages * _PAGE // 8).reshape(pages, _PAGE // 8)
+    sums = words.sum(axis=1, dtype=np.uint64)
+    return zlib.crc32(memoryview(body)[pages * _PAGE :], zlib.crc32(sums))
 
 
 def _file_name(handle: RunHandle, *, whole: bool) -> str:

@@ -26,6 +26,7 @@ from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
 from dagster_flinkpy.state.layout import FORMAT_VERSION, SortKeys, TableLayout, hashes_of, key_groups_of, make_sort_keys
 from dagster_flinkpy.state.operator_state import state_file
+from dagster_flinkpy.state.transfers import fetch
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_run", "upload_run"]
@@ -175,7 +176,7 @@ def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None
 
 
 def _read_whole(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
-    data = store.get(handle.path)[0] if handle.data is None else handle.data
+    data = fetch(store, handle.path, 0, handle.bytes) if handle.data is None else handle.data
     _check(data, handle.bytes, handle.sha256, where)
     file = pq.ParquetFile(pa.BufferReader(data))
     return _localise(file, file.read(), where)
@@ -196,7 +197,7 @@ def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys
         wanted = [i for i in wanted if _may_hold(file, i, row_groups[i]["key_groups"], only)]
     for first, last in _neighbours(wanted):
         begin, end = row_groups[first]["offset"], row_groups[last]["offset"] + row_groups[last]["length"]
-        data = memoryview(store.get_range(handle.path, begin, end - begin))
+        data = memoryview(fetch(store, handle.path, begin, end - begin))
         for i in range(first, last + 1):
             group = row_groups[i]
             at = group["offset"] - begin
@@ -230,7 +231,7 @@ def _neighbours(numbers: list[int]) -> Iterator[tuple[int, int]]:
             first = i
 
 
-def _check(data: bytes | memoryview, size: int, sha256: str, where: str, part: str = "it") -> None:
+def _check(data: bytes | bytearray | memoryview, size: int, sha256: str, where: str, part: str = "it") -> None:
     if len(data) != size:
         raise CorruptStateError(f"state file {where} is damaged: {part} has {len(data)} bytes instead of {size}")
     if hashlib.sha256(data).hexdigest() != sha256:

@@ -18,6 +18,7 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, equal_rows, expired_rows, merge_runs
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
+from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["MAX_RUNS", "Match", "RunFiles", "Runs", "merge_from", "system_time"]
@@ -47,20 +48,35 @@ class RunFiles:
     """Part of the names of the files."""
     inline_below: int = INLINE_BELOW
     """Bytes below which a run is part of the metadata."""
+    _uploads: Uploads = field(default_factory=Uploads, init=False)
     written_bytes: int = field(default=0, init=False)
     """Bytes of all runs written so far, those of compaction included."""
     written_rows: int = field(default=0, init=False)
     """Rows of these."""
 
     def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
-        """Writes a sorted table that is not empty: a small one becomes part of the metadata, a large one a file."""
+        """Writes a sorted table that is not empty: a small one becomes part of the metadata, a large one a file.
+
+        The file is uploaded beside what follows; see :meth:`finish`.
+
+        Raises:
+            StorageError: the local cache could not be written, or an earlier file not be uploaded.
+        """
         data, handle = encode_run(layout, table, self.key_groups, self.written_by)
         self.written_bytes += handle.bytes
         self.written_rows += handle.rows
         if handle.bytes < self.inline_below:
             return inline(handle, data), Run.of(table, self.key_groups)
-        upload_run(self.store, handle, data)
+        self._uploads.submit(lambda: upload_run(self.store, handle, data))
         return handle, self.cache.put(handle, table)
+
+    def finish(self) -> None:
+        """Waits until all that was written is on the store.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        self._uploads.finish()
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+"""Transfers of state files beside the work of the task: several at a time, and never more."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["Uploads", "fetch"]
+
+PART_BYTES = 8 << 20
+"""Bytes of one request; a larger range is read by several at a time."""
+_REQUESTS = 8
+"""Requests of a process at a time, of each direction."""
+
+
+@cache
+def _threads(purpose: str, process: int) -> ThreadPoolExecutor:
+    # One per process: a Python worker of Spark is forked, and threads are not.
+    return ThreadPoolExecutor(_REQUESTS, thread_name_prefix=f"flinkpy-{purpose}-{process}")
+
+
+def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | bytearray:
+    """A range of an object; fewer bytes, or none, where it ends before.
+
+    Raises:
+        ObjectNotFoundError: there is no such object.
+    """
+    if length <= PART_BYTES:
+        return store.get_range(path, start, length)
+    data = bytearray(length)
+    offsets = range(0, length, PART_BYTES)
+
+    def read(offset: int) -> int:
+        part = store.get_range(path, start + offset, min(PART_BYTES, length - offset))
+        data[offset : offset + len(part)] = part
+        return len(part)
+
+    size = sum(_threads("fetch", os.getpid()).map(read, offsets))
+    return data if size == length else data[:size]
+
+
+class Uploads:
+    """Uploads of one subtask that go on while it works. One thread uses it."""
+
+    def __init__(self) -> None:
+        self._pending: deque[Future[None]] = deque()
+
+    def submit(self, upload: Callable[[], None]) -> None:
+        """Begins an upload; waits where too many are under way.
+
+        Raises:
+            StorageError: an earlier one has failed.
+        """
+        while self._pending and (len(self._pending) >= _REQUESTS or self._pending[0].done()):
+            self._pending.popleft().result()
+        self._pending.append(_threads("upload", os.getpid()).submit(upload))
+
+    def finish(self) -> None:
+        """Waits until all is uploaded.
+
+        Raises:
+            StorageError: an upload has failed.
+        """
+        while self._pending:
+            self._pending.popleft().result()

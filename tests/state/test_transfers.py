@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.errors import ObjectNotFoundError, StorageError
+from dagster_flinkpy.state import transfers
+from dagster_flinkpy.state.transfers import Uploads, fetch
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.state.conftest import MakeBackend
+
+VALUE = ValueStateDescriptor("v", Types.LONG())
+
+
+@given(size=st.integers(0, 40), start=st.integers(0, 45), length=st.integers(0, 45))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_range_is_the_same_whatever_the_parts(
+    store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch, size: int, start: int, length: int
+) -> None:
+    monkeypatch.setattr(transfers, "PART_BYTES", 7)
+    data = bytes(range(size))
+    store.put("x", data)
+    assert fetch(store, "x", start, length) == data[start : start + length]
+
+
+def test_a_missing_object_is_missing_in_parts_too(store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "PART_BYTES", 7)
+    with pytest.raises(ObjectNotFoundError):
+        fetch(store, "x", 0, 100)
+
+
+class SlowStore(LocalObjectStore):
+    """Uploads wait until they are let through, or fail."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(str(root))
+        self.go_on = threading.Event()
+        self.error: StorageError | None = None
+
+    def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
+        assert self.go_on.wait(30)
+        if self.error:
+            raise self.error
+        return super().put(key, data, if_none_match=if_none_match, if_match=if_match)
+
+
+def test_the_task_goes_on_while_its_state_is_uploaded(tmp_path: Path, make_backend: MakeBackend) -> None:
+    store = SlowStore(tmp_path / "slow")
+    backend = make_backend(key_type=Types.LONG(), store=store, inline_below=0)
+    state = backend.get_state(VALUE)
+    for epoch in range(3):
+        backend.set_current_key(epoch)
+        state.update(epoch)
+        snapshot = backend.snapshot(wait=False)  # would never return if it waited
+        backend.flush()
+        backend.set_current_key(epoch)
+        assert state.value() == epoch
+    assert not list(store.list())
+    store.go_on.set()
+    backend.finish()
+    assert snapshot.files() <= {info.key for info in store.list()}
+
+
+def test_a_failed_upload_is_an_error_at_the_barrier(tmp_path: Path, make_backend: MakeBackend) -> None:
+    store = SlowStore(tmp_path / "slow")
+    store.error = StorageError("the disk is full")
+    backend = make_backend(key_type=Types.LONG(), store=store, inline_below=0)
+    state = backend.get_state(VALUE)
+    backend.set_current_key(1)
+    state.update(1)
+    backend.snapshot(wait=False)
+    store.go_on.set()
+    with pytest.raises(StorageError, match="the disk is full"):
+        backend.finish()
+    backend.set_current_key(2)
+    state.update(2)
+    with pytest.raises(StorageError, match="the disk is full"):
+        backend.snapshot()
+
+
+def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transfers, "_REQUESTS", 2)
+    gates = [threading.Event() for _ in range(3)]
+    order: list[int] = []
+    uploads = Uploads()
+
+    def upload(number: int) -> None:
+        assert gates[number].wait(30)
+        order.append(number)
+
+    for number in range(2):
+        uploads.submit(lambda number=number: upload(number))  # type: ignore[misc]
+    gates[0].set()
+    gates[2].set()
+    uploads.submit(lambda: upload(2))  # waits for the first
+    assert 0 in order
+    gates[1].set()
+    uploads.finish()
+    assert sorted(order) == [0, 1, 2]
