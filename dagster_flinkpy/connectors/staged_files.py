@@ -32,7 +32,7 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
-from dagster_flinkpy.storage import ObjectStore, UploadedPart, check_relative
+from dagster_flinkpy.storage import ObjectStore, UploadedPart, UploadInfo, check_relative
 
 __all__ = ["PART_BYTES", "StagedFile", "StagedFileCommitter", "StagedUpload", "file_name", "partition_folder"]
 
@@ -245,16 +245,22 @@ class StagedFileCommitter(SinkCommitter):
         self._store.delete_many(older)
         return len(older)
 
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return len(self._lingering(keep))
+
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        lingering = self._lingering(keep)
+        for upload in lingering:
+            self._store.abort_upload(upload.key, upload.upload_id)
+        return len(lingering)
+
+    def _lingering(self, keep: Sequence[CommitRequest]) -> list[UploadInfo]:
         kept = {(file.key, file.upload_id) for file in (StagedFile.from_json(r.committable) for r in keep)}
-        lingering = [
+        return [
             upload
             for upload in self._store.list_uploads()
             if self._is_mine(upload.key) and (upload.key, upload.upload_id) not in kept
         ]
-        for upload in lingering:
-            self._store.abort_upload(upload.key, upload.upload_id)
-        return len(lingering)
 
     def _is_mine(self, key: str) -> bool:
         """Whether a file is of this job and sink, and not of a newer attempt, which a fenced one must not abort."""

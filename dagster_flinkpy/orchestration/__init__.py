@@ -2,6 +2,7 @@
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.assets import flink_assets
+from dagster_flinkpy.orchestration.checks import build_flink_asset_checks
 from dagster_flinkpy.orchestration.jobs import RestoreConfig, SavepointConfig, build_flink_jobs
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
 from dagster_flinkpy.orchestration.resources import (
@@ -28,6 +29,7 @@ __all__ = [
     "SparkResource",
     "TwoPhaseCommitSinkResource",
     "build_checkpoint_sensor",
+    "build_flink_asset_checks",
     "build_flink_jobs",
     "build_job_status_sensors",
     "build_restart_sensor",

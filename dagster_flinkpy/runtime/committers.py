@@ -66,6 +66,13 @@ class Committers:
                 committer.replace_partition(metadata.partition, metadata.checkpoint_id)
         return before
 
+    def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
+        """How much is open that the latest checkpoint does not name, by uid."""
+        return {
+            uid: committer.lingering(_requests(latest, uid) if latest else [])
+            for uid, committer in self._committers.items()
+        }
+
     def abort_lingering(self, latest: CheckpointMetadata | None) -> int:
         """Aborts what is open and the latest checkpoint does not name; says how much that was."""
         return sum(

@@ -242,6 +242,10 @@ class SinkCommitter(ABC):
             f"{type(self).__qualname__} cannot replace partition {partition!r}: it has no replace_partition method"
         )
 
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        """How many open transactions :meth:`abort_lingering` would abort. Default: none that anybody knows of."""
+        return 0
+
     @abstractmethod
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         """Aborts the open transactions of this job and uid, those of ``keep`` aside; says how many there were."""

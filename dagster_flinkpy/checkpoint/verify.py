@@ -1,0 +1,114 @@
+"""Looks whether a checkpoint could be restored, without running the job."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.restore import OperatorSpec, assign
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
+from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.operator_state import sha256_of
+from dagster_flinkpy.state.reader import read_table
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["DrillResult", "VerifyResult", "restore_drill", "verify_checkpoint"]
+
+_PART = 16 << 20
+_THREADS = 8
+
+
+@dataclass(frozen=True)
+class VerifyResult:
+    """What was looked at, and what is wrong with it."""
+
+    files: int
+    bytes: int
+    problems: tuple[str, ...]
+    """One line for each file that is missing or damaged, or key group that is nobody's."""
+
+
+def verify_checkpoint(metadata: CheckpointMetadata, store: ObjectStore) -> VerifyResult:
+    """Reads all state files of a checkpoint and compares their checksums; checks who owns the key groups.
+
+    Args:
+        metadata: of the checkpoint or savepoint.
+        store: rooted at the prefix its paths are relative to.
+
+    Raises:
+        StorageError: the store failed; that says nothing about the files.
+    """
+    files = sorted(metadata.files())
+    with ThreadPoolExecutor(_THREADS) as threads:
+        found = list(threads.map(lambda path: _digest(path, store), files))
+    problems = [
+        f"{store.url}/{path} is missing" if seen is None else f"{store.url}/{path} is damaged: its checksum differs"
+        for path, seen in zip(files, found, strict=True)
+        if seen is None or seen[0] != sha256_of(path)
+    ]
+    for operator in metadata.operators:
+        owned = [s.keyed.key_groups for s in operator.subtasks if s.keyed is not None]
+        groups = sum(each.number_of_key_groups for each in owned)
+        if owned and groups != operator.max_parallelism:
+            problems.append(f"operator {operator.uid!r} has {groups} of {operator.max_parallelism} key groups")
+    return VerifyResult(len(files), sum(seen[1] for seen in found if seen is not None), tuple(problems))
+
+
+@dataclass(frozen=True)
+class DrillResult:
+    """Rows of keyed state and timers, by operator, before and after a restore at another parallelism."""
+
+    parallelism: int
+    before: dict[str, int]
+    after: dict[str, int]
+
+
+def restore_drill(
+    metadata: CheckpointMetadata, store: ObjectStore, *, parallelism: Callable[[int], int] = lambda p: p + 1
+) -> DrillResult:
+    """Assigns a checkpoint to another parallelism, as a restore would, and reads what each subtask would get.
+
+    Args:
+        metadata: of the checkpoint or savepoint.
+        store: rooted at the prefix its paths are relative to.
+        parallelism: the other one of an operator, from its own; it is cut down to the max parallelism.
+
+    Raises:
+        RestoreError: it could not be restored; the message says why.
+        CorruptStateError: a state file is missing or damaged; names it.
+        CheckpointError: rows would be lost or doubled.
+    """
+    specs = [
+        OperatorSpec(o.uid, max(1, min(parallelism(o.parallelism), o.max_parallelism)), o.max_parallelism)
+        for o in metadata.operators
+    ]
+    plan = assign(metadata, specs)
+    before = {o.uid: sum(_rows(s.keyed, store) for s in o.subtasks) for o in metadata.operators}
+    after = {uid: sum(_rows(s.keyed, store) for s in plan.operators[uid].subtasks) for uid in before}
+    if differ := [uid for uid in before if before[uid] != after[uid]]:
+        parts = ", ".join(f"{uid}: {before[uid]} rows become {after[uid]}" for uid in differ)
+        raise CheckpointError(f"checkpoint {metadata.checkpoint_id} at another parallelism: {parts}")
+    return DrillResult(max((spec.parallelism for spec in specs), default=1), before, after)
+
+
+def _rows(keyed: KeyedSnapshot | None, store: ObjectStore) -> int:
+    return sum(read_table(table, store).num_rows for table in keyed.tables) if keyed is not None else 0
+
+
+def _digest(path: str, store: ObjectStore) -> tuple[str, int] | None:
+    """Checksum and size of a file; None if it is missing."""
+    info = store.head(path)
+    if info is None:
+        return None
+    digest = hashlib.sha256()
+    try:
+        for start in range(0, info.size, _PART):
+            digest.update(store.get_range(path, start, _PART))
+    except FlinkPyError as error:
+        if isinstance(error, StorageError) and store.head(path) is not None:
+            raise
+        return None
+    return digest.hexdigest(), info.size

@@ -1,0 +1,174 @@
+"""Asset checks over checkpoints that the harness made; files are damaged by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetMaterialization,
+    AssetSelection,
+    DagsterInstance,
+    Definitions,
+    define_asset_job,
+)
+
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration import build_flink_asset_checks, flink_assets
+from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.storage import StorageLocation
+from tests.orchestration.programs import word_count
+from tests.runtime.harness import run_rows, spark_order
+
+WORDS = [hashlib.md5(str(i).encode()).hexdigest() for i in range(9000)]
+COUNT = AssetKey(["words", "count"])
+TABLE = AssetKey(["words", "table"])
+
+
+class Deployment:
+    """A word count that has run, and its checks."""
+
+    def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.folder, self.instance, self.resources = folder, instance, resources
+        self.state = folder / "checkpoints" / "words"
+
+    def env(self) -> StreamExecutionEnvironment:
+        return word_count(self.folder / "table", WORDS, per_epoch=4000)
+
+    def run(self, epochs: int = 1) -> None:
+        job = Definitions(flink_assets(self.env(), name="words"), resources=self.resources)
+        config = {"ops": {"words": {"config": {"epochs": epochs}}}}
+        assert job.resolve_implicit_global_asset_job_def().execute_in_process(config, self.instance).success
+
+    def check(self, name: str, **options: Any) -> dict[AssetKey, AssetCheckEvaluation]:
+        checks = build_flink_asset_checks(self.env(), name="words", **options)
+        (mine,) = [check for check in checks if {key.name for key in check.check_keys} == {name}]
+        definitions = Definitions(
+            flink_assets(self.env(), name="words"),
+            asset_checks=checks,
+            resources=self.resources,
+            jobs=[define_asset_job("chosen", AssetSelection.checks(mine))],
+        )
+        result = definitions.resolve_job_def("chosen").execute_in_process(instance=self.instance)
+        return {evaluation.asset_key: evaluation for evaluation in result.get_asset_check_evaluations()}
+
+    def files(self) -> list[Path]:
+        return sorted((self.state / "shared").glob("*.parquet"))
+
+
+@pytest.fixture
+def deployment(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Deployment:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, epoch: run_rows(epoch, spark_order))
+    return Deployment(tmp_path, instance, resources)
+
+
+def damage_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def test_before_the_first_checkpoint_there_is_nothing_to_check(deployment: Deployment) -> None:
+    found = deployment.check("snapshot_integrity")
+    assert found[COUNT].passed
+    assert found[COUNT].description == "There is no completed checkpoint yet."
+
+
+def test_whole_state_passes(deployment: Deployment) -> None:
+    deployment.run(2)
+    assert deployment.files(), "too large to be part of the metadata"
+    integrity = deployment.check("snapshot_integrity")
+    assert set(integrity) == {COUNT}
+    assert integrity[COUNT].passed
+    assert integrity[COUNT].metadata["files"].value >= 2
+    drill = deployment.check("restore_drill")[COUNT]
+    assert drill.passed
+    assert (drill.metadata["rows"].value, drill.metadata["parallelism"].value) == (8000, 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(Path.unlink, "is missing"), (damage_bit, "is damaged"), (lambda f: f.write_bytes(b""), "is damaged")],
+    ids=["missing", "bit", "empty"],
+)
+def test_a_damaged_file_is_named(deployment: Deployment, damage: Callable[[Path], Any], says: str) -> None:
+    deployment.run()
+    broken = deployment.files()[0]
+    damage(broken)
+    integrity = deployment.check("snapshot_integrity")[COUNT]
+    assert not integrity.passed
+    assert integrity.severity == AssetCheckSeverity.ERROR
+    assert broken.name in (integrity.description or "")
+    assert says in (integrity.description or "")
+    drill = deployment.check("restore_drill")[COUNT]
+    assert not drill.passed
+    assert broken.name in (drill.description or "")
+
+
+def test_damaged_metadata_is_a_finding(deployment: Deployment) -> None:
+    deployment.run()
+    (metadata,) = deployment.state.glob("chk-*/_metadata")
+    metadata.write_bytes(b"no metadata")
+    integrity = deployment.check("snapshot_integrity")[COUNT]
+    assert not integrity.passed
+    assert "_metadata" in (integrity.description or "")
+
+
+def test_lag(deployment: Deployment) -> None:
+    deployment.run()
+    assert deployment.check("lag")[TABLE].passed
+    assert deployment.check("lag", max_lag=timedelta(days=1))[TABLE].passed
+    late = deployment.check("lag", max_lag=timedelta(0))[TABLE]
+    assert not late.passed
+    assert "The last checkpoint is" in (late.description or "")
+    deployment.run(2)
+    ended = deployment.check("lag", max_lag=timedelta(0))[TABLE]
+    assert ended.passed, "there is no input left to be late with"
+
+
+def test_lingering_transactions(deployment: Deployment) -> None:
+    deployment.run()
+    assert deployment.check("lingering_transactions")[TABLE].passed
+    store = StorageLocation(str(deployment.folder / "table")).open()
+    store.create_upload("words.table.0000000009.00000.1-dead.parquet")
+    store.create_upload("others.table.0000000009.00000.1-dead.parquet")
+    found = deployment.check("lingering_transactions")[TABLE]
+    assert not found.passed
+    assert found.severity == AssetCheckSeverity.WARN
+    assert found.metadata["transactions"].value == 1
+    deployment.run()
+    assert deployment.check("lingering_transactions")[TABLE].passed
+
+
+def test_trend(deployment: Deployment) -> None:
+    deployment.run()
+    for duration in (100, 110, 90, 105, 95, 100, 120):
+        facts = {"flink/duration_ms": duration, "flink/delta_bytes": 1000}
+        deployment.instance.report_runless_asset_event(AssetMaterialization(COUNT, metadata=facts))
+    assert deployment.check("checkpoint_trend", trend_factor=1.5)[COUNT].passed
+    facts = {"flink/duration_ms": 100, "flink/delta_bytes": 4000}
+    deployment.instance.report_runless_asset_event(AssetMaterialization(COUNT, metadata=facts))
+    found = deployment.check("checkpoint_trend")[COUNT]
+    assert not found.passed
+    assert found.severity == AssetCheckSeverity.WARN
+    assert "delta_bytes 4,000 bytes, median of 8 before 1,000" in (found.description or "")
+
+
+def test_few_checkpoints_are_no_trend(deployment: Deployment) -> None:
+    deployment.run()
+    assert deployment.check("checkpoint_trend")[COUNT].passed
+
+
+def test_a_trend_factor_below_one_is_refused(deployment: Deployment) -> None:
+    with pytest.raises(ConfigurationError, match="trend_factor"):
+        build_flink_asset_checks(deployment.env(), name="words", trend_factor=1)
