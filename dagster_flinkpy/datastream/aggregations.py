@@ -69,16 +69,17 @@ class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
     """Puts key, start and end of the window before the result.
 
     Args:
-        flat: Whether the key is a tuple, to be spread over as many fields.
+        key_fields: How many fields the key is spread over: of more than one it is a tuple; 0 leaves it out.
     """
 
-    def __init__(self, flat: bool) -> None:
-        self.flat = flat
+    def __init__(self, key_fields: int) -> None:
+        self.key_fields = key_fields
 
     def process(self, key: Any, context: Any, elements: Iterable[Any]) -> Iterable[Any]:
         window = context.window()
         (result,) = elements
-        yield Row(*(key if self.flat else (key,)), window.start, window.end, result)
+        fields = key if self.key_fields > 1 else (key,) * self.key_fields
+        yield Row(*fields, window.start, window.end, result)
 
 
 def key_fields(

@@ -143,6 +143,57 @@ class _Windowed:
             stream._transformation.side_outputs[self._late_tag.tag_id] = self.get_input_type()
         return stream
 
+    def sum(self, field: int | str = 0) -> DataStream:
+        """The sum of a field per window; the other fields are those of the window's first record.
+
+        Args:
+            field: Index or name of the field; 0 for records that are plain values.
+        """
+        return self._reduce(Accumulation("sum", field), None, None)
+
+    def min(self, field: int | str = 0) -> DataStream:
+        """The least value of a field per window; the other fields are those of the first record."""
+        return self._reduce(Accumulation("min", field), None, None)
+
+    def max(self, field: int | str = 0) -> DataStream:
+        """The greatest value of a field per window; the other fields are those of the first record."""
+        return self._reduce(Accumulation("max", field), None, None)
+
+    def count(self) -> DataStream:
+        """The number of records per window: rows of the key's fields, ``window_start``, ``window_end``, ``count``.
+
+        Windows of a stream without keys have no key's fields.
+        """
+        return self._with_key_and_window(CountAggregate())
+
+    def mean(self, field: int | str = 0) -> DataStream:
+        """The mean of a field per window: rows of the key's fields, ``window_start``, ``window_end``, ``mean``.
+
+        Args:
+            field: Index or name of the field; 0 for records that are plain values.
+        """
+        check_is_number(self.get_input_type(), field, "mean()")
+        return self._with_key_and_window(MeanAggregate(field))
+
+    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
+        if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
+            raise ConfigurationError(f"{aggregate.name}() is of windows with a start and an end; use aggregate()")
+        names, types = self._key_fields(f"{aggregate.name}()")
+        output_type = RowTypeInfo(
+            [*types, Types.LONG(), Types.LONG(), aggregate.result_type],
+            [*names, "window_start", "window_end", aggregate.name],
+        )
+        return self._window(
+            output_type,
+            aggregate=aggregate,
+            window_function=WithKeyAndWindow(len(names)),
+            accumulator_type=aggregate.accumulator_type,
+        )
+
+    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
+        """Names and types of the fields that the key is in a result."""
+        return [], []
+
 
 class WindowedStream(_Windowed):
     """The records of each key, grouped into windows."""
@@ -184,46 +235,8 @@ class WindowedStream(_Windowed):
         """A function of all elements of a window; they are kept as state."""
         return self._of_elements("process()", self._process_functions, process_window_function, output_type)
 
-    def sum(self, field: int | str = 0) -> DataStream:
-        """The sum of a field per window; the other fields are those of the window's first record.
-
-        Args:
-            field: Index or name of the field; 0 for records that are plain values.
-        """
-        return self._reduce(Accumulation("sum", field), None, None)
-
-    def min(self, field: int | str = 0) -> DataStream:
-        """The least value of a field per window; the other fields are those of the first record."""
-        return self._reduce(Accumulation("min", field), None, None)
-
-    def max(self, field: int | str = 0) -> DataStream:
-        """The greatest value of a field per window; the other fields are those of the first record."""
-        return self._reduce(Accumulation("max", field), None, None)
-
-    def count(self) -> DataStream:
-        """The number of records per window: rows of the key's fields, ``window_start``, ``window_end``, ``count``."""
-        return self._with_key_and_window(CountAggregate())
-
-    def mean(self, field: int | str = 0) -> DataStream:
-        """The mean of a field per window: rows of the key's fields, ``window_start``, ``window_end``, ``mean``.
-
-        Args:
-            field: Index or name of the field; 0 for records that are plain values.
-        """
-        check_is_number(self.get_input_type(), field, "mean()")
-        return self._with_key_and_window(MeanAggregate(field))
-
-    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
-        if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
-            raise ConfigurationError(f"{aggregate.name}() is of windows with a start and an end; use aggregate()")
-        names, types = self._stream._key_fields(f"{aggregate.name}()")
-        output_type = RowTypeInfo(
-            [*types, Types.LONG(), Types.LONG(), aggregate.result_type],
-            [*names, "window_start", "window_end", aggregate.name],
-        )
-        return self._aggregate(
-            aggregate, WithKeyAndWindow(flat=len(names) > 1), aggregate.accumulator_type, output_type
-        )
+    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
+        return self._stream._key_fields(what)
 
 
 class NullByteKeySelector(KeySelector):

@@ -96,10 +96,10 @@ class _AggregateOperator(KeyedStateOperator):
         return pa.StructArray.from_arrays(columns, fields=list(self.context.vertex.output_type.arrow_type))
 
 
-def _spread(keys: pa.Array[Any], flat: bool) -> list[pa.Array[Any]]:
-    """The columns a key is in a result."""
+def _spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
+    """The columns a key is in a result; of more than one it is a struct."""
     structs: Any = keys
-    return list(structs.flatten()) if flat else [keys]
+    return list(structs.flatten()) if fields > 1 else [keys] * fields
 
 
 class RollingAggregateOperator(_AggregateOperator):
@@ -118,7 +118,7 @@ class RollingAggregateOperator(_AggregateOperator):
         except (IntegerOverflowError, TypeMismatchError) as e:
             raise self._fail(e, batch) from e
         if self._with_key:
-            results = self._struct([*_spread(keys.column, self._flat), results])
+            results = self._struct([*_spread(keys.column, 2 if self._flat else 1), results])
         self._emit(results, batch.timestamps)
 
 
@@ -133,7 +133,7 @@ class WindowAggregateOperator(_AggregateOperator):
         self._lateness, self._late_tag = spec.allowed_lateness, spec.late_tag
         function = spec.window_function
         self._with_key = isinstance(function, WithKeyAndWindow)
-        self._flat = isinstance(function, WithKeyAndWindow) and function.flat
+        self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else 0
         self._late = 0
         windows: TypeInformation = WindowCodec(TimeWindowSerializer()).namespace_type
         descriptor = ValueStateDescriptor("window-contents", fold.state_type)
@@ -245,7 +245,7 @@ class WindowAggregateOperator(_AggregateOperator):
                 self._state.delete(cells)
 
     def _result(self, keys: pa.Array[Any], starts: pa.Array[Any], results: pa.Array[Any]) -> pa.Array[Any]:
-        return self._struct([*_spread(keys, self._flat), starts, pc.add(starts, self._size), results])
+        return self._struct([*_spread(keys, self._key_fields), starts, pc.add(starts, self._size), results])
 
     def snapshot(self) -> Snapshot:
         snapshot = super().snapshot()

@@ -19,10 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.key_types import infer_key_type
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, type_from_json
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types, type_from_json
 from dagster_flinkpy.datastream.functions import KeySelector
 from dagster_flinkpy.datastream.job_graph import JobEdge, Partitioner, PartitionerKind
 from dagster_flinkpy.datastream.operators import as_callable
+from dagster_flinkpy.datastream.windowed_stream import NullByteKeySelector
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import StructAs, java_hash_codes, key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
@@ -217,6 +218,8 @@ def key_column(partitioner: Partitioner, batch: StreamBatch) -> KeyColumn:
         types, columns = zip(*(_field(batch, name) for name in selector), strict=True)
         key_type = TupleTypeInfo(types)
         column = pa.StructArray.from_arrays(columns, fields=list(key_type.arrow_type))
+    elif isinstance(selector, NullByteKeySelector):
+        key_type, column = Types.LONG(), pa.array(np.zeros(len(batch), dtype=np.int64))
     else:
         get_key = as_callable(selector, KeySelector, "get_key")
         keys = [get_key(v) for v in batch.values]

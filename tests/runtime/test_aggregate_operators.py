@@ -208,6 +208,23 @@ def test_windows(records, runs, assigner, fold, field, lateness, out_of_order, s
     compare(program, runs, seed)
 
 
+@settings(max_examples=8, deadline=None)
+@given(
+    records=RECORDS,
+    runs=RUNS,
+    assigner=ASSIGNERS,
+    fold=st.sampled_from(["sum", "min", "max", "count", "mean"]),
+    lateness=st.sampled_from([0, 7]),
+    seed=st.integers(0, 3),
+)
+def test_windows_of_a_stream_without_keys(records, runs, assigner, fold, lateness, seed):
+    def program():
+        windowed = source(records, 13, 10).window_all(assigner).allowed_lateness(lateness)
+        return stamped((windowed.count() if fold == "count" else getattr(windowed, fold)("amount")).uid("windows"))
+
+    compare(program, runs, seed)
+
+
 @settings(max_examples=10, deadline=None)
 @given(records=RECORDS, runs=RUNS)
 def test_state_that_does_not_fit_in_memory(records, runs):
@@ -246,6 +263,17 @@ def test_what_runs_in_columns(tmp_path):
     assert operator_of(keyed.sum("value").uid("op"), tmp_path / "1") is RollingAggregateOperator
     windows = source(ONE, None, 0).key_by("key").window(TumblingEventTimeWindows(10))
     assert operator_of(windows.max("value").uid("op"), tmp_path / "2") is WindowAggregateOperator
+
+
+def test_windows_of_all_records_are_counted_in_columns(tmp_path):
+    records = [("a", 1, 2, 0.5, ""), ("b", 5, 2, 1.5, ""), ("a", 50, 2, 0.5, "")]
+    counts = source(records, None, 0).window_all(TumblingEventTimeWindows(10)).count().uid("op")
+    assert counts.get_type().get_field_names() == ["window_start", "window_end", "count"]
+    assert [tuple(row) for row in collect_all(counts, tmp_path / "1")] == [(0, 10, 2), (50, 60, 1)]
+    sums = source(records, None, 0).window_all(TumblingEventTimeWindows(10)).sum("amount").uid("op")
+    assert operator_of(sums, tmp_path / "2") is WindowAggregateOperator
+    sessions = source(records, None, 0).window_all(EventTimeSessionWindows(10)).mean("amount").uid("op")
+    assert [tuple(row) for row in collect_all(sessions, tmp_path / "3")] == [(1, 15, 1.0), (50, 60, 0.5)]
 
 
 def test_what_does_not(tmp_path):
