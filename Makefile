@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint format bench browser clean
+.PHONY: install demo test lint format bench simulate browser clean
 
 install: $(STAMP)
 
@@ -41,6 +41,10 @@ format: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# Crashes, zombies and a store that fails, from 10,000 seeds. CI runs 300 of them.
+simulate: install
+	$(BIN)/python -m tests.simulation --seeds 10000
 
 # The browser tests skip themselves, and say why, where it cannot be installed.
 browser:

@@ -1,0 +1,93 @@
+"""``python -m tests.simulation --seed 7`` replays a seed and prints what happened; ``--seeds 10000`` runs many."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import repeat
+
+from tests.simulation.mutations import MUTATIONS
+from tests.simulation.run import Outcome, simulate
+
+_SHOWN = 80
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
+    parser.add_argument("--seed", type=int, help="replay this one, and print all that happened")
+    parser.add_argument("--seeds", type=int, default=300, help="how many (default: 300)")
+    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--mutation", choices=list(MUTATIONS), help="break this rule of the library")
+    parser.add_argument("--mutations", action="store_true", help="break each rule in turn; all have to be noticed")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
+    args = parser.parse_args()
+    seeds = range(args.first, args.first + args.seeds)
+    if args.mutations:
+        return _break_rules(seeds, args.workers)
+    if args.seed is not None:
+        outcome = simulate(args.seed, args.mutation)
+        print("\n".join(outcome.trace))
+        return _report(outcome)
+    started = time.monotonic()
+    failed: list[Outcome] = []
+    attempts = checkpoints = requests = 0
+    with ProcessPoolExecutor(args.workers) as pool:
+        for outcome in pool.map(partial(simulate, mutation=args.mutation), seeds, chunksize=10):
+            attempts += outcome.attempts
+            checkpoints += outcome.checkpoints
+            requests += outcome.steps
+            if outcome.violation is not None:
+                failed.append(outcome)
+                print(f"seed {outcome.seed}: {outcome.violation}", flush=True)
+    print(
+        f"seeds {args.first} to {args.first + args.seeds - 1}: {len(failed)} failed; {attempts} attempts, "
+        f"{checkpoints} completed checkpoints, {requests} requests, in {time.monotonic() - started:.0f} s"
+    )
+    if failed:
+        print(f"replay: python -m tests.simulation --seed {failed[0].seed}")
+    return 1 if failed else 0
+
+
+def _break_rules(seeds: range, workers: int) -> int:
+    missed = 0
+    with ProcessPoolExecutor(workers) as pool:
+        for name, outcome in zip(MUTATIONS, pool.map(_first_violation, MUTATIONS, repeat(seeds)), strict=True):
+            found = (
+                f"seed {outcome.seed}: {(outcome.violation or '').strip().splitlines()[-1]}" if outcome else "MISSED"
+            )
+            print(f"{name}: {found}", flush=True)
+            missed += outcome is None
+    print(f"{len(MUTATIONS) - missed} of {len(MUTATIONS)} broken rules were noticed within {len(seeds)} seeds")
+    return 1 if missed else 0
+
+
+def _first_violation(mutation: str, seeds: range) -> Outcome | None:
+    for seed in seeds:
+        outcome = simulate(seed, mutation)
+        if outcome.violation is not None and not outcome.violation.startswith("Violation"):
+            raise RuntimeError(f"{mutation!r} breaks more than its rule: {outcome.violation}")
+        if outcome.violation is not None:
+            return outcome
+    return None
+
+
+def _report(outcome: Outcome) -> int:
+    print(
+        f"seed {outcome.seed}: {outcome.violation or 'all invariants held'} ({outcome.attempts} attempts, "
+        f"{outcome.checkpoints} completed checkpoints, {outcome.steps} requests, trace {outcome.digest[:12]})"
+    )
+    return 1 if outcome.violation else 0
+
+
+if __name__ == "__main__":
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of what is replayed
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
+    sys.exit(main())

@@ -1,0 +1,535 @@
+"""The simulated job: numbers -> count per key -> files, with small stand-ins for the tasks of its Spark jobs.
+
+The driver is the library's own: job loop, coordinator, store, restore, committers. The tasks keep state in the same
+handles and files as real ones, but their rows are JSON, so that an epoch takes a millisecond.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
+from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle, SubtaskState
+from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.connectors.staged_files import StagedFileCommitter, StagedUpload, file_name
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    SinkCommitter,
+    SinkWriter,
+    Source,
+    SourceSplit,
+    SplitEnumerator,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import CheckpointError, PreconditionFailedError, StorageError
+from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.exchange import Kind, WireRow
+from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.state.operator_state import file_of, state_file
+from dagster_flinkpy.state.run_file import upload_run
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from tests.simulation.world import URL, SimulatedStore, World
+
+__all__ = [
+    "JOB",
+    "KEYS",
+    "MAX_PARALLELISM",
+    "OUT",
+    "SPLITS",
+    "SPLIT_RECORDS",
+    "SimulatedAttempt",
+    "key_of",
+    "read_counts",
+    "read_seen",
+    "simulate_in",
+]
+
+JOB = "job"
+OUT = "out"
+SPLITS = 10
+SPLIT_RECORDS = 4
+KEYS = 5
+MAX_PARALLELISM = 6
+
+_MAX_RUNS = 3
+_TASK_TRIES = 2
+_TIMEOUT = timedelta(seconds=60)
+
+_world: World | None = None
+
+
+def simulate_in(world: World) -> None:
+    """Says which world locations, sinks and clocks belong to, in this process."""
+    global _world
+    _world = world
+
+
+def _here() -> World:
+    assert _world is not None
+    return _world
+
+
+@dataclass(frozen=True)
+class SimulatedLocation(StorageLocation):
+    """Opens the world's store."""
+
+    def open(self) -> ObjectStore:
+        return SimulatedStore(_here(), self.url.removeprefix(URL).strip("/"))
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+class _Enumerator(SplitEnumerator):
+    def __init__(self, restored: Any) -> None:
+        self._read = restored["read"] if restored else 0
+        self._planned = self._read
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if self._planned != self._read:
+            raise AssertionError("splits are planned before the last ones were read")
+        width = _here().rng.randint(1, 3)
+        splits = range(self._read, min(self._read + width, SPLITS))
+        self._planned = splits.stop
+        return [
+            [SourceSplit(f"split-{s}", {"n": s}) for s in splits if s % parallelism == i] for i in range(parallelism)
+        ]
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        if not all(split.finished for split in splits):
+            raise AssertionError("a split that was not read to its end")
+        self._read = self._planned
+
+    @property
+    def exhausted(self) -> bool:
+        return self._planned >= SPLITS
+
+    def snapshot_state(self) -> dict[str, Any]:
+        return {"read": self._read}
+
+
+class _Numbers(Source):
+    @property
+    def produced_type(self) -> TypeInformation:
+        return Types.LONG()
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        return _Enumerator(restored)
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        raise AssertionError("simulated tasks read for themselves")
+
+
+class _Count(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        raise AssertionError("simulated tasks count for themselves")
+
+
+class _Files(TwoPhaseCommittingSink):
+    def validate(self, type_info: TypeInformation | None) -> None:
+        pass
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        raise AssertionError("simulated tasks write for themselves")
+
+    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+        return StagedFileCommitter(SimulatedStore(_here(), OUT), context, wait=_here().sleep)
+
+
+@cache
+def program(parallelism: int) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+    env.set_max_parallelism(MAX_PARALLELISM)
+    numbers = env.from_source(_Numbers(), None, "numbers").uid("numbers")
+    counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
+    counts.sink_to(_Files()).uid("files")
+    return env.get_job_graph()
+
+
+def key_of(record: int) -> int:
+    return record % KEYS
+
+
+def _group_of(key: int) -> int:
+    return key * 5 % MAX_PARALLELISM
+
+
+# --- state of the tasks -----------------------------------------------------------------------------------------------
+
+Rows = list[tuple[int, Any, Any]]
+"""Key group, key, value; in order of key groups."""
+
+
+def _write_run(rows: Rows, owned: KeyGroupRange, store: ObjectStore, written_by: str) -> RunHandle:
+    data = json.dumps(rows).encode()
+    sha256 = hashlib.sha256(data).hexdigest()
+    groups = [group for group, _, _ in rows]
+    counts = [groups.count(group) or -1 for group in range(groups[0], groups[-1] + 1)]
+    handle = RunHandle(
+        path=state_file(sha256, written_by),
+        sha256=sha256,
+        bytes=len(data),
+        rows=len(rows),
+        key_groups=owned,
+        rows_per_key_group=(groups[0], *counts),
+        footer_bytes=1,
+        footer_sha256=sha256,
+    )
+    upload_run(store, handle, data)
+    return handle
+
+
+def _read_run(handle: RunHandle, read: Callable[[str], bytes]) -> Rows:
+    data = read(handle.path)
+    if hashlib.sha256(data).hexdigest() != handle.sha256:
+        raise AssertionError(f"{handle.path} is another file")
+    return [(group, key, value) for group, key, value in json.loads(data) if group in handle.key_groups]
+
+
+def _table(snapshot: KeyedSnapshot | None, name: str) -> tuple[RunHandle, ...]:
+    tables = snapshot.tables if snapshot else ()
+    return next((table.runs for table in tables if table.name == name), ())
+
+
+def _merged(runs: Iterable[RunHandle], read: Callable[[str], bytes]) -> dict[Any, tuple[int, Any]]:
+    state: dict[Any, tuple[int, Any]] = {}
+    for run in runs:
+        for group, key, value in _read_run(run, read):
+            state[key] = (group, value)
+    return state
+
+
+def _rows(state: Mapping[Any, tuple[int, Any]]) -> Rows:
+    return sorted(((group, key, value) for key, (group, value) in state.items()), key=lambda row: (row[0], str(row[1])))
+
+
+def read_counts(snapshots: Iterable[KeyedSnapshot | None], read: Callable[[str], bytes]) -> dict[int, list[int]]:
+    """All records that the keyed state of a checkpoint has counted, by key."""
+    counts: dict[int, list[int]] = {}
+    for snapshot in snapshots:
+        for key, (_, records) in _merged(_table(snapshot, "counts"), read).items():
+            counts.setdefault(key, []).extend(records)
+    return counts
+
+
+def read_seen(handles: Iterable[OperatorStateHandle], read: Callable[[str], bytes]) -> list[int]:
+    """The splits that an operator state names."""
+    seen = []
+    for handle in handles:
+        for partition in handle.partitions:
+            path = file_of(partition)
+            seen.append(partition["n"] if path is None else json.loads(read(path))[partition["row"]])
+    return seen
+
+
+# --- the tasks --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Task:
+    """One try of a subtask of a stage: what it does between barriers, for all barriers of the Spark job."""
+
+    epoch: Epoch
+    index: int
+    execution: str
+
+    @property
+    def _store(self) -> ObjectStore:
+        return self.epoch.job_storage.open()
+
+    def _read(self, path: str) -> bytes:
+        return self._store.get(path)[0]
+
+
+class _SourceTask(_Task):
+    def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
+        """Per barrier: acknowledgements, records."""
+        world = _here()
+        seen = read_seen(self.epoch.input("numbers", self.index).operator_state, self._read)
+        done: list[tuple[list[dict[str, Any]], list[int]]] = []
+        for interval in self.epoch.intervals:
+            world.step()
+            splits = interval.splits.get(("numbers", self.index), ())
+            seen = seen + [split.properties["n"] for split in splits]
+            records = [s.properties["n"] * SPLIT_RECORDS + r for s in splits for r in range(SPLIT_RECORDS)]
+            state = SubtaskState(
+                self.index,
+                operator_state=(OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, self._stored(seen)),),
+                splits=tuple(split.advanced(SPLIT_RECORDS, finished=True).to_json() for split in splits),
+            )
+            done.append(([_ack("numbers", interval.checkpoint_id, state)], records))
+        return done
+
+    def _stored(self, seen: Sequence[int]) -> tuple[Any, ...]:
+        if len(seen) < 3:
+            return tuple({"n": n} for n in seen)
+        data = json.dumps(seen).encode()
+        sha256 = hashlib.sha256(data).hexdigest()
+        by = self.epoch.written_by
+        with suppress(PreconditionFailedError):
+            self._store.put(state_file(sha256, by), data, if_none_match=True)
+        return tuple({"file": sha256, "by": by, "row": row} for row in range(len(seen)))
+
+
+class _CountTask(_Task):
+    def run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        """Acknowledgements of both operators; takes the records of each interval."""
+        try:
+            return self._run(records)
+        except StorageError:
+            for upload in self._uploads:
+                upload.abort()
+            raise
+
+    def _run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
+        world, epoch = _here(), self.epoch
+        self._uploads: list[StagedUpload] = []
+        width = epoch.graph.vertex("count").parallelism
+        groups = self._groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, width, self.index)
+        given = epoch.input("count", self.index).keyed
+        runs = list(_table(given, "counts"))
+        state = _merged(runs, self._read)
+        turns = {key: value for key, (_, value) in _merged(_table(given, "turns"), self._read).items()}
+        acks = []
+        for interval, arrived in zip(epoch.intervals, records, strict=True):
+            world.step()
+            rows: list[list[int]] = []
+            touched: dict[Any, tuple[int, Any]] = {}
+            for record in sorted(arrived):
+                key = key_of(record)
+                group = _group_of(key)
+                if group in groups:
+                    state[key] = touched[key] = (group, [*state.get(key, (group, []))[1], record])
+                    rows.append([record, len(state[key][1])])
+            if touched:
+                runs.append(self._write(_rows(touched)))
+            if len(runs) > _MAX_RUNS:
+                runs = [self._write(_rows(state))]
+            # Comes to have the same content again and again.
+            turn = 1 - turns.get(f"turn-{groups.start}", 0)
+            turns = {f"turn-{groups.start}": turn}
+            turning = self._write([(groups.start, f"turn-{groups.start}", turn)])
+            tables = (_snapshot("counts", runs), _snapshot("turns", [turning]))
+            keyed = KeyedSnapshot(groups, tables)
+            acks.append(_ack("count", interval.checkpoint_id, SubtaskState(self.index, keyed=keyed)))
+            acks.append(_ack("files", interval.checkpoint_id, self._written(interval.checkpoint_id, rows)))
+        return acks
+
+    def _write(self, rows: Rows) -> RunHandle:
+        return _write_run(rows, self._groups, self._store, self.epoch.written_by)
+
+    def _written(self, checkpoint_id: int, rows: Sequence[Any]) -> SubtaskState:
+        if not rows:
+            return SubtaskState(self.index)
+        init = WriterInitContext(
+            job_id=self.epoch.job_id,
+            uid="files",
+            subtask=self.index,
+            attempt=self.epoch.attempt,
+            checkpoint_id=checkpoint_id,
+            execution=self.execution,
+        )
+        upload = StagedUpload(SimulatedStore(_here(), OUT), file_name(init), part_bytes=64)
+        self._uploads.append(upload)
+        upload.write(json.dumps(rows).encode())
+        return SubtaskState(self.index, committables=(upload.finish(len(rows)).to_json(),))
+
+
+def _snapshot(name: str, runs: Sequence[RunHandle]) -> TableSnapshot:
+    long = Types.LONG().to_json()
+    return TableSnapshot(name, "VALUE", long, None, None, long, tuple(runs))
+
+
+def _ack(uid: str, checkpoint_id: int, state: SubtaskState) -> dict[str, Any]:
+    return {"uid": uid, "checkpoint_id": checkpoint_id, "state": state.to_json(), "digest": "", "consumed": {}}
+
+
+# --- the Spark job ----------------------------------------------------------------------------------------------------
+
+
+class _Failed(Exception):
+    """A user function in a task raised."""
+
+
+@dataclass
+class _Stage:
+    """Its tasks, and what came of them so far."""
+
+    run: Callable[[int, str], Any]
+    results: dict[int, Any] = field(default_factory=dict)
+    errors: list[Exception] = field(default_factory=list)
+
+
+class _SparkJob:
+    """Runs the tasks of an epoch as actors; they outlive a driver that crashes, or is interrupted too late."""
+
+    def __init__(self, world: World, epoch: Epoch, name: str, until_ms: int) -> None:
+        self._world = world
+        self._epoch = epoch
+        self._name = name
+        self._until_ms = until_ms
+        self._tries = 0
+
+    def run(self) -> list[WireRow]:
+        """The rows for the driver.
+
+        Raises:
+            StorageError: A task failed as often as it is tried.
+            TimeoutError: It took too long.
+        """
+        width = self._epoch.graph.stage_parallelism(0)
+        try:
+            sources = self._stage(range(width), lambda i, e: _SourceTask(self._epoch, i, e).run())
+            records = [
+                [record for each in sources for record in each[position][1]]
+                for position in range(len(self._epoch.intervals))
+            ]
+            counted = self._stage(range(width), lambda i, e: _CountTask(self._epoch, i, e).run(records))
+        except _Failed:
+            payload = error_to_json(CheckpointError("a task failed"), "count", 0)
+            return [_row(Kind.FAILURE, payload)]
+        acks = [ack for each in sources for acks, _ in each for ack in acks] + [ack for acks in counted for ack in acks]
+        return [_row(Kind.ACK, json.dumps(ack).encode()) for ack in acks]
+
+    def _stage(self, indexes: Iterable[int], run: Callable[[int, str], Any]) -> list[Any]:
+        world, chaos = self._world, self._world.chaos
+        stage = _Stage(run)
+        indexes = list(indexes)
+        for index in indexes:
+            self._start(stage, index, _TASK_TRIES)
+            if chaos.speculation and world.rng.random() < chaos.speculation:
+                self._start(stage, index, 1)
+        if not world.wait_for(lambda: len(stage.results) == len(indexes) or bool(stage.errors), self._until_ms):
+            raise TimeoutError
+        if stage.errors:
+            raise stage.errors[0]
+        return [stage.results[index] for index in indexes]
+
+    def _start(self, stage: _Stage, index: int, tries: int) -> None:
+        world, chaos = self._world, self._world.chaos
+        self._tries += 1
+        execution = f"{self._tries}"
+
+        def body() -> None:
+            world.step("task starts")
+            if chaos.task_hangs and world.rng.random() < chaos.task_hangs:
+                world.sleep(world.rng.choice((30, 90, 300)))
+            try:
+                if chaos.task_fails and world.rng.random() < chaos.task_fails:
+                    raise _Failed
+                result = stage.run(index, execution)
+            except StorageError as error:
+                if tries > 1:
+                    self._start(stage, index, tries - 1)
+                else:
+                    stage.errors.append(error)
+            except _Failed as error:
+                stage.errors.append(error)
+            else:
+                stage.results.setdefault(index, result)
+
+        world.spawn(f"{self._name}.{index}", body)
+
+
+def _row(kind: Kind, payload: bytes) -> WireRow:
+    return WireRow(0, 0, 0, 0, kind, pa.py_buffer(payload))
+
+
+# --- the driver -------------------------------------------------------------------------------------------------------
+
+
+class SimulatedAttempt(JobAttempt):
+    """The library's job loop over simulated Spark jobs.
+
+    Args:
+        world: The world.
+        name: Of its actor.
+        width: Parallelism of the program.
+        num_retained: How many checkpoints are kept.
+        attempt: Arguments of :class:`JobAttempt`.
+    """
+
+    def __init__(self, world: World, name: str, *, width: int, num_retained: int, **attempt: Any) -> None:
+        config = JobConfig(
+            JOB,
+            SimulatedLocation(URL),
+            checkpointing=CheckpointConfig(timeout=_TIMEOUT, num_retained=num_retained),
+            cache_dir="/nowhere",
+        )
+        super().__init__(program(width), config, owner=name, on_progress=world.note, **attempt)
+        self._world = world
+        self._name = name
+        self._strays = False
+
+    def _on_spark(self, epoch: Epoch) -> list[WireRow]:
+        world = self._world
+        world.step(f"Spark job of checkpoint {epoch.checkpoint_id}, {len(epoch.intervals)} barriers")
+        until = world.now_ms + int(_TIMEOUT.total_seconds() * 1000)
+        try:
+            return _SparkJob(world, epoch, f"{self._name}/{epoch.checkpoint_id}", until).run()
+        except TimeoutError:
+            self._timed_out = True
+            raise CheckpointError("the Spark job was interrupted") from None
+
+    def _acknowledge(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+        """In any order, and with messages in between that are not for this checkpoint."""
+        rng, chaos = self._world.rng, self._world.chaos
+        shuffled = list(states.items())
+        rng.shuffle(shuffled)
+        self._strays = rng.random() < chaos.stray_messages
+        if self._strays:
+            self._stray_messages(checkpoint_id, dict(shuffled))
+        super()._acknowledge(checkpoint_id, dict(shuffled))
+        if self._strays:
+            self._late_messages(checkpoint_id, dict(shuffled))
+        self._strays = False
+
+    def _drive(self, stimulus: Stimulus) -> None:
+        super()._drive(stimulus)
+        if self._strays and isinstance(stimulus, Acknowledge):
+            message = stimulus.message
+            again = replace(message, state=SubtaskState(message.subtask))
+            super()._drive(Acknowledge(self._world.clock(), again))
+
+    def _stray_messages(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+        """Of another attempt, another job, for a checkpoint nobody knows; all with a state that would be wrong."""
+        now = self._world.clock()
+        for task in states:
+            wrong = SubtaskState(task.subtask)
+            for job_id, attempt, number in (
+                (JOB, self.token - 1, checkpoint_id),
+                (JOB, self.token + 1, checkpoint_id),
+                ("another", self.token, checkpoint_id),
+                (JOB, self.token, checkpoint_id + 1000),
+                (JOB, self.token, checkpoint_id - 1),
+            ):
+                message = AcknowledgeCheckpoint(job_id, number, attempt, task.uid, task.subtask, wrong)
+                self._drive(Acknowledge(now, message))
+            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+            for attempt, number in ((self.token - 1, checkpoint_id), (self.token, checkpoint_id - 1)):
+                decline = DeclineCheckpoint(JOB, number, attempt, task.uid, task.subtask, reason, {})
+                self._drive(Decline(now, decline))
+
+    def _late_messages(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+        now = self._world.clock()
+        for task, state in states.items():
+            message = AcknowledgeCheckpoint(JOB, checkpoint_id, self.token, task.uid, task.subtask, state)
+            self._drive(Acknowledge(now, message))
+        self._drive(TimerFired(now, checkpoint_id))
