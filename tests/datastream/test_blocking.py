@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
@@ -104,3 +106,59 @@ def test_keys_come_behind_the_exchange(env: StreamExecutionEnvironment) -> None:
 def test_a_blocking_stream_is_no_operator(env: StreamExecutionEnvironment) -> None:
     with pytest.raises(JobGraphError, match="no operator of its own"):
         pairs(env).blocking().uid("x")
+
+
+def same(df: Any) -> Any:
+    return df
+
+
+def test_a_spark_transform_is_the_source_of_its_region(env: StreamExecutionEnvironment) -> None:
+    source = pairs(env)
+    source.blocking().map(lambda value: value, PAIR).uid("map")
+    identity(source.transform_spark(same, PAIR).uid("first").transform_spark(same, PAIR).uid("second"), "end")
+    assert shapes(env.get_job_graph()) == [
+        (["pairs", "pairs.exchange"], [("pairs", "pairs.exchange", PartitionerKind.FORWARD)]),
+        (["pairs.exchange.map", "map"], [("pairs.exchange.map", "map", PartitionerKind.FORWARD)]),
+        (["first", "first.exchange"], [("first", "first.exchange", PartitionerKind.FORWARD)]),
+        (["second", "end"], [("second", "end", PartitionerKind.FORWARD)]),
+    ]
+    for region in env.get_job_graph().regions():
+        region.require_uids()
+
+
+def test_united_streams_come_to_a_spark_transform_through_one_exchange(env: StreamExecutionEnvironment) -> None:
+    a, b = pairs(env, "a").set_parallelism(3), pairs(env, "b")
+    a.union(b).transform_spark(same, PAIR).uid("t").blocking().map(lambda value: value, PAIR).uid("map")
+    assert shapes(env.get_job_graph()) == [
+        (
+            ["a", "b", "t.union.exchange"],
+            [("a", "t.union.exchange", PartitionerKind.REBALANCE), ("b", "t.union.exchange", PartitionerKind.FORWARD)],
+        ),
+        (["t", "t.exchange"], [("t", "t.exchange", PartitionerKind.FORWARD)]),
+        (["t.exchange.map", "map"], [("t.exchange.map", "map", PartitionerKind.FORWARD)]),
+    ]
+
+
+def test_a_spark_transform_that_parts_nothing_is_refused(env: StreamExecutionEnvironment) -> None:
+    source = pairs(env)
+    identity(source.union(source.transform_spark(same, PAIR).uid("t")), "joined")
+    with pytest.raises(JobGraphError, match=r"blocking edges pairs -> t do not part the program"):
+        env.get_job_graph().regions()
+
+
+def test_what_a_spark_transform_cannot_read_is_refused(env: StreamExecutionEnvironment) -> None:
+    stream, numbers = pairs(env), env.from_collection([1], Types.LONG())
+    with pytest.raises(JobGraphError, match="before key_by"):
+        stream.key_by("key").transform_spark(same, PAIR)
+    with pytest.raises(JobGraphError, match="call it before rebalance"):
+        stream.broadcast().transform_spark(same, PAIR)
+    with pytest.raises(JobGraphError, match="needs records with fields"):
+        numbers.transform_spark(same, PAIR)
+    with pytest.raises(JobGraphError, match="have no type"):
+        numbers.map(lambda n: n).transform_spark(same, PAIR)
+    timed = Types.ROW_NAMED(["rowtime"], [Types.LONG()])
+    with pytest.raises(JobGraphError, match="'rowtime' is the column of event time; rename the field"):
+        stream.transform_spark(same, timed)
+    stream.transform_spark(same, PAIR)
+    with pytest.raises(MissingUidError, match=r"Spark Transform \(spark_transform\)"):
+        env.get_job_graph().require_uids()

@@ -62,7 +62,7 @@ def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Programs run in this process, in an empty folder."""
+    """Programs run in this process, DataFrames of theirs aside, in an empty folder."""
 
     def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
         return run_rows(epoch)
@@ -72,7 +72,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.spark] * (n == "spark")) for n in PAGES])
 def test_the_snippets_of_a_page_print_what_it_says(
     name: str, monkeypatch: pytest.MonkeyPatch, without_spark: Path
 ) -> None:
