@@ -36,6 +36,7 @@ from dagster_flinkpy.runtime.operators import (
     UnkeyedTimerService,
 )
 from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache, TimerQueue
+from dagster_flinkpy.state.runs import TURNS
 
 __all__ = [
     "EVENT_TIMERS",
@@ -140,6 +141,7 @@ class KeyedStateOperator(StreamOperator):
             restored=restored,
             now=epoch.clock.now,
             written_by=epoch.written_by,
+            turn=(epoch.checkpoint_id + context.subtask) % TURNS == 0,
         )
         self._counted: dict[str, int] = {}
         """What the backend had done at the snapshot before."""

@@ -181,6 +181,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.operator_state.state_file`.
         inline_below: Bytes below which a run is part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
+        turn: Whether this subtask is to merge its runs early, before it must. Default: False.
     """
 
     def __init__(
@@ -196,11 +197,12 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         overlay_rows: int = OVERLAY_ROWS,
         written_by: str = "",
         inline_below: int = INLINE_BELOW,
+        turn: bool = False,
     ) -> None:
         self._operator = operator
         self._key_groups = key_groups
         self._max_parallelism = max_parallelism
-        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below)
+        self._files = RunFiles(store, cache, key_groups, now, written_by, inline_below, turn)
         self._cache = cache
         self._overlay_rows = overlay_rows
         self._keys = TouchedKeys()

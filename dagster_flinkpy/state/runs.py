@@ -21,10 +21,12 @@ from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["MAX_RUNS", "Match", "RunFiles", "Runs", "merge_from", "system_time"]
+__all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "merge_from", "system_time"]
 
 MAX_RUNS = 8
 """Runs of a table; more are merged when the next delta is written."""
+TURNS = 4
+"""A subtask has its turn to merge in one of so many epochs, so that not all of them merge in the same one."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -48,6 +50,8 @@ class RunFiles:
     """Part of the names of the files."""
     inline_below: int = INLINE_BELOW
     """Bytes below which a run is part of the metadata."""
+    turn: bool = False
+    """Whether this subtask is to merge early, before it must."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
     written_bytes: int = field(default=0, init=False)
     """Bytes of all runs written so far, those of compaction included."""
@@ -157,13 +161,15 @@ class Runs:
         """
         handles = self.handles
         sizes = [handle.rows for handle in handles]
+        tombstones = sum(min(handle.tombstones, handle.rows) for handle in handles)
         base_rows = sum(handle.rows for i, handle in enumerate(handles) if _is_base(handles, i))
         if delta is not None:
             delta = self._without_idle_tombstones(delta)
             sizes.append(len(delta))
+            tombstones += int(np.count_nonzero(delta.column("deleted").to_numpy()))
         if delta is None or not len(delta):
             delta, sizes = None, sizes[: len(handles)]
-        start = merge_from(sizes, base_rows)
+        start = merge_from(sizes, base_rows, tombstones, turn=self._files.turn)
         if delta is not None:
             start = min(start, self._first_inline())
         if start < len(sizes) - 1:
@@ -210,23 +216,31 @@ def _is_base(handles: Sequence[RunHandle], index: int) -> bool:
     return not any(clip.intersection(older.key_groups) for older in handles[:index])
 
 
-def merge_from(sizes: Sequence[int], base_rows: int) -> int:
+def merge_from(sizes: Sequence[int], base_rows: int, tombstones: int = 0, *, turn: bool = False) -> int:
     """Which runs to merge: from the returned index to the newest. The index of the newest means none.
 
-    All of them, when the deltas have grown larger than their bases, so that at most half of the rows are out of date.
-    Otherwise, when there are more than ``MAX_RUNS``, the newest and all runs before it that are not larger than what
-    follows them: each row is rewritten about as often as the logarithm of the size.
+    All of them, when there would be more than twice as many rows as there are live ones: a row of a delta replaces one,
+    is new, or is a tombstone and hides one, so at least the rows of the bases less the tombstones are live. Otherwise,
+    when there are more than ``MAX_RUNS``, the newest and all runs before it that are not larger than what follows them:
+    each row is rewritten about as often as the logarithm of the size.
+
+    A subtask whose turn it is merges at half of the runs, and at three quarters of the rows. So in steady work none
+    has to merge out of its turn.
 
     Args:
         sizes: rows per run, oldest first.
         base_rows: rows of the runs that lie over no other.
+        tombstones: among all rows.
+        turn: whether it is this subtask's turn.
     """
     last = len(sizes) - 1
-    if 0 < base_rows < sum(sizes) - base_rows:
+    room = base_rows - 2 * tombstones
+    if base_rows and sum(sizes) - base_rows > (0.75 * room if turn else room):
         return 0
-    if len(sizes) <= MAX_RUNS:
+    runs = MAX_RUNS // 2 if turn else MAX_RUNS
+    if len(sizes) <= runs:
         return last
-    start = min(last - 1, MAX_RUNS - 1)
+    start = min(last - 1, runs - 1)
     while start > 0 and sizes[start - 1] <= sum(sizes[start:]):
         start -= 1
     return start

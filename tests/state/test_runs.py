@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
@@ -15,7 +16,7 @@ from dagster_flinkpy.state import RunCache
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.runs import MAX_RUNS, RunFiles, Runs, merge_from
+from dagster_flinkpy.state.runs import MAX_RUNS, TURNS, RunFiles, Runs, merge_from
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 LAYOUT = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LONG())
@@ -51,6 +52,62 @@ def test_compaction_bounds_runs_and_space(deltas: list[int]) -> None:
         sizes[start:] = [sum(sizes[start:])]
         assert len(sizes) <= MAX_RUNS
         assert sum(sizes) <= 2 * sizes[0]
+
+
+@given(
+    epochs=st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30), st.integers(0, 30)), max_size=60),
+    inline_below=st.sampled_from([0, 20_000]),
+    turns=st.booleans(),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_runs_and_rows_are_bounded_by_what_is_live(
+    store: LocalObjectStore,
+    cache: RunCache,
+    epochs: list[tuple[int, int, int]],
+    inline_below: int,
+    turns: bool,
+) -> None:
+    files = RunFiles(store, cache, KeyGroupRange(0, 9), inline_below=inline_below)
+    runs, live, made = Runs(LAYOUT, (), files), dict[int, int](), 0
+    for epoch, (new, changed, deleted) in enumerate(epochs):
+        known = list(live)
+        rows: dict[int, int | None] = dict.fromkeys(range(made, made + new), epoch)
+        made += new
+        rows |= dict.fromkeys(known[:changed], epoch)
+        rows |= dict.fromkeys(known[-deleted:] if deleted else [], None)
+        live = {key: value for key, value in {**live, **rows}.items() if value is not None}
+        files.turn = turns and epoch % TURNS == 0
+        handles = runs.handles
+        runs.append(delta(rows) if rows else None)
+        assert len(runs) <= MAX_RUNS
+        assert sum(handle.rows for handle in runs.handles) <= 2 * max(len(live), 1)
+        merged: dict[int, int | None] = {}
+        for table in reversed(rows_of(runs)):
+            merged |= table
+        assert {key: value for key, value in merged.items() if value is not None} == live
+        for handle in handles:  # of an older checkpoint, which may be restored
+            assert cache.open(handle, store)
+
+
+@given(base=st.integers(2000, 100_000), delta_rows=st.integers(1, 120), subtasks=st.integers(1, 12))
+def test_in_steady_work_a_subtask_merges_in_its_turn_only(base: int, delta_rows: int, subtasks: int) -> None:
+    state = [[base] for _ in range(subtasks)]
+    for epoch in range(80):
+        for i, sizes in enumerate(state):
+            sizes.append(delta_rows)
+            turn = (epoch + i) % TURNS == 0
+            start = merge_from(sizes, sizes[0], turn=turn)
+            assert turn or start == len(sizes) - 1
+            # Half of the delta are new keys, if all are merged.
+            sizes[start:] = [sum(sizes[start:]) if start else sizes[0] + sum(sizes[1:]) // 2]
+            assert len(sizes) <= MAX_RUNS
+            assert sum(sizes) <= 2 * sizes[0]
+
+
+def test_tombstones_count_for_what_they_hide() -> None:
+    assert merge_from([100, 30], base_rows=100) == 1
+    assert merge_from([100, 30], base_rows=100, tombstones=30) == 1
+    assert merge_from([100, 36], base_rows=100, tombstones=36) == 0  # 64 live ones in 136 rows
 
 
 def test_compaction_rewrites_each_row_rarely() -> None:
@@ -101,8 +158,9 @@ def test_a_merge_of_all_runs_drops_tombstones(files: RunFiles) -> None:
     runs = Runs(LAYOUT, (), files)
     runs.append(delta({1: 1, 2: 2}))
     runs.append(delta({1: None, 2: 3}))
-    runs.append(delta({3: 3}))
-    assert rows_of(runs) == [{2: 3, 3: 3}]
+    runs.append(delta({3: 3, 4: 4}))
+    assert rows_of(runs) == [{2: 3, 3: 3, 4: 4}]
+    runs.append(delta({4: None}))
     runs.append(delta({2: None, 3: None}))
     runs.append(delta({2: 1, 3: None}))
     assert rows_of(runs) == [{2: 1}]
@@ -156,12 +214,13 @@ def test_a_run_of_another_state_is_refused(files: RunFiles) -> None:
 def test_small_runs_are_part_of_the_metadata_until_they_add_up(store: LocalObjectStore, cache: RunCache) -> None:
     files = RunFiles(store, cache, KeyGroupRange(0, 9), written_by="3-7")
     runs = Runs(LAYOUT, (), files)
-    runs.append(delta({key: key for key in range(20_000)}))
+    random = Random(1)
+    runs.append(delta({key: random.getrandbits(60) for key in range(20_000)}))
     (base,) = runs.handles
     assert base.path == f"shared/3-7-{base.sha256}.parquet"
     kept = []
     for epoch in range(60):
-        runs.append(delta(dict.fromkeys(range(epoch * 300, epoch * 300 + 300), epoch)))
+        runs.append(delta({key: random.getrandbits(60) for key in range(epoch * 300, epoch * 300 + 300)}))
         inline = [handle for handle in runs.handles if handle.data is not None]
         kept.append(sum(handle.bytes for handle in inline))
         assert kept[-1] < 2 * INLINE_BELOW
