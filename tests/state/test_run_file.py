@@ -86,6 +86,7 @@ def test_row_groups_of_one_key_group_are_told_apart_by_hash(
     counting: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_file, "ROW_GROUP_ROWS", 1000)
+    monkeypatch.setattr(run_file, "WHOLE_BELOW", 0)
     table = sorted_table(30_000, max_parallelism=1)
     keys = pa.array([-(2**40) * i for i in range(30_000)])  # whose hashes have either sign
     hashes = hash_keys(Types.LONG(), keys)
@@ -130,6 +131,20 @@ def test_a_file_explains_itself(written: tuple[RunHandle, bytes, pa.Table]) -> N
     assert metadata[b"flinkpy.format_version"] == b"1"
     assert b'"name": "v"' in metadata[b"flinkpy.state"]
     assert b"LONG" in metadata[b"flinkpy.state"]
+
+
+def test_integers_are_stored_as_differences(counting: CountingStore) -> None:
+    """Those that jump over the whole range, too."""
+    wide = [(-1) ** i * (2**63 - 1 - i) for i in range(1_000)]
+    table = sorted_table(1_000).set_column(2, LAYOUT.local_schema.field("value"), pa.array(wide))
+    data, handle = encode_run(LAYOUT, table, ALL)
+    upload_run(counting, handle, data)
+    assert read_run(handle, counting)[0].column("value").to_pylist() == wide
+    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    encoded = {
+        c.path_in_schema for c in map(group.column, range(group.num_columns)) if "DELTA_BINARY_PACKED" in c.encodings
+    }
+    assert encoded == {"key_group", "key_hash", "key", "value"}
 
 
 def test_a_part_is_read_by_range(written: tuple[RunHandle, bytes, pa.Table], counting: CountingStore) -> None:
