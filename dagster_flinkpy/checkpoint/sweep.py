@@ -19,7 +19,7 @@ from dagster_flinkpy.checkpoint.store import (
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
-__all__ = ["DEFAULT_GRACE", "SweepResult", "sweep"]
+__all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
 
 DEFAULT_GRACE = timedelta(days=1)
 """How long orphans are left, unless told otherwise."""
@@ -78,6 +78,26 @@ def sweep(
         if store.head(folder + METADATA_NAME) is None:
             orphans.delete(info for info in store.list(folder) if info.key not in named)
     return SweepResult(orphans.files, orphans.bytes, checkpoints)
+
+
+def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: datetime | None = None) -> list[str]:
+    """The folders of a job's savepoints that are older than this, the oldest first.
+
+    Args:
+        store: rooted at the job's prefix; savepoints elsewhere are not looked at.
+        age: since the savepoint was whole.
+        keep: so many are left out, the newest, however old. Default: 1.
+        now: the time, with time zone. Default: that of this machine.
+    """
+    before = (now or datetime.now(timezone.utc)) - age
+    found = []
+    for folder in store.list_folders(SAVEPOINT_PREFIX):
+        info = store.head(folder + METADATA_NAME)
+        if info is not None:
+            found.append((info.last_modified, folder))
+    in_order = sorted(found)
+    old = in_order[: max(len(in_order) - keep, 0)]
+    return [folder.rstrip("/") for written, folder in old if written < before]
 
 
 class _Orphans:

@@ -3,7 +3,7 @@
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.assets import flink_assets
 from dagster_flinkpy.orchestration.checks import build_flink_asset_checks
-from dagster_flinkpy.orchestration.jobs import RestoreConfig, SavepointConfig, build_flink_jobs
+from dagster_flinkpy.orchestration.jobs import build_flink_jobs
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
 from dagster_flinkpy.orchestration.resources import (
     CheckpointStorageResource,
@@ -11,27 +11,44 @@ from dagster_flinkpy.orchestration.resources import (
     TwoPhaseCommitSinkResource,
 )
 from dagster_flinkpy.orchestration.restart_sensor import build_restart_sensor
-from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.run_config import (
+    DisposeConfig,
+    FlinkRunConfig,
+    RescaleConfig,
+    ResetConfig,
+    RestoreConfig,
+    SavepointConfig,
+    StopConfig,
+    SweepConfig,
+)
 from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
 from dagster_flinkpy.orchestration.status_sensors import build_job_status_sensors
 from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
+from dagster_flinkpy.orchestration.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
 
 __all__ = [
     "CheckpointStorageResource",
+    "DisposeConfig",
     "FlinkCheckpointMetadataSet",
     "FlinkMetadataSet",
     "FlinkOperatorData",
     "FlinkRunConfig",
     "FlinkTranslator",
     "PartitionRetention",
+    "RescaleConfig",
+    "ResetConfig",
     "RestoreConfig",
     "SavepointConfig",
     "SparkResource",
+    "StopConfig",
+    "SweepConfig",
     "TwoPhaseCommitSinkResource",
     "build_checkpoint_sensor",
     "build_flink_asset_checks",
     "build_flink_jobs",
     "build_job_status_sensors",
     "build_restart_sensor",
+    "build_retention_sensor",
+    "build_savepoint_sensor",
     "flink_assets",
 ]

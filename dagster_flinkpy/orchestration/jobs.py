@@ -1,12 +1,14 @@
 """What is done to a job besides checkpoints: Dagster jobs with typed config."""
 
 import time
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetObservation,
     AssetSpec,
-    Config,
     Failure,
     JobDefinition,
     MetadataValue,
@@ -14,60 +16,31 @@ from dagster import (
     job,
     op,
 )
-from pydantic import Field
 
 from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.report import operator_metadata, place
+from dagster_flinkpy.orchestration.run_config import (
+    DisposeConfig,
+    RescaleConfig,
+    ResetConfig,
+    RestoreConfig,
+    SavepointConfig,
+    StopConfig,
+    SweepConfig,
+)
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
+from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["DisposeConfig", "RestoreConfig", "SavepointConfig", "StopConfig", "build_flink_jobs"]
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.job import JobAttempt
 
-
-class SavepointConfig(Config):
-    """Of a savepoint job."""
-
-    target: str | None = Field(
-        default=None, description="Folder to put the savepoint into. Default: beside the job's checkpoints."
-    )
-
-
-class StopConfig(SavepointConfig):
-    """Of a stop job."""
-
-    drain: bool = Field(
-        default=False, description="End event time first, so that all timers and windows fire; then nothing is left."
-    )
-
-
-class DisposeConfig(Config):
-    """Of a dispose job."""
-
-    savepoint_path: str = Field(description="Savepoint, or chk-n folder that was left unclaimed, to delete.")
-
-
-class RestoreConfig(Config):
-    """Of a restore job."""
-
-    savepoint_path: str = Field(description="Savepoint or chk-n folder to restore.")
-    parallelism: int | None = Field(
-        default=None, ge=1, description="Subtasks per operator from now on. Default: that of the savepoint."
-    )
-    claim_mode: RecoveryClaimMode = Field(
-        default=RecoveryClaimMode.NO_CLAIM,
-        description="CLAIM: the savepoint is the job's from now on, which deletes it. NO_CLAIM: it stays its owner's.",
-    )
-    allow_non_restored_state: bool = Field(
-        default=False, description="Leave behind state whose operator the program no longer has."
-    )
-    allow_pickled_state: bool = Field(
-        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
-    )
+__all__ = ["build_flink_jobs"]
 
 
 def build_flink_jobs(
@@ -78,14 +51,21 @@ def build_flink_jobs(
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> list[JobDefinition]:
-    """The jobs ``{name}_savepoint``, ``_restore``, ``_stop`` and ``_dispose``, for each region of a program.
+    """What is done to a job besides checkpoints, as Dagster jobs; for each region of a program.
 
-    *Savepoint* copies the last completed checkpoint into a folder of its own, which is kept until somebody deletes it.
-    *Restore* makes a savepoint the job's latest checkpoint, spread over another parallelism if asked; runs after that
-    go on from there. *Stop* takes a last checkpoint and keeps it as a savepoint; from then on runs find the job
-    finished, and the sensor does not start any, until a savepoint is restored. *Dispose* deletes a savepoint. All but
-    the last refuse to start while another run of this instance works on the job. What they did is an observation of
-    each asset.
+    ==================== ===========================================================================================
+    ``{name}_savepoint`` Copies the last completed checkpoint into a folder of its own, kept until somebody deletes it.
+    ``{name}_restore``   Makes a savepoint the job's latest checkpoint, at another parallelism if asked.
+    ``{name}_rescale``   Spreads the latest checkpoint over another parallelism.
+    ``{name}_reset``     Goes back to an older checkpoint that is still kept.
+    ``{name}_stop``      Takes a last checkpoint and keeps it as a savepoint. From then on runs find the job finished,
+                         and the sensor does not start any, until a savepoint is restored.
+    ``{name}_dispose``   Deletes a savepoint.
+    ``{name}_sweep``     Deletes what failed epochs have left, and old savepoints.
+    ==================== ===========================================================================================
+
+    All but the last two refuse to start while another run of this instance works on the job. Runs go on from what a
+    restore, a rescale or a reset has made. What they did is an observation of each asset.
 
     Args:
         env: As given to `flink_assets`, and so are the rest.
@@ -97,181 +77,212 @@ def build_flink_jobs(
     Raises:
         JobGraphError: The program is not valid.
     """
-    keys = (spark_resource_key, checkpoint_storage_resource_key)
     jobs: list[JobDefinition] = []
     program = flink_jobs(env, name)
     all_specs = operator_specs(program, name=name, translator=translator or FlinkTranslator())
     for flink_job, specs in zip(program, all_specs, strict=True):
+        builder = _Jobs(flink_job, specs, spark_resource_key, checkpoint_storage_resource_key)
         jobs += [
-            _savepoint_job(flink_job, specs, *keys),
-            _restore_job(flink_job, specs, *keys),
-            _stop_job(flink_job, specs, *keys),
-            _dispose_job(flink_job, storage_key=checkpoint_storage_resource_key),
+            builder.savepoint(),
+            builder.restore(),
+            builder.rescale(),
+            builder.reset(),
+            builder.stop(),
+            builder.dispose(),
+            builder.sweep(),
         ]
     return jobs
 
 
-def _savepoint_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> JobDefinition:
-    @op(
-        name=f"take_savepoint_of_{flink_job.dagster_name}",
-        required_resource_keys={spark_key, storage_key},
-        tags={JOB_TAG: flink_job.job_id},
-    )
-    def take_savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
-        _refuse_beside_others(context, flink_job, specs)
-        with (
-            flink_failures(),
-            flink_job.attempt(
-                getattr(context.resources, storage_key),
-                getattr(context.resources, spark_key),
-                owner=f"Dagster run {context.run.run_id} (savepoint)",
-                on_progress=context.log.info,
-            ) as attempt,
-        ):
-            path = attempt.savepoint(config.target)
-            restored = attempt.restored
-        assert restored is not None  # else there was nothing to make a savepoint of
-        context.log.info(f"Checkpoint {restored.checkpoint_id} of job {flink_job.job_id} is kept as savepoint {path}")
-        _observe(context, specs, f"Savepoint of checkpoint {restored.checkpoint_id}", restored, path)
-        return path
+@dataclass(frozen=True)
+class _Jobs:
+    """Builds the jobs of one region."""
 
-    @job(
-        name=f"{flink_job.dagster_name}_savepoint",
-        description=f"Keeps the last completed checkpoint of job {flink_job.job_id} as a savepoint.",
-        tags={JOB_TAG: flink_job.job_id},
-    )
-    def savepoint() -> None:
-        take_savepoint()
+    flink_job: FlinkJob
+    specs: dict[str, AssetSpec]
+    spark_key: str
+    storage_key: str
 
-    return savepoint
+    # --- the jobs ----------------------------------------------------------------------------------------------------
 
+    def savepoint(self) -> JobDefinition:
+        def take_savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
+            with flink_failures(), self._attempt(context, "savepoint") as attempt:
+                path = attempt.savepoint(config.target)
+                restored = attempt.restored
+            assert restored is not None  # else there was nothing to make a savepoint of
+            context.log.info(f"Checkpoint {restored.checkpoint_id} of job {self._id} is kept as savepoint {path}")
+            self._observe(context, f"Savepoint of checkpoint {restored.checkpoint_id}", restored, path)
+            return path
 
-def _observe(
-    context: OpExecutionContext, specs: dict[str, AssetSpec], what: str, metadata: CheckpointMetadata, savepoint: str
-) -> None:
-    facts = dict(
-        FlinkCheckpointMetadataSet(
-            checkpoint_id=metadata.checkpoint_id, savepoint=place(savepoint), state_bytes=metadata.state_bytes
-        )
-    )
-    for spec in specs.values():
-        context.log_event(AssetObservation(spec.key, description=what, metadata=facts))
-    context.add_output_metadata(facts)
+        what = f"Keeps the last completed checkpoint of job {self._id} as a savepoint."
+        return self._job("savepoint", f"take_savepoint_of_{self._name}", take_savepoint, what)
 
+    def stop(self) -> JobDefinition:
+        def stop_with_savepoint(context: OpExecutionContext, config: StopConfig) -> str:
+            with flink_failures(), self._attempt(context, "stop") as attempt:
+                path = attempt.stop_with_savepoint(config.target, drain=config.drain)
+                latest = attempt.latest
+            assert latest is not None
+            context.log.info(f"Job {self._id} is stopped with checkpoint {latest.checkpoint_id}, savepoint {path}")
+            self._observe(context, f"Stopped with checkpoint {latest.checkpoint_id}", latest, path)
+            return path
 
-def _stop_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> JobDefinition:
-    @op(
-        name=f"stop_{flink_job.dagster_name}",
-        required_resource_keys={spark_key, storage_key},
-        tags={JOB_TAG: flink_job.job_id},
-    )
-    def stop_with_savepoint(context: OpExecutionContext, config: StopConfig) -> str:
-        _refuse_beside_others(context, flink_job, specs)
-        with (
-            flink_failures(),
-            flink_job.attempt(
-                getattr(context.resources, storage_key),
-                getattr(context.resources, spark_key),
-                owner=f"Dagster run {context.run.run_id} (stop)",
-                on_progress=context.log.info,
-            ) as attempt,
-        ):
-            path = attempt.stop_with_savepoint(config.target, drain=config.drain)
-            latest = attempt.latest
-        assert latest is not None
-        context.log.info(f"Job {flink_job.job_id} is stopped with checkpoint {latest.checkpoint_id}, savepoint {path}")
-        _observe(context, specs, f"Stopped with checkpoint {latest.checkpoint_id}", latest, path)
-        return path
+        what = f"Stops job {self._id} with a savepoint."
+        return self._job("stop", f"stop_{self._name}", stop_with_savepoint, what)
 
-    @job(
-        name=f"{flink_job.dagster_name}_stop",
-        description=f"Stops job {flink_job.job_id} with a savepoint.",
-        tags={JOB_TAG: flink_job.job_id},
-    )
-    def stop() -> None:
-        stop_with_savepoint()
-
-    return stop
-
-
-def _dispose_job(flink_job: FlinkJob, *, storage_key: str) -> JobDefinition:
-    @op(name=f"dispose_savepoint_of_{flink_job.dagster_name}", required_resource_keys={storage_key})
-    def dispose(context: OpExecutionContext, config: DisposeConfig) -> None:
-        location = getattr(context.resources, storage_key).location()
-        savepoint = replace(location, url=config.savepoint_path.rstrip("/"))
-        with flink_failures():
-            owner = f"Dagster run {context.run.run_id} (dispose)"
-            dispose_savepoint(savepoint, owner=owner, now_ms=time.time_ns() // 1_000_000)
-        context.log.info(f"{savepoint.url} is deleted")
-
-    @job(name=f"{flink_job.dagster_name}_dispose", description="Deletes a savepoint.")
-    def dispose_job() -> None:
-        dispose()
-
-    return dispose_job
-
-
-def _restore_job(flink_job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> JobDefinition:
-    @op(
-        name=f"restore_{flink_job.dagster_name}",
-        required_resource_keys={spark_key, storage_key},
-        tags={JOB_TAG: flink_job.job_id},
-    )
-    def restore_savepoint(context: OpExecutionContext, config: RestoreConfig) -> int:
-        _refuse_beside_others(context, flink_job, specs)
-        with (
-            flink_failures(),
-            flink_job.attempt(
-                getattr(context.resources, storage_key),
-                getattr(context.resources, spark_key),
-                owner=f"Dagster run {context.run.run_id} (restore)",
+    def restore(self) -> JobDefinition:
+        def restore_savepoint(context: OpExecutionContext, config: RestoreConfig) -> int:
+            return self._commit_restored(
+                context,
+                "restore",
+                f"goes on from {config.savepoint_path}",
+                savepoint=config.savepoint_path,
                 restore_from=config.savepoint_path,
                 parallelism=config.parallelism,
                 claim_mode=config.claim_mode,
                 allow_non_restored_state=config.allow_non_restored_state,
                 allow_pickled_state=config.allow_pickled_state,
-                on_progress=context.log.info,
-            ) as attempt,
-        ):
+            )
+
+        what = f"Makes a savepoint the latest checkpoint of job {self._id}, at any parallelism."
+        return self._job("restore", f"restore_{self._name}", restore_savepoint, what)
+
+    def rescale(self) -> JobDefinition:
+        def rescale_job(context: OpExecutionContext, config: RescaleConfig) -> int:
+            did = f"goes on at parallelism {config.parallelism}"
+            return self._commit_restored(context, "rescale", did, parallelism=config.parallelism)
+
+        what = f"Spreads the latest checkpoint of job {self._id} over another parallelism."
+        return self._job("rescale", f"rescale_{self._name}", rescale_job, what)
+
+    def reset(self) -> JobDefinition:
+        def reset_job(context: OpExecutionContext, config: ResetConfig) -> int:
+            checkpoint = f"chk-{config.checkpoint_id}"
+            return self._commit_restored(context, "reset", f"goes on from {checkpoint}", restore_from=checkpoint)
+
+        what = f"Takes job {self._id} back to an older checkpoint that is kept. Committed rows stay."
+        return self._job("reset", f"reset_{self._name}", reset_job, what)
+
+    def dispose(self) -> JobDefinition:
+        def dispose(context: OpExecutionContext, config: DisposeConfig) -> None:
+            savepoint = replace(self._location(context), url=config.savepoint_path.rstrip("/"))
+            with flink_failures():
+                self._dispose(context, savepoint)
+
+        return self._job(
+            "dispose", f"dispose_savepoint_of_{self._name}", dispose, "Deletes a savepoint.", on_spark=False
+        )
+
+    def sweep(self) -> JobDefinition:
+        def sweep_job(context: OpExecutionContext, config: SweepConfig) -> None:
+            location = self._location(context).child(self._id)
+            with flink_failures():
+                old: list[str] = []
+                if config.savepoint_days is not None:
+                    age = timedelta(days=config.savepoint_days)
+                    old = old_savepoints(location.open(), age, keep=config.keep_savepoints)
+                for folder in () if config.dry_run else old:
+                    self._dispose(context, location.child(folder))
+                swept = sweep(location.open(), timedelta(hours=config.grace_hours), dry_run=config.dry_run)
+            context.add_output_metadata(
+                {
+                    "files": swept.files,
+                    "bytes": swept.bytes,
+                    "savepoints": MetadataValue.json(old),
+                    "dry_run": config.dry_run,
+                }
+            )
+            what = "would be deleted" if config.dry_run else "are deleted"
+            context.log.info(
+                f"{swept.files} files ({swept.bytes:,} bytes) that nothing names, and {len(old)} savepoints, {what}"
+            )
+
+        what = f"Deletes what failed epochs of job {self._id} have left, and old savepoints."
+        return self._job("sweep", f"sweep_{self._name}", sweep_job, what, on_spark=False)
+
+    # --- what they share ---------------------------------------------------------------------------------------------
+
+    @property
+    def _id(self) -> str:
+        return self.flink_job.job_id
+
+    @property
+    def _name(self) -> str:
+        return self.flink_job.dagster_name
+
+    def _job(
+        self, verb: str, op_name: str, function: Callable[..., Any], description: str, *, on_spark: bool = True
+    ) -> JobDefinition:
+        keys = {self.storage_key, self.spark_key} if on_spark else {self.storage_key}
+        # One that is not on Spark is not at work on the job: no other run has to wait for it.
+        tags = {JOB_TAG: self._id} if on_spark else {}
+        step = op(name=op_name, required_resource_keys=keys, tags=tags)(function)
+
+        @job(name=f"{self._name}_{verb}", description=description, tags=tags)
+        def only() -> None:
+            step()
+
+        return only
+
+    def _location(self, context: OpExecutionContext) -> StorageLocation:
+        location: StorageLocation = getattr(context.resources, self.storage_key).location()
+        return location
+
+    def _attempt(self, context: OpExecutionContext, why: str, **options: Any) -> "JobAttempt":
+        self._refuse_beside_others(context)
+        return self.flink_job.attempt(
+            getattr(context.resources, self.storage_key),
+            getattr(context.resources, self.spark_key),
+            owner=f"Dagster run {context.run.run_id} ({why})",
+            on_progress=context.log.info,
+            **options,
+        )
+
+    def _commit_restored(
+        self, context: OpExecutionContext, why: str, did: str, *, savepoint: str | None = None, **options: Any
+    ) -> int:
+        """Completes a checkpoint of restored state, so that later runs go on from it; gives its id."""
+        with flink_failures(), self._attempt(context, why, **options) as attempt:
             epoch = attempt.commit_restored()
             token = attempt.token
-        what = f"Job {flink_job.job_id} goes on from {config.savepoint_path}, now its checkpoint {epoch.checkpoint_id}"
+        what = f"Job {self._id} {did}, now its checkpoint {epoch.checkpoint_id}"
         context.log.info(what)
+        origin = dict(FlinkCheckpointMetadataSet(savepoint=None if savepoint is None else place(savepoint)))
         for report in epoch.operators:
-            facts = {
-                **operator_metadata(epoch, report, token),
-                **FlinkCheckpointMetadataSet(savepoint=place(config.savepoint_path)),
-            }
-            context.log_event(AssetObservation(specs[report.uid].key, description=what, metadata=facts))
+            facts = {**operator_metadata(epoch, report, token), **origin}
+            context.log_event(AssetObservation(self.specs[report.uid].key, description=what, metadata=facts))
         summary = FlinkCheckpointMetadataSet(
             checkpoint_id=epoch.checkpoint_id,
-            savepoint=place(config.savepoint_path),
             checkpoint_metadata=place(epoch.metadata_path),
             state_bytes=epoch.metadata.state_bytes,
             duration_ms=epoch.duration_ms,
         )
-        context.add_output_metadata(dict(summary))
+        context.add_output_metadata({**dict(summary), **origin})
         return epoch.checkpoint_id
 
-    @job(
-        name=f"{flink_job.dagster_name}_restore",
-        description=f"Makes a savepoint the latest checkpoint of job {flink_job.job_id}, at any parallelism.",
-        tags={JOB_TAG: flink_job.job_id},
-    )
-    def restore() -> None:
-        restore_savepoint()
-
-    return restore
-
-
-def _refuse_beside_others(context: OpExecutionContext, flink_job: FlinkJob, specs: dict[str, AssetSpec]) -> None:
-    """An attempt fences the one before, so this one would end a run that is at work."""
-    others = active_runs(
-        context.instance, flink_job.job_id, [spec.key for spec in specs.values()], besides=context.run.run_id
-    )
-    if others:
-        raise Failure(
-            f"Run {others[0].run_id} ({others[0].status.value}) is at work on job {flink_job.job_id}: let it end, or "
-            "cancel it, then try again.",
-            {"run": MetadataValue.dagster_run(others[0].run_id)},
+    def _observe(self, context: OpExecutionContext, what: str, metadata: CheckpointMetadata, savepoint: str) -> None:
+        facts = dict(
+            FlinkCheckpointMetadataSet(
+                checkpoint_id=metadata.checkpoint_id, savepoint=place(savepoint), state_bytes=metadata.state_bytes
+            )
         )
+        for spec in self.specs.values():
+            context.log_event(AssetObservation(spec.key, description=what, metadata=facts))
+        context.add_output_metadata(facts)
+
+    def _dispose(self, context: OpExecutionContext, savepoint: StorageLocation) -> None:
+        owner = f"Dagster run {context.run.run_id} (dispose)"
+        dispose_savepoint(savepoint, owner=owner, now_ms=time.time_ns() // 1_000_000)
+        context.log.info(f"{savepoint.url} is deleted")
+
+    def _refuse_beside_others(self, context: OpExecutionContext) -> None:
+        """An attempt fences the one before, so this one would end a run that is at work."""
+        keys = [spec.key for spec in self.specs.values()]
+        others = active_runs(context.instance, self._id, keys, besides=context.run.run_id)
+        if others:
+            raise Failure(
+                f"Run {others[0].run_id} ({others[0].status.value}) is at work on job {self._id}: let it end, or "
+                "cancel it, then try again.",
+                {"run": MetadataValue.dagster_run(others[0].run_id)},
+            )

@@ -3,7 +3,18 @@
 from dagster import Config
 from pydantic import Field
 
-__all__ = ["FlinkRunConfig"]
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+
+__all__ = [
+    "DisposeConfig",
+    "FlinkRunConfig",
+    "RescaleConfig",
+    "ResetConfig",
+    "RestoreConfig",
+    "SavepointConfig",
+    "StopConfig",
+    "SweepConfig",
+]
 
 
 class FlinkRunConfig(Config):
@@ -32,3 +43,69 @@ class FlinkRunConfig(Config):
     allow_pickled_state: bool = Field(
         default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
     )
+
+
+class SavepointConfig(Config):
+    """Of a savepoint job."""
+
+    target: str | None = Field(
+        default=None, description="Folder to put the savepoint into. Default: beside the job's checkpoints."
+    )
+
+
+class StopConfig(SavepointConfig):
+    """Of a stop job."""
+
+    drain: bool = Field(
+        default=False, description="End event time first, so that all timers and windows fire; then nothing is left."
+    )
+
+
+class DisposeConfig(Config):
+    """Of a dispose job."""
+
+    savepoint_path: str = Field(description="Savepoint, or chk-n folder that was left unclaimed, to delete.")
+
+
+class RestoreConfig(Config):
+    """Of a restore job."""
+
+    savepoint_path: str = Field(description="Savepoint or chk-n folder to restore.")
+    parallelism: int | None = Field(
+        default=None, ge=1, description="Subtasks per operator from now on. Default: that of the savepoint."
+    )
+    claim_mode: RecoveryClaimMode = Field(
+        default=RecoveryClaimMode.NO_CLAIM,
+        description="CLAIM: the savepoint is the job's from now on, which deletes it. NO_CLAIM: it stays its owner's.",
+    )
+    allow_non_restored_state: bool = Field(
+        default=False, description="Leave behind state whose operator the program no longer has."
+    )
+    allow_pickled_state: bool = Field(
+        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
+    )
+
+
+class RescaleConfig(Config):
+    """Of a rescale job."""
+
+    parallelism: int = Field(ge=1, description="Subtasks per operator from now on.")
+
+
+class ResetConfig(Config):
+    """Of a reset job."""
+
+    checkpoint_id: int = Field(ge=1, description="A completed checkpoint that is kept; the job goes on from it.")
+
+
+class SweepConfig(Config):
+    """Of a sweep job."""
+
+    grace_hours: float = Field(
+        default=24.0, ge=0, description="Age at which files that nothing names are deleted; longer than an epoch takes."
+    )
+    savepoint_days: float | None = Field(
+        default=None, ge=0, description="Age at which savepoints beside the checkpoints are deleted. Default: never."
+    )
+    keep_savepoints: int = Field(default=1, ge=0, description="So many savepoints stay, the newest, however old.")
+    dry_run: bool = Field(default=False, description="Delete nothing, only tell what would be.")

@@ -16,6 +16,7 @@ from dagster import (
 from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream import RecoveryClaimMode
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import build_flink_jobs
@@ -61,9 +62,10 @@ def failure(result: ExecuteInProcessResult) -> Any:
 
 
 def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
-    assert sorted(jobs) == ["words_dispose", "words_restore", "words_savepoint", "words_stop"]
+    verbs = ("savepoint", "restore", "rescale", "reset", "stop", "dispose", "sweep")
+    assert list(jobs) == [f"words_{verb}" for verb in verbs]
     names = [job.name for job in build_flink_jobs(two_regions(tmp_path), name="both")]
-    assert names == [f"both_{region}_{what}" for region in "ab" for what in ("savepoint", "restore", "stop", "dispose")]
+    assert names == [f"both_{region}_{what}" for region in "ab" for what in verbs]
     assert jobs["words_restore"].tags[JOB_TAG] == "words"
 
 
@@ -125,6 +127,40 @@ def test_restore(run: Any) -> None:
     assert observed["flink/state_bytes"] == MetadataValue.int(300)
 
 
+def test_rescale(run: Any) -> None:
+    result = run("words_rescale", "rescale_words", {"parallelism": 3})
+    assert result.output_for_node("rescale_words") == 50
+    options = FakeAttempt.made[0].options
+    assert options["parallelism"] == 3
+    assert "restore_from" not in options
+    assert set(observations(result)) == {AssetKey(["words", uid]) for uid in ("words", "count", "table")}
+
+
+def test_reset(run: Any) -> None:
+    assert run("words_reset", "reset_words", {"checkpoint_id": 4}).output_for_node("reset_words") == 50
+    assert FakeAttempt.made[0].options["restore_from"] == "chk-4"
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_sweep(run: Any, tmp_path: Path, dry_run: bool) -> None:
+    store = LocalObjectStore(tmp_path / "checkpoints" / "words")
+    checkpoints = CompletedCheckpointStore(store)
+    attempt = checkpoints.begin_attempt("run", 0)
+    done = metadata(checkpoints.assign_checkpoint_id(attempt), token=attempt.token)
+    checkpoints.write_metadata(attempt, done)
+    checkpoints.complete(attempt, done)
+    store.put("shared/orphan.parquet", b"orphan")
+    for number in (1, 2, 3):
+        savepoint = metadata(number, kind=CheckpointKind.SAVEPOINT)
+        store.put(f"savepoint-words-{number}/{METADATA_NAME}", savepoint.to_bytes())
+    config = {"grace_hours": 0, "savepoint_days": 0, "keep_savepoints": 1, "dry_run": dry_run}
+    assert run("words_sweep", "sweep_words", config).success
+    left = {info.key for info in store.list("")}
+    swept = {"shared/orphan.parquet"} | {f"savepoint-words-{n}/{METADATA_NAME}" for n in (1, 2)}
+    assert swept <= left if dry_run else not swept & left
+    assert {"HEAD", f"chk-1/{METADATA_NAME}", f"savepoint-words-3/{METADATA_NAME}"} <= left
+
+
 def test_restore_that_fails_observes_nothing(run: Any) -> None:
     result = run("words_restore", "restore_words", {"savepoint_path": SAVEPOINT}, error=RestoreError("no savepoint"))
     assert failure(result).description == "no savepoint"
@@ -137,6 +173,8 @@ def test_restore_that_fails_observes_nothing(run: Any) -> None:
         ("words_savepoint", "take_savepoint_of_words", {}),
         ("words_restore", "restore_words", {"savepoint_path": SAVEPOINT}),
         ("words_stop", "stop_words", {}),
+        ("words_rescale", "rescale_words", {"parallelism": 3}),
+        ("words_reset", "reset_words", {"checkpoint_id": 4}),
     ],
 )
 def test_refuses_beside_an_active_run(

@@ -1,0 +1,229 @@
+"""Sensors that keep savepoints coming and old state going."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from dagster import (
+    AssetsDefinition,
+    DefaultSensorStatus,
+    JobDefinition,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.job_runs import active_runs
+from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
+from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
+
+__all__ = ["build_retention_sensor", "build_savepoint_sensor"]
+
+_CURSOR_VERSION = 1
+
+
+def build_savepoint_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    jobs: Sequence[JobDefinition],
+    *,
+    interval: timedelta | None = None,
+    condition: Callable[[CheckpointMetadata], bool] | None = None,
+    config: SavepointConfig | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 60,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> SensorDefinition:
+    """A sensor that takes savepoints: at an interval, when something is true of the last checkpoint, or both.
+
+    There is one for a checkpoint at most, and none while a run is at work on the job.
+
+    Args:
+        assets: What `flink_assets` returned.
+        jobs: What `build_flink_jobs` returned for the same program.
+        interval: From one savepoint to the next.
+        condition: Is asked about the last completed checkpoint, such as whether it ends a day.
+        config: Of the savepoint runs.
+        name: Of the sensor. Default: ``{job}_savepoint_sensor``.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensor runs before anybody has switched it on.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        ConfigurationError: There is neither an interval nor a condition, or the jobs are of another program.
+    """
+    if interval is None and condition is None:
+        raise ConfigurationError("build_savepoint_sensor needs interval=..., condition=..., or both")
+    targets = flink_targets(assets, builder="build_savepoint_sensor")
+    by_name = _jobs_of(targets, jobs, "savepoint", "build_savepoint_sensor")
+
+    @sensor(
+        name=name or f"{targets[0].dagster_name}_savepoint_sensor",
+        jobs=list(by_name.values()),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={checkpoint_storage_resource_key},
+        description="Keeps the last checkpoint of each job as a savepoint, when it is time.",
+    )
+    def savepoint_sensor(context: SensorEvaluationContext) -> SensorResult:
+        storage = getattr(context.resources, checkpoint_storage_resource_key).location()
+        cursor, now_ms = _Cursor.parse(context.cursor), time.time_ns() // 1_000_000
+        requests, reasons = [], []
+        for target in targets:
+            latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
+            last = cursor.jobs.get(target.job_id)
+            reason = _no_savepoint(target, latest, last, interval, condition, now_ms)
+            runs = active_runs(context.instance, target.job_id, target.keys)
+            if reason is None and runs:
+                reason = f"Job {target.job_id}: run {runs[0].run_id} is still at work on it."
+            if reason is not None:
+                reasons.append(reason)
+                continue
+            assert latest is not None
+            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms}
+            requests.append(
+                _request(target, by_name, "savepoint", f"of-{latest.checkpoint_id}", config or SavepointConfig())
+            )
+        return _result(requests, reasons, cursor)
+
+    return savepoint_sensor
+
+
+def build_retention_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    jobs: Sequence[JobDefinition],
+    *,
+    interval: timedelta = timedelta(days=1),
+    config: SweepConfig | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 300,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """A sensor that runs each job's sweep: files that nothing names any more, and old savepoints.
+
+    A tick only asks for the run: deleting may take longer than a tick may. Subsumed checkpoints are no matter of it,
+    each run deletes those itself.
+
+    Args:
+        assets: What `flink_assets` returned.
+        jobs: What `build_flink_jobs` returned for the same program.
+        interval: From one sweep to the next. Default: 1 day.
+        config: What is old enough. Default: orphans after 24 h, savepoints never.
+        name: Of the sensor. Default: ``{job}_retention_sensor``.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensor runs before anybody has switched it on.
+
+    Raises:
+        ConfigurationError: The jobs are of another program, or the interval is not positive.
+    """
+    if interval <= timedelta(0):
+        raise ConfigurationError(f"interval of the retention sensor must be positive, not {interval}")
+    targets = flink_targets(assets, builder="build_retention_sensor")
+    by_name = _jobs_of(targets, jobs, "sweep", "build_retention_sensor")
+
+    @sensor(
+        name=name or f"{targets[0].dagster_name}_retention_sensor",
+        jobs=list(by_name.values()),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Deletes what nothing names any more, and old savepoints.",
+    )
+    def retention_sensor(context: SensorEvaluationContext) -> SensorResult:
+        cursor, now_ms = _Cursor.parse(context.cursor), time.time_ns() // 1_000_000
+        requests, reasons = [], []
+        for target in targets:
+            last = cursor.jobs.get(target.job_id)
+            left = _left(last, interval, now_ms)
+            if left is not None:
+                reasons.append(f"Job {target.job_id}: the next sweep is due in {left}.")
+                continue
+            cursor.jobs[target.job_id] = {"at_ms": now_ms}
+            requests.append(_request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig()))
+        return _result(requests, reasons, cursor)
+
+    return retention_sensor
+
+
+@dataclass
+class _Cursor:
+    """What a sensor remembers: by job, when it last asked for a run, and about which checkpoint."""
+
+    jobs: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(text: str | None) -> _Cursor:
+        """What :meth:`__str__` wrote. One of another version is forgotten: run keys keep a request from being twice."""
+        try:
+            data = json.loads(text or "{}")
+            return _Cursor(dict(data["jobs"])) if data.get("version") == _CURSOR_VERSION else _Cursor()
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return _Cursor()
+
+    def __str__(self) -> str:
+        return json.dumps({"version": _CURSOR_VERSION, "jobs": self.jobs})
+
+
+def _no_savepoint(
+    target: FlinkTarget,
+    latest: CheckpointMetadata | None,
+    last: dict[str, int] | None,
+    interval: timedelta | None,
+    condition: Callable[[CheckpointMetadata], bool] | None,
+    now_ms: int,
+) -> str | None:
+    """Why there is no savepoint to take, in plain words."""
+    job = f"Job {target.job_id}"
+    if latest is None:
+        return f"{job} has no completed checkpoint yet."
+    if last is not None and last.get("checkpoint_id") == latest.checkpoint_id:
+        return f"{job}: there is a savepoint of checkpoint {latest.checkpoint_id}, the last one."
+    if interval is not None and (left := _left(last, interval, now_ms)) is not None:
+        return f"{job}: the next savepoint is due in {left}."
+    if condition is not None and not condition(latest):
+        return f"{job}: the condition does not hold for checkpoint {latest.checkpoint_id}."
+    return None
+
+
+def _left(last: dict[str, int] | None, interval: timedelta, now_ms: int) -> timedelta | None:
+    """The time until the next run is due; None if it is."""
+    if last is None:
+        return None
+    left = timedelta(milliseconds=last["at_ms"] - now_ms) + interval
+    return timedelta(seconds=round(left.total_seconds())) if left > timedelta(0) else None
+
+
+def _jobs_of(
+    targets: Sequence[FlinkTarget], jobs: Sequence[JobDefinition], verb: str, builder: str
+) -> dict[str, JobDefinition]:
+    known = {job.name: job for job in jobs}
+    wanted = [f"{target.dagster_name}_{verb}" for target in targets]
+    if missing := [name for name in wanted if name not in known]:
+        raise ConfigurationError(f"{builder} needs what build_flink_jobs(...) returned; there is no job {missing[0]}")
+    return {name: known[name] for name in wanted}
+
+
+def _request(
+    target: FlinkTarget, jobs: dict[str, JobDefinition], verb: str, what: str, config: SavepointConfig | SweepConfig
+) -> RunRequest:
+    job = jobs[f"{target.dagster_name}_{verb}"]
+    (node,) = job.nodes
+    run_config: dict[str, Any] = {"ops": {node.name: {"config": config.model_dump()}}}
+    return RunRequest(
+        run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags=dict(job.tags)
+    )
+
+
+def _result(requests: list[RunRequest], reasons: list[str], cursor: _Cursor) -> SensorResult:
+    if requests:
+        return SensorResult(run_requests=requests, cursor=str(cursor))
+    return SensorResult(skip_reason=" ".join(reasons), cursor=str(cursor))

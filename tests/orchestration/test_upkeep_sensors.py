@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetsDefinition,
+    DagsterInstance,
+    DagsterRunStatus,
+    JobDefinition,
+    build_sensor_context,
+)
+from dagster._core.definitions.sensor_definition import SensorDefinition, SensorExecutionData
+from dagster._core.test_utils import create_run_for_test
+
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration import (
+    SavepointConfig,
+    SweepConfig,
+    build_flink_jobs,
+    build_retention_sensor,
+    build_savepoint_sensor,
+    flink_assets,
+    upkeep_sensors,
+)
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from tests.checkpoint.samples import metadata
+from tests.orchestration.programs import word_count
+
+HOUR = timedelta(hours=1)
+START_MS = 1_700_000_000_000
+
+
+class Location:
+    """A code location with a sensor that ticks; its clock is turned by hand."""
+
+    def __init__(self, tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        env = word_count(tmp_path / "table", ["a"])
+        self.assets: list[AssetsDefinition] = flink_assets(env, name="words")
+        self.jobs: list[JobDefinition] = build_flink_jobs(env, name="words")
+        self.instance, self.resources = instance, resources
+        self.store = CompletedCheckpointStore(resources["checkpoint_storage"].location().child("words").open())
+        self.now_ms = START_MS
+        self.cursor: str | None = None
+
+    def tick(self, sensor: SensorDefinition) -> SensorExecutionData:
+        wanted = {name: self.resources[name] for name in sensor.required_resource_keys}
+        context = build_sensor_context(self.instance, cursor=self.cursor, resources=wanted)
+        result = sensor.evaluate_tick(context)
+        self.cursor = result.cursor
+        return result
+
+    def complete_checkpoint(self) -> None:
+        attempt = self.store.begin_attempt("run", 0)
+        done = metadata(self.store.assign_checkpoint_id(attempt), token=attempt.token)
+        self.store.write_metadata(attempt, done)
+        self.store.complete(attempt, done)
+        self.store.end_attempt(attempt)
+
+
+@pytest.fixture
+def location(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Location:
+    location = Location(tmp_path, instance, resources)
+    monkeypatch.setattr(upkeep_sensors.time, "time_ns", lambda: location.now_ms * 1_000_000)
+    return location
+
+
+def keys(result: SensorExecutionData) -> list[str | None]:
+    return [request.run_key for request in result.run_requests or []]
+
+
+def test_a_savepoint_each_hour(location: Location) -> None:
+    sensor = build_savepoint_sensor(
+        location.assets, location.jobs, interval=HOUR, config=SavepointConfig(target="s3://bucket/kept")
+    )
+    assert location.tick(sensor).skip_message == "Job words has no completed checkpoint yet."
+    location.complete_checkpoint()
+    first = location.tick(sensor)
+    assert keys(first) == ["words-savepoint-of-1"]
+    (request,) = first.run_requests or []
+    assert request.job_name == "words_savepoint"
+    assert request.run_config == {"ops": {"take_savepoint_of_words": {"config": {"target": "s3://bucket/kept"}}}}
+    assert "there is a savepoint of checkpoint 1" in str(location.tick(sensor).skip_message)
+    location.complete_checkpoint()
+    location.now_ms += 59 * 60_000
+    assert location.tick(sensor).skip_message == "Job words: the next savepoint is due in 0:01:00."
+    location.now_ms += 60_000
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-2"]
+
+
+def test_a_savepoint_on_a_condition(location: Location) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, condition=lambda done: done.checkpoint_id % 2 == 0)
+    location.complete_checkpoint()
+    assert "the condition does not hold for checkpoint 1" in str(location.tick(sensor).skip_message)
+    location.complete_checkpoint()
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-2"]
+
+
+def test_no_savepoint_beside_a_run(location: Location) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, interval=HOUR)
+    location.complete_checkpoint()
+    run = create_run_for_test(location.instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.STARTED)
+    assert run.run_id in str(location.tick(sensor).skip_message)
+    location.instance.report_run_canceled(run)
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-1"]
+
+
+def test_a_sweep_each_day(location: Location) -> None:
+    sensor = build_retention_sensor(location.assets, location.jobs, config=SweepConfig(savepoint_days=30))
+    first = location.tick(sensor)
+    assert keys(first) == [f"words-sweep-at-{START_MS}"]
+    (request,) = first.run_requests or []
+    assert request.run_config["ops"]["sweep_words"]["config"]["savepoint_days"] == 30
+    location.now_ms += 3_600_000
+    assert location.tick(sensor).skip_message == "Job words: the next sweep is due in 23:00:00."
+    location.now_ms += 23 * 3_600_000
+    assert len(keys(location.tick(sensor))) == 1
+
+
+@pytest.mark.parametrize("cursor", ["", "7", "[]", "{}", '{"version": 9, "jobs": 3}', '{"version": 1}'])
+def test_a_cursor_of_something_else_is_forgotten(location: Location, cursor: str) -> None:
+    location.cursor = cursor
+    location.tick(build_retention_sensor(location.assets, location.jobs))
+    assert json.loads(location.cursor or "") == {"version": 1, "jobs": {"words": {"at_ms": START_MS}}}
+
+
+@pytest.mark.parametrize(
+    ("build", "says"),
+    [
+        (lambda assets, jobs: build_savepoint_sensor(assets, jobs), "interval="),
+        (lambda assets, jobs: build_savepoint_sensor(assets, jobs[1:], interval=HOUR), "no job words_savepoint"),
+        (lambda assets, jobs: build_retention_sensor(assets, []), "no job words_sweep"),
+        (lambda assets, jobs: build_retention_sensor(assets, jobs, interval=-HOUR), "positive"),
+    ],
+)
+def test_bad_arguments_are_said(location: Location, build: Callable[[Any, Any], Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        build(location.assets, location.jobs)
