@@ -6,9 +6,7 @@ The coordinator says what to do; this module does it: it runs the Spark job, wri
 from __future__ import annotations
 
 import hashlib
-import re
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -55,7 +53,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, pickled_state, write_savepoint
+from dagster_flinkpy.checkpoint.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
@@ -74,7 +72,6 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -87,7 +84,6 @@ from dagster_flinkpy.errors import (
     CorruptStateError,
     FencedError,
     FlinkPyError,
-    ObjectNotFoundError,
     RestoreError,
     StorageError,
 )
@@ -95,11 +91,13 @@ from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
+from dagster_flinkpy.runtime.interruption import interrupted_at
 from dagster_flinkpy.runtime.job_config import JobConfig
 from dagster_flinkpy.runtime.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.partition_input import of_partition
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
+from dagster_flinkpy.runtime.restoring import find_snapshot
 from dagster_flinkpy.runtime.results import EpochResults
 from dagster_flinkpy.runtime.spark import get_session
 from dagster_flinkpy.runtime.split_planner import SplitPlanner
@@ -111,7 +109,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JobAttempt", "JobConfig"]
 
-_INTERRUPT_SECONDS = 1.0
 _PARALLELISM = "parallelism"
 """Property of a checkpoint: the parallelism a restore has set, which stays until the next one sets another."""
 _RESTORED_BY = "restored_by"
@@ -333,43 +330,19 @@ class JobAttempt:
             return None
         if source is None:
             return latest
-        job_store = self._store.store
-        folder = source.removesuffix(METADATA_NAME).rstrip("/")
-        location = replace(self.config.storage, url=folder)
-        own = re.fullmatch(r"chk-(\d+)", folder) or re.fullmatch(rf"{re.escape(job_store.url)}/chk-(\d+)", location.url)
-        if own:
-            kept = {*self._attempt.head.kept}
-            # One that has a _metadata and never completed is none: what its sinks prepared was aborted.
-            with suppress(ObjectNotFoundError):
-                if int(own[1]) in kept:
-                    metadata = self._store.load(int(own[1]))
-                    if self._claim_mode is RecoveryClaimMode.CLAIM:
-                        self._attempt.claim(metadata.checkpoint_id)
-                    else:
-                        self._attempt.leave_unclaimed(metadata.checkpoint_id)
-                        self._progress(
-                            f"chk-{metadata.checkpoint_id} is left unclaimed: it is kept until it is disposed of"
-                        )
-                    return metadata
-            names = ", ".join(f"chk-{i}" for i in sorted(kept)) or "none"
-            raise RestoreError(f"job {self.config.job_id!r} has no checkpoint {source!r}; it keeps {names}")
-        foreign = not location.url.startswith(f"{job_store.url}/")
-        if foreign and not self._allow_pickled_state:
-            untyped = any(isinstance(e.type_info, PickledBytesTypeInfo) for e in self.graph.edges)
-            pickled = pickled_state(load_savepoint(location.open()), untyped_edges=untyped)
-            if pickled:
-                raise RestoreError(
-                    f"savepoint {location.url} is not below this job's prefix and has pickled state "
-                    f"({', '.join(pickled)}), which can run code of whoever wrote it; "
-                    "if you trust it, set allow_pickled_state"
-                )
-        self._progress(f"restoring {location.url}")
-        # Named after this attempt, so that no other one deletes the copies; and not as what its epochs write.
-        savepoint = import_savepoint(location.open(), job_store, f"{self.token}-0")
-        self._attempt.start_after(savepoint.checkpoint_id)
-        if self._claim_mode is RecoveryClaimMode.CLAIM:
-            self._claimed = location
-        return savepoint
+        found = find_snapshot(
+            source,
+            self.config.job_id,
+            self.graph,
+            self.config.storage,
+            self._store,
+            self._attempt,
+            claim_mode=self._claim_mode,
+            allow_pickled_state=self._allow_pickled_state,
+            progress=self._progress,
+        )
+        self._claimed = found.claimed
+        return found.metadata
 
     def _restore(self) -> RestorePlan | None:
         """Gives the restored state to the operators; adopts the stored max parallelisms."""
@@ -522,11 +495,7 @@ class JobAttempt:
                 self._metadata = self._create_metadata(instruction)
                 yield self._finalize(checkpoint_id, self._write_metadata, MetadataWritten(_now(), checkpoint_id))
             case ReplaceHead(checkpoint_id=checkpoint_id):
-                yield self._finalize(
-                    checkpoint_id,
-                    self._complete,
-                    HeadReplaced(_now(), checkpoint_id),
-                )
+                yield self._finalize(checkpoint_id, self._complete, HeadReplaced(_now(), checkpoint_id))
             case NotifyComplete(checkpoint_id=checkpoint_id):
                 self._store.check_leader(self._attempt)
                 self._commit(self._metadata)
@@ -538,9 +507,7 @@ class JobAttempt:
                     print(line)
                 self._parent = self._metadata
                 self._inputs = inputs_after(self._metadata)  # the next epoch starts from what this one has left
-                if self._claimed is not None:
-                    dispose_savepoint(self._claimed, owner=self._owner, now_ms=_now())
-                    self._claimed = None
+                self._dispose_claimed()
                 yield CommitFinished(_now(), checkpoint_id)
             case NotifySubsumed(checkpoint_id=checkpoint_id):
                 for listener in self._listeners():
@@ -564,6 +531,14 @@ class JobAttempt:
                 pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _dispose_claimed(self) -> None:
+        claimed, self._claimed = self._claimed, None
+        if claimed is not None:
+            try:
+                dispose_savepoint(claimed, owner=self._owner, now_ms=_now())
+            except FlinkPyError as e:  # the checkpoint is complete all the same
+                self._progress(f"{claimed.url} is the job's now, but could not be deleted: {e}")
 
     def _assign_checkpoint_id(self) -> Stimulus:
         self._failure = None
@@ -720,24 +695,11 @@ class JobAttempt:
         """The Spark session; what runs in it is interrupted when the checkpoint expires."""
         if self._spark is None:
             self._spark = get_session(self.config.spark)
-        spark, tag = self._spark, self._tag
+        with interrupted_at(self._spark, self._tag, self._deadline, self._expire):
+            yield self._spark
 
-        over = threading.Event()
-
-        def expire() -> None:
-            over.wait(self._deadline - time.monotonic())
-            while not over.is_set():
-                self._timed_out = True
-                spark.interruptTag(tag)  # again and again: the job may not have reached Spark yet
-                over.wait(_INTERRUPT_SECONDS)
-
-        spark.addTag(tag)
-        threading.Thread(target=expire, name=f"{tag}-timeout", daemon=True).start()
-        try:
-            yield spark
-        finally:
-            over.set()
-            spark.removeTag(tag)
+    def _expire(self) -> None:
+        self._timed_out = True
 
     def _acknowledge_current(self, checkpoint_id: int) -> EpochResults:
         assert self._parent is not None

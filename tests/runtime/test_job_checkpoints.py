@@ -208,6 +208,25 @@ def test_a_savepoint_that_is_claimed_is_deleted_with_the_first_checkpoint(tmp_pa
             assert attempt.finished
 
 
+def test_a_claimed_savepoint_that_cannot_be_deleted_fails_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise StorageError("access denied")
+
+    with HarnessAttempt(counted(), tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+    monkeypatch.setattr("dagster_flinkpy.runtime.job.dispose_savepoint", fail)
+    lines: list[str] = []
+    options: dict[str, Any] = {"claim_mode": RecoveryClaimMode.CLAIM, "on_progress": lines.append}
+    with HarnessAttempt(counted(), tmp_path / "two", restore_from=savepoint, **options) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+        assert attempt.finished
+    assert [line for line in lines if "could not be deleted: access denied" in line]
+
+
 # --- retention --------------------------------------------------------------------------------------------------------
 
 
