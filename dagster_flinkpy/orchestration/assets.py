@@ -111,6 +111,7 @@ def _run(
         owner=f"Dagster run {context.run.run_id}, try {context.retry_number + 1}",
         parallelism=config.parallelism,
         restore_from=config.restore_from,
+        claim_mode=config.claim_mode,
         start_empty=config.start_empty,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,

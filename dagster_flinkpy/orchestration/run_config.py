@@ -36,6 +36,11 @@ class FlinkRunConfig(Config):
         description="Savepoint or chk-n folder to start from. Default: the latest checkpoint; for a partition, the end "
         "state of the one before.",
     )
+    claim_mode: RecoveryClaimMode | None = Field(
+        default=None,
+        description="Whose that savepoint is from now on. CLAIM: the job's, which deletes it. NO_CLAIM: still its "
+        "owner's. Default: as the program says, which is NO_CLAIM if it says nothing.",
+    )
     start_empty: bool = Field(default=False, description="Start from empty state, although there are checkpoints.")
     allow_non_restored_state: bool = Field(
         default=False, description="Leave behind state whose operator the program no longer has."
