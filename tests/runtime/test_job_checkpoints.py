@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import CheckpointError, FencedError, RestoreError, StorageError, UserFunctionError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.runtime.harness import HarnessAttempt, collect_graph, collected
+from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, collected
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 
 RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
@@ -487,3 +487,20 @@ def test_statistics_go_on_over_attempts(tmp_path: Path) -> None:
         (3, "COMPLETED"),
     ]
     assert epoch.statistics.to_json() == statistics.to_json()
+
+
+def test_how_long_gates_have_waited_is_in_the_statistics(tmp_path: Path) -> None:
+    class Ticking(ManualClock):
+        def now(self) -> int:
+            self.time += 5
+            return self.time
+
+    with HarnessAttempt(counted(), tmp_path, clock=Ticking()) as attempt:
+        epoch = attempt.run_epoch()
+    count = epoch.metadata.operator("count")
+    assert count is not None
+    waited = [subtask.metrics["alignment_ms"] for subtask in count.subtasks]
+    assert min(waited) >= 5
+    summary = epoch.statistics.summary("alignment_ms")
+    assert summary is not None
+    assert summary.last == max(waited)
