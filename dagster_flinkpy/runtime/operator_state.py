@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.checkpointed_function import (
     CheckpointedFunction,
     FunctionInitializationContext,
@@ -42,6 +42,7 @@ from dagster_flinkpy.runtime.failure import user_error
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import check_key_like
 from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, evolve
 from dagster_flinkpy.storage import ObjectStore
 
 if TYPE_CHECKING:
@@ -78,6 +79,13 @@ class _OperatorState:
         """Mode and types."""
         return self.mode.value, {part: kind.to_json() for part, kind in self._types.items()}
 
+    def takes(self, handle: OperatorStateHandle) -> bool:
+        """Whether it can go on from a stored state whose values have another type."""
+        if handle.mode is not self.mode or handle.types.keys() != self._types.keys():
+            return False
+        stored = {name: type_from_json(kind) for name, kind in handle.types.items()}
+        return can_evolve(stored["value"], self._types["value"]) and stored.get("key") == self._types.get("key")
+
     def changed(self) -> None:
         """What is stored is out of date."""
         self._handle = None
@@ -85,11 +93,13 @@ class _OperatorState:
 
     def read(self, handle: OperatorStateHandle) -> dict[str, list[Any]]:
         """The stored columns."""
-        schema = pa.schema([(name, kind.arrow_type) for name, kind in self._types.items()])
+        stored = {name: type_from_json(kind) for name, kind in handle.types.items()}
+        schema = pa.schema([(name, kind.arrow_type) for name, kind in stored.items()])
         table = read_partitions(handle.partitions, schema, self._store, self._what)
-        self._handle = handle
+        self._handle = handle if stored == self._types else None  # values of another type are written anew
         self.inherited = True
-        return {n: kind.from_arrow(table.column(n).combine_chunks()) for n, kind in self._types.items()}
+        columns = {n: evolve(table.column(n).combine_chunks(), (stored[n], kind)) for n, kind in self._types.items()}
+        return {n: kind.from_arrow(columns[n]) for n, kind in self._types.items()}
 
     def snapshot(self, columns: dict[str, list[Any]]) -> OperatorStateHandle:
         """Stores the state, if it has changed."""
@@ -299,10 +309,10 @@ class OperatorStateBackend(OperatorStateStore):
         known, restored = self._states.get(name), self._restored.get(name)
         before = state.declared if restored is None else (restored.mode.value, restored.types)
         before = before if known is None else known.state.declared
-        if before != state.declared:
+        if before != state.declared and (known is not None or restored is None or not state.takes(restored)):
             raise StateSchemaError(
                 f"{what} was {before} before and is declared as {state.declared} now; declare the old type, or use a "
-                "new name"
+                f"new name; {ALLOWED}"
             )
         if known is None:
             known = self._states[name] = make(state, restored)

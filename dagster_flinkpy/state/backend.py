@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import (
     ConfigurationError,
@@ -36,6 +36,7 @@ from dagster_flinkpy.state.layout import (
 )
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import RunFiles, system_time
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
@@ -475,9 +476,15 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             types = {part: kind for part, kind in restored.schema.items() if part != "key"}
         else:
             return
-        if types != declared.types:
-            what = "timers" if identity[0] else "state"
-            raise self._mismatch(f"{what} {declared.name!r}", types, declared.types)
+        if types == declared.types:
+            return
+        if known is None and restored is not None and _takes(declared, restored):
+            evolved = restored.with_value_type(declared.types["value"])
+            self._restored[identity] = evolved
+            declared.restore(evolved.runs)
+            return
+        what = "timers" if identity[0] else "state"
+        raise self._mismatch(f"{what} {declared.name!r}", types, declared.types)
 
     def _add(self, identity: _TableId, table: OverlayTable) -> None:
         self._tables[identity] = table
@@ -490,8 +497,16 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
     def _mismatch(self, what: str, known: Json, declared: Json) -> StateSchemaError:
         return StateSchemaError(
             f"operator {self._operator!r}: {what} was {known} before and is declared as {declared} now; declare "
-            "the old type, or use a new name (or operator uid) and start without the old state"
+            f"the old type, or use a new name (or operator uid) and start without the old state; {ALLOWED}"
         )
+
+
+def _takes(declared: OverlayTable, restored: TableSnapshot) -> bool:
+    """Whether a declared state can go on from a restored one whose values have another type."""
+    if declared.value_type is None or restored.value_type is None:
+        return False
+    same = {**restored.schema, "value": None} == {**declared.types, "key": restored.key_type, "value": None}
+    return same and can_evolve(type_from_json(restored.value_type), declared.value_type)
 
 
 def _id_of(table: TableSnapshot) -> _TableId:

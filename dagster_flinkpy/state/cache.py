@@ -6,11 +6,13 @@ checksum that each process verifies at first use, and is rebuilt from the store 
 
 from __future__ import annotations
 
+import copy
 import os
 import struct
 import time
 import uuid
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.run_file import clip_rows, read_run
+from dagster_flinkpy.state.schema_evolution import evolve
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["Run", "RunCache"]
@@ -49,6 +53,17 @@ class Run:
         sort_keys: SortKeys = batch.column("sort_key").to_numpy()
         self.start, self.stop = clip_rows(sort_keys, key_groups)
         self.sort_keys = sort_keys[self.start : self.stop]
+        self._value_types: Sequence[TypeInformation] = ()
+
+    def evolved(self, value_types: Sequence[TypeInformation]) -> Run:
+        """The run with values of another type: they are converted when they are asked for.
+
+        Args:
+            value_types: the declared types, from that of the stored values to that of the table.
+        """
+        run = copy.copy(self)
+        run._value_types = value_types
+        return run
 
     @staticmethod
     def of(table: pa.Table, key_groups: KeyGroupRange) -> Run:
@@ -61,7 +76,7 @@ class Run:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows."""
+        """Of the rows as they are stored."""
         return self._batch.schema
 
     def find(self, sort_keys: SortKeys) -> tuple[Indices, Indices]:
@@ -79,20 +94,30 @@ class Run:
 
     def column(self, name: str) -> pa.Array[Any]:
         """A column, as a view."""
-        return self._batch.column(name).slice(self.start, len(self))
+        return self._evolve(name, self._batch.column(name).slice(self.start, len(self)))
 
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
         """The values of a column in some rows."""
         # Not of the slice: Arrow would count its nulls, which takes as long as the run is.
-        return self._batch.column(name).take(pa.array(rows + self.start))
+        return self._evolve(name, self._batch.column(name).take(pa.array(rows + self.start)))
 
     def rows(self, rows: Indices) -> pa.Table:
         """Some rows, as a table."""
-        return pa.table(self._batch.take(pa.array(rows + self.start)))
+        return self._table(self._batch.take(pa.array(rows + self.start)))
 
     def table(self) -> pa.Table:
-        """All rows, as a view."""
-        return pa.Table.from_batches([self._batch.slice(self.start, len(self))])
+        """All rows, as a view but for values of another type."""
+        return self._table(self._batch.slice(self.start, len(self)))
+
+    def _table(self, rows: pa.RecordBatch) -> pa.Table:
+        table = pa.Table.from_batches([rows])
+        if not self._value_types:
+            return table
+        value = self._evolve("value", rows.column("value"))
+        return table.set_column(table.column_names.index("value"), "value", value)
+
+    def _evolve(self, name: str, column: pa.Array[Any]) -> pa.Array[Any]:
+        return evolve(column, self._value_types) if self._value_types and name == "value" else column
 
 
 class RunCache:

@@ -49,6 +49,9 @@ class RunHandle:
     """Size of the Parquet footer at the end of the file; 0 for a run that is in ``data``."""
     footer_sha256: str = ""
     """Of these bytes. The footer lists a checksum per row group, so that a part of the file can be trusted too."""
+    value_types: tuple[Json, ...] = field(default=(), hash=False)
+    """If the declared type of the values has changed since the run was written: its own, and those between that and
+    the table's, oldest first."""
     tombstones: int = 0
     """Rows of the whole file that only hide older ones."""
     data: _Bytes | None = None
@@ -104,6 +107,7 @@ class RunHandle:
             "key_groups": [self.key_groups.start, self.key_groups.end],
             "rows_per_key_group": list(self.rows_per_key_group),
             **({"tombstones": self.tombstones} if self.tombstones else {}),
+            **({"value_types": list(self.value_types)} if self.value_types else {}),
         }
         if self.data is not None:
             return {"data": base64.b64encode(self.data).decode(), **rows}
@@ -130,6 +134,7 @@ class RunHandle:
                 footer_bytes=int(raw["footer_bytes"]) if data is None else 0,
                 footer_sha256=str(raw["footer_sha256"]) if data is None else "",
                 tombstones=int(raw.get("tombstones", 0)),
+                value_types=tuple(dict(kind) for kind in raw.get("value_types", ())),
                 data=data,
                 extra=_extra(raw, _RUN_FIELDS),
             )
@@ -179,6 +184,13 @@ class TableSnapshot:
             "value": self.value_type,
             **({"ttl": True} if self.ttl else {}),
         }
+
+    def with_value_type(self, value_type: Json) -> TableSnapshot:
+        """The state with another type of values. The runs stay as they are, and remember theirs."""
+        before = self.value_type
+        assert before is not None
+        runs = tuple(replace(run, value_types=(*run.value_types, before)) for run in self.runs)
+        return replace(self, value_type=value_type, runs=runs)
 
     def to_json(self) -> Json:
         """A JSON object that :meth:`from_json` reads."""

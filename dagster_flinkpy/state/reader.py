@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
-from dagster_flinkpy.errors import CorruptStateError, StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
@@ -26,6 +25,7 @@ from dagster_flinkpy.state.layout import (
 )
 from dagster_flinkpy.state.operator_state import read_partitions
 from dagster_flinkpy.state.run_file import clip_rows, read_run
+from dagster_flinkpy.state.runs import in_layout
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_table", "table_schema"]
@@ -127,20 +127,10 @@ def _read(
         run = cache.open(handle, store)
     else:
         rows, _ = read_run(handle, store, None if keys is None else keys.sort_keys)
-        run = Run(_batch(rows), handle.key_groups)
-    if not run.schema.equals(layout.local_schema):
-        raise CorruptStateError(
-            f"state file {store.url}/{handle.path} is not of state {layout.name!r}: its columns are {run.schema}"
-        )
+        run = Run.of(rows, handle.key_groups)
+    run = in_layout(run, handle, layout, store)
     if keys is None:
         return run.table()
     wanted, found = run.find(keys.sort_keys)
     same = equal_rows([run.take("key", found)], [keys.column.take(pa.array(wanted))])
     return run.rows(np.unique(found[same]))
-
-
-def _batch(rows: pa.Table) -> pa.RecordBatch:
-    batches = rows.combine_chunks().to_batches()
-    if len(batches) > 1:
-        raise StorageError(f"a state file has {len(batches)} record batches; a string column is above 2 GiB")
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=rows.schema)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import islice
+from dataclasses import dataclass, field, replace
+from itertools import islice, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import Run, RunCache
@@ -18,10 +19,11 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, equal_rows, expired_rows, merge_runs
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
+from dagster_flinkpy.state.schema_evolution import can_evolve
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "merge_from", "system_time"]
+__all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "in_layout", "merge_from", "system_time"]
 
 MAX_RUNS = 8
 """Runs of a table; more are merged when the next delta is written."""
@@ -126,11 +128,7 @@ class Runs:
             handle, run = self._runs[i]
             if run is None:
                 run = self._files.cache.open(handle, self._files.store)
-                if not run.schema.equals(self.layout.local_schema):
-                    raise CorruptStateError(
-                        f"state file {self._files.store.url}/{handle.path} is not of state {self.layout.name!r}: "
-                        f"its columns are {run.schema}, not {self.layout.local_schema}"
-                    )
+                run = in_layout(run, handle, self.layout, self._files.store)
                 self._runs[i] = (handle, run)
             yield run
 
@@ -208,6 +206,33 @@ class Runs:
         for match in self.find(identity):
             kept[tombstones[match.wanted]] = True
         return delta.take(pa.array(np.flatnonzero(kept)))
+
+
+def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectStore) -> Run:
+    """A run as the table has it now: its values have the table's type, whatever they had when it was written.
+
+    Args:
+        run: as it is stored.
+        handle: its handle.
+        layout: of the table.
+        store: where it is from, for the message.
+
+    Raises:
+        CorruptStateError: it is a run of another table; names the file.
+    """
+    types = tuple(map(type_from_json, handle.value_types))
+    stored = replace(layout, value_type=types[0]) if types else layout
+    if not run.schema.equals(stored.local_schema):
+        raise CorruptStateError(
+            f"state file {store.url}/{handle.path} is not of state {layout.name!r}: its columns are {run.schema}, not "
+            f"{stored.local_schema}"
+        )
+    if layout.value_type is None or not types:
+        return run
+    types = (*types, layout.value_type)
+    if not all(can_evolve(before, after) for before, after in pairwise(types)):
+        raise CorruptStateError(f"the handle of {store.url}/{handle.path} names types that do not follow each other")
+    return run.evolved(types)
 
 
 def _is_base(handles: Sequence[RunHandle], index: int) -> bool:

@@ -77,6 +77,10 @@ class OverlayTable(ABC):
         )
         self.runs = Runs(self.layout, self._handles, self._files)
 
+    def restore(self, handles: Sequence[RunHandle]) -> None:
+        """Sets the restored runs anew; before :meth:`bind`."""
+        self._handles = handles
+
     @property
     def types(self) -> Json:
         """Kind and types, but for that of the key."""

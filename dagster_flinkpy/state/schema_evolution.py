@@ -1,0 +1,107 @@
+"""Which changes of a state's type a restore takes, and how old values become new ones.
+
+Flink: the schema evolution of POJO and Avro types. A named row may gain fields, which are null in old values, and lose
+fields; a number may become a wider one of its kind. Both hold in rows, tuples, lists and maps, too.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+)
+
+__all__ = ["ALLOWED", "can_evolve", "evolve"]
+
+ALLOWED = "fields of a named row may come and go, and numbers may become wider (INT to LONG, FLOAT to DOUBLE)"
+"""For messages."""
+
+_WIDER = {
+    name: wider
+    for names in (("BYTE", "SHORT", "INT", "LONG"), ("FLOAT", "DOUBLE"))
+    for i, name in enumerate(names)
+    for wider in (frozenset(names[i + 1 :]),)
+}
+
+
+def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
+    """Whether values of a stored type can become values of a declared one. Equal types can."""
+    if stored == declared:
+        return True
+    if isinstance(stored, BasicTypeInfo) and isinstance(declared, BasicTypeInfo):
+        return declared.name in _WIDER.get(stored.name, ())
+    if isinstance(stored, RowTypeInfo) and isinstance(declared, RowTypeInfo) and stored.named and declared.named:
+        old = dict(zip(stored.field_names, stored.field_types, strict=True))
+        new = dict(zip(declared.field_names, declared.field_types, strict=True))
+        kept = old.keys() & new.keys()
+        return bool(kept) and all(can_evolve(old[name], new[name]) for name in kept)
+    if (isinstance(stored, TupleTypeInfo) and isinstance(declared, TupleTypeInfo)) or (
+        isinstance(stored, RowTypeInfo)
+        and isinstance(declared, RowTypeInfo)
+        and stored.field_names == declared.field_names
+    ):
+        return len(stored.field_types) == len(declared.field_types) and all(
+            map(can_evolve, stored.field_types, declared.field_types)
+        )
+    if isinstance(stored, ListTypeInfo) and isinstance(declared, ListTypeInfo):
+        same = stored.to_json()["type"] == declared.to_json()["type"]
+        return same and can_evolve(stored.elem_type, declared.elem_type)
+    if isinstance(stored, MapTypeInfo) and isinstance(declared, MapTypeInfo):
+        return stored.key_type == declared.key_type and can_evolve(stored.value_type, declared.value_type)
+    return False
+
+
+def evolve(column: pa.Array[Any], types: Sequence[TypeInformation]) -> pa.Array[Any]:
+    """Values of the first type as values of the last one, by way of those between.
+
+    So a field that was removed and has come back under its name is null in old values, as it is in values that were
+    written in between.
+
+    Args:
+        column: of the first type.
+        types: the declared types since, each of which the next one can become.
+    """
+    for stored, declared in itertools.pairwise(types):
+        column = _evolve(column, stored, declared)
+    return column
+
+
+def _evolve(column: pa.Array[Any], stored: TypeInformation, declared: TypeInformation) -> pa.Array[Any]:
+    if stored == declared:
+        return column
+    anything: Any = column
+    missing = column.is_null() if column.null_count else None
+    if isinstance(stored, (RowTypeInfo, TupleTypeInfo)) and isinstance(declared, (RowTypeInfo, TupleTypeInfo)):
+        old = dict(zip(stored.field_names, zip(stored.field_types, anything.flatten(), strict=True), strict=True))
+        children = [
+            _evolve(old[name][1], old[name][0], kind) if name in old else pa.nulls(len(column), kind.arrow_type)
+            for name, kind in zip(declared.field_names, declared.field_types, strict=True)
+        ]
+        return pa.StructArray.from_arrays(children, fields=list(declared.arrow_type), mask=missing)
+    if isinstance(stored, ListTypeInfo) and isinstance(declared, ListTypeInfo):
+        lengths = anything.value_lengths().fill_null(0).to_numpy()
+        values = _evolve(anything.flatten(), stored.elem_type, declared.elem_type)
+        return pa.ListArray.from_arrays(_offsets(lengths), values, type=declared.arrow_type, mask=missing)
+    if isinstance(stored, MapTypeInfo) and isinstance(declared, MapTypeInfo):
+        kinds = [pa.field("key", stored.key_type.arrow_type, nullable=False), ("value", stored.value_type.arrow_type)]
+        lists = anything.cast(pa.list_(pa.struct(kinds)))
+        keys, items = lists.flatten().flatten()
+        items = _evolve(items, stored.value_type, declared.value_type)
+        offsets = _offsets(lists.value_lengths().fill_null(0).to_numpy())
+        return pa.MapArray.from_arrays(offsets, keys, items, type=declared.arrow_type, mask=missing)
+    return column.cast(declared.arrow_type)
+
+
+def _offsets(lengths: Any) -> pa.Array[Any]:
+    return pa.array(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32))
