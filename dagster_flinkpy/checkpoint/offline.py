@@ -8,7 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, pickled_state, write_savepoint
+from dagster_flinkpy.checkpoint.savepoint import (
+    files_location,
+    import_savepoint,
+    load_savepoint,
+    pickled_state,
+    write_savepoint,
+)
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
 from dagster_flinkpy.errors import CheckpointError, CorruptStateError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
@@ -115,7 +121,8 @@ def restore_savepoint(
         RestoreError: there is no savepoint, or it has pickled state.
     """
     source = savepoint.open()
-    pickled = pickled_state(load_savepoint(source), untyped_edges=True)
+    metadata = load_savepoint(source)
+    pickled = pickled_state(metadata, untyped_edges=True)
     if pickled and not allow_pickled_state:
         raise RestoreError(
             f"savepoint {savepoint.url} has pickled state ({', '.join(pickled)}), which can run code of whoever wrote "
@@ -126,7 +133,8 @@ def restore_savepoint(
     try:
         if attempt.latest is not None:
             _check_committed(job, attempt.latest, attempt.committed)
-        restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0"))
+        files = files_location(metadata, savepoint).open()
+        restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0", files=files))
         attempt.start_after(restored.checkpoint_id)
         properties = {name: value for name, value in restored.properties.items() if name != STOPPED}
         restored = replace(restored, job_id=job.url.rpartition("/")[2])

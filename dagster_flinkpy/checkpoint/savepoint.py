@@ -1,4 +1,4 @@
-"""Savepoints: folders with a ``_metadata`` and all files that it names. Moving the folder keeps them working."""
+"""Savepoints: folders with a ``_metadata`` and, but for native ones, all files that it names."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.checkpoint.metadata import (
     METADATA_NAME,
     CheckpointKind,
     CheckpointMetadata,
+    OperatorState,
     SubtaskState,
     fetch_metadata,
 )
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.errors import (
+    ConfigurationError,
     CorruptStateError,
     ObjectNotFoundError,
     PreconditionFailedError,
@@ -29,42 +32,109 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.operator_state import file_of, sha256_of, state_file
 from dagster_flinkpy.state.run_file import as_file, upload_run
-from dagster_flinkpy.storage.object_store import ObjectStore
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["copy_files", "has_pickled_values", "import_savepoint", "load_savepoint", "pickled_state", "write_savepoint"]
+__all__ = [
+    "SavepointFormatType",
+    "as_savepoint",
+    "copy_files",
+    "files_location",
+    "has_pickled_values",
+    "import_savepoint",
+    "load_savepoint",
+    "pickled_state",
+    "write_savepoint",
+]
 
 _THREADS = 8
+_FORMAT_TYPE = "savepoint_format_type"
+"""Property of a savepoint that is not canonical."""
 _PICKLED = json.dumps(PickledBytesTypeInfo().to_json()["type"])
 
 
-def write_savepoint(metadata: CheckpointMetadata, source: ObjectStore, target: ObjectStore) -> str:
+class SavepointFormatType(str, Enum):
+    """What is in the folder of a savepoint (Flink: ``SavepointFormatType``)."""
+
+    CANONICAL = "CANONICAL"
+    """All of its files, so the folder can be moved by itself; the same, in Parquet, whatever the state backend is."""
+    NATIVE = "NATIVE"
+    """The ``_metadata`` only, which names files of the job's checkpoints: quick, whatever the size of the state. It is
+    below the job's prefix, keeps these files from being deleted, and is moved by copying the job's folder."""
+
+
+def write_savepoint(
+    metadata: CheckpointMetadata,
+    source: ObjectStore,
+    target: ObjectStore,
+    format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+) -> str:
     """Write a savepoint of a checkpoint.
 
     Args:
         metadata: all have acknowledged it; it may also be a completed checkpoint.
         source: where its files are: rooted at the job's prefix.
         target: the folder in which the savepoint gets its own.
+        format_type: a native one must be where its files are.
 
     Returns:
-        Its folder in ``target``: ``savepoint-{job}-{random}``. It is not there before it is whole.
+        Its folder in ``target``: ``savepoint-{job}-{random}``, and ``-native`` behind it if it is. It is not there
+        before it is whole.
 
     Raises:
+        ConfigurationError: a native savepoint is to be somewhere else.
         CorruptStateError: a file is missing or damaged.
         CheckpointError: the metadata is not JSON.
         StorageError: it could not be written.
     """
-    folder = f"savepoint-{metadata.job_id}-{secrets.token_hex(6)}"
-    metadata.to_bytes()  # fails before anything is copied
+    native = format_type is SavepointFormatType.NATIVE
+    if native and source.url != target.url:
+        raise ConfigurationError(
+            f"a native savepoint names files below {source.url}, so it cannot be written to {target.url}; leave the "
+            "target out, or write a canonical one"
+        )
+    folder = f"savepoint-{metadata.job_id}-{secrets.token_hex(6)}{'-native' if native else ''}"
+    savepoint = as_savepoint(metadata, metadata.operators, format_type)
+    savepoint.to_bytes()  # fails before anything is copied
     store = target.child(folder)
     try:
-        operators = tuple(replace(o, subtasks=copy_files(o.subtasks, source, store)) for o in metadata.operators)
-        savepoint = replace(metadata, kind=CheckpointKind.SAVEPOINT, operators=operators)
+        if not native:
+            operators = tuple(replace(o, subtasks=copy_files(o.subtasks, source, store)) for o in metadata.operators)
+            savepoint = replace(savepoint, operators=operators)
         store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
     except BaseException:
         with suppress(StorageError):
             store.delete_many([info.key for info in store.list()])
         raise
     return folder
+
+
+def as_savepoint(
+    metadata: CheckpointMetadata,
+    operators: tuple[OperatorState, ...],
+    format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+) -> CheckpointMetadata:
+    """The metadata of a savepoint of a checkpoint, or of another savepoint.
+
+    Args:
+        metadata: what it is made of.
+        operators: what it has of them.
+        format_type: where its files are.
+    """
+    properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
+    if format_type is not SavepointFormatType.CANONICAL:
+        properties[_FORMAT_TYPE] = format_type.value
+    return replace(metadata, kind=CheckpointKind.SAVEPOINT, operators=operators, properties=properties)
+
+
+def files_location(metadata: CheckpointMetadata, folder: StorageLocation) -> StorageLocation:
+    """What the paths of the files of a savepoint or checkpoint are relative to.
+
+    Args:
+        metadata: what is in the folder.
+        folder: the savepoint's or checkpoint's own.
+    """
+    own = metadata.kind is CheckpointKind.SAVEPOINT and _FORMAT_TYPE not in metadata.properties
+    return folder if own else replace(folder, url=folder.url.rpartition("/")[0])
 
 
 def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
@@ -86,7 +156,9 @@ def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
     return CheckpointMetadata.from_bytes(data, f"{store.url}/{METADATA_NAME}")
 
 
-def import_savepoint(source: ObjectStore, job: ObjectStore, written_by: str = "") -> CheckpointMetadata:
+def import_savepoint(
+    source: ObjectStore, job: ObjectStore, written_by: str = "", *, files: ObjectStore | None = None
+) -> CheckpointMetadata:
     """Copy a savepoint's files to a job's prefix, so that the job's checkpoints can name them.
 
     The savepoint stays its owner's (Flink: ``RestoreMode.NO_CLAIM``), and may be deleted afterwards.
@@ -95,6 +167,7 @@ def import_savepoint(source: ObjectStore, job: ObjectStore, written_by: str = ""
         source: rooted at the savepoint's folder.
         job: rooted at the job's prefix.
         written_by: part of the names of the copies; see ``state.operator_state.state_file``. Default: they keep theirs.
+        files: what the paths of its files are relative to, as :func:`files_location` says. Default: its folder.
 
     Returns:
         The metadata, with the names of the copies.
@@ -111,7 +184,9 @@ def import_savepoint(source: ObjectStore, job: ObjectStore, written_by: str = ""
             "checkpoint directory."
         )
     checksums = _checksums(subtask for operator in metadata.operators for subtask in operator.subtasks)
-    _copy(checksums, source, job, written_by)
+    _copy(checksums, files or source, job, written_by)
+    properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
+    metadata = replace(metadata, properties=properties)  # the files are the job's now
     if not written_by:
         return metadata
     operators = (replace(o, subtasks=tuple(_renamed(s, written_by) for s in o.subtasks)) for o in metadata.operators)

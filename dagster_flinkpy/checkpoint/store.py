@@ -266,7 +266,9 @@ class CompletedCheckpointStore:
         for folder in self.store.list_folders(SAVEPOINT_PREFIX):
             if folder.endswith(NATIVE_SUFFIX):
                 with suppress(ObjectNotFoundError):  # it was disposed of just now
-                    attempt.registry.do_not_claim(self.load(folder + METADATA_NAME).checkpoint_id)
+                    savepoint = self.load(folder + METADATA_NAME)
+                    attempt.registry.register_all(savepoint.checkpoint_id, savepoint.files())
+                    attempt.registry.do_not_claim(savepoint.checkpoint_id)
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.savepoint import load_savepoint
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
+from dagster_flinkpy.checkpoint.savepoint import files_location, load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.storage import StorageLocation
 
@@ -38,6 +38,4 @@ def open_checkpoint(location: StorageLocation) -> StoredCheckpoint:
     if latest is not None:
         return StoredCheckpoint(latest, folder)
     metadata = load_savepoint(store)
-    if metadata.kind is CheckpointKind.CHECKPOINT:  # its files are shared by the job's checkpoints
-        folder = replace(folder, url=folder.url.rpartition("/")[0])
-    return StoredCheckpoint(metadata, folder)
+    return StoredCheckpoint(metadata, files_location(metadata, folder))

@@ -53,7 +53,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
-from dagster_flinkpy.checkpoint.savepoint import write_savepoint
+from dagster_flinkpy.checkpoint.savepoint import SavepointFormatType, write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
@@ -747,16 +747,20 @@ class JobAttempt:
 
     # --- savepoints --------------------------------------------------------------------------------------------------
 
-    def savepoint(self, target: str | None = None) -> str:
-        """Writes a self-contained savepoint of the last completed checkpoint.
+    def savepoint(
+        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
+    ) -> str:
+        """Writes a savepoint of the last completed checkpoint.
 
         Args:
-            target: The folder that gets it; None: the job's own prefix.
+            target: The folder that gets it; None: the job's own prefix, where a native one must be.
+            format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
 
         Returns:
             Its URL.
 
         Raises:
+            ConfigurationError: A native savepoint is to be outside of the job's prefix.
             CheckpointError: There is no completed checkpoint yet.
             FencedError: A newer attempt took over, and has subsumed it.
         """
@@ -764,8 +768,10 @@ class JobAttempt:
         if latest is None:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of")
         location = self._location if target is None else replace(self.config.storage, url=target)
+        if format_type is SavepointFormatType.NATIVE:
+            self._attempt.registry.do_not_claim(latest.checkpoint_id)
         try:
-            folder = write_savepoint(without_committables(latest), self._store.store, location.open())
+            folder = write_savepoint(without_committables(latest), self._store.store, location.open(), format_type)
         except CorruptStateError:
             self._store.check_leader(self._attempt)  # a newer attempt may have subsumed the checkpoint meanwhile
             raise

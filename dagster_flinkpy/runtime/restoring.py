@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, pickled_state
+from dagster_flinkpy.checkpoint.savepoint import files_location, import_savepoint, load_savepoint, pickled_state
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -74,7 +74,8 @@ def find_snapshot(
             )
     progress(f"restoring {location.url}")
     # Named after this attempt, so that no other one deletes the copies; and not as what its epochs write.
-    savepoint = import_savepoint(location.open(), store.store, f"{attempt.token}-0")
+    files = files_location(load_savepoint(location.open()), location).open()
+    savepoint = import_savepoint(location.open(), store.store, f"{attempt.token}-0", files=files)
     attempt.start_after(savepoint.checkpoint_id)
     return Found(savepoint, location if claim_mode is RecoveryClaimMode.CLAIM else None)
 

@@ -19,7 +19,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     OperatorStateHandle,
     SubtaskState,
 )
-from dagster_flinkpy.checkpoint.savepoint import copy_files
+from dagster_flinkpy.checkpoint.savepoint import as_savepoint, copy_files
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
@@ -311,8 +311,7 @@ class SavepointWriter:
             end_of_input=False,
             operators=(),
         )
-        metadata = replace(base, kind=CheckpointKind.SAVEPOINT, operators=written)
-        store.put(METADATA_NAME, metadata.to_bytes(), if_none_match=True)
+        store.put(METADATA_NAME, as_savepoint(base, written).to_bytes(), if_none_match=True)
         return store.url
 
 

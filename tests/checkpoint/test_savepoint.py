@@ -9,9 +9,17 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, DistributionMode, OperatorStateHandle
-from dagster_flinkpy.checkpoint.savepoint import import_savepoint, load_savepoint, write_savepoint
-from dagster_flinkpy.errors import CorruptStateError, RestoreError
+from dagster_flinkpy.checkpoint.savepoint import (
+    SavepointFormatType,
+    as_savepoint,
+    files_location,
+    import_savepoint,
+    load_savepoint,
+    write_savepoint,
+)
+from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError
 from dagster_flinkpy.state.operator_state import write_partitions
+from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import content, metadata, operator
 
@@ -112,3 +120,21 @@ def test_copies_are_named_after_the_attempt_that_restores(tmp_path: Path) -> Non
         }
         assert copy.operators[0].subtasks[0].raw_keyed[0]["key_group"] == 1
     assert not copies[0].files() & copies[1].files()
+
+
+def test_a_native_savepoint_names_the_files_of_the_job(job: LocalObjectStore, tmp_path: Path) -> None:
+    folder = write_savepoint(STATE, job, job, SavepointFormatType.NATIVE)
+    assert folder.endswith("-native")
+    assert set(everything(job)) == {*FILES, f"{folder}/_metadata"}
+    location = StorageLocation(str(tmp_path / "job" / folder))
+    loaded = load_savepoint(location.open())
+    assert loaded.operators == STATE.operators
+    assert files_location(loaded, location) == StorageLocation(str(tmp_path / "job"))
+
+    other_job = LocalObjectStore(str(tmp_path / "other"))
+    import_savepoint(location.open(), other_job, files=files_location(loaded, location).open())
+    assert everything(other_job) == FILES
+    with pytest.raises(ConfigurationError, match=r"names files below .*/job, so it cannot be written to .*/other"):
+        write_savepoint(STATE, job, other_job, SavepointFormatType.NATIVE)
+    canonical = as_savepoint(loaded, loaded.operators)
+    assert files_location(canonical, location) == location

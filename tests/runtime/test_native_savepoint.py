@@ -1,0 +1,76 @@
+"""Native savepoints: quick to write, and the job's files that they name stay."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dagster_flinkpy.checkpoint.savepoint import SavepointFormatType
+from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.state_processor import read_savepoint, write_savepoint
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import HarnessAttempt, collect_graph, collected
+from tests.runtime.programs import COUNTED, CountPerKey, environment, events
+
+N = 4_000
+# So large that its state is not in the metadata.
+RECORDS = [(hashlib.md5(str(i % N).encode()).hexdigest(), i, 1) for i in range(3 * N)]
+GRAPH = collect_graph(
+    events(environment(2), RECORDS, per_epoch=N, batch_size=N)
+    .key_by("key")
+    .process(CountPerKey(), COUNTED)
+    .uid("counts")
+)
+
+
+def counts_of(path: str) -> set[int]:
+    return set(read_savepoint(path).state("counts", "count").to_arrow().column("value").to_pylist())
+
+
+def test_a_native_savepoint_keeps_files_and_moves_with_the_folder_of_the_job(tmp_path: Path) -> None:
+    with HarnessAttempt(GRAPH, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        files = {path.name for path in (tmp_path / "one" / "job" / "shared").iterdir()}
+        assert files
+        with pytest.raises(ConfigurationError, match="a native savepoint names files below"):
+            attempt.savepoint(str(tmp_path / "elsewhere"), SavepointFormatType.NATIVE)
+        native = attempt.savepoint(format_type=SavepointFormatType.NATIVE)
+        assert native.endswith("-native")
+        attempt.run_epoch()  # each key again, so the runs of the savepoint are merged into others
+    with HarnessAttempt(GRAPH, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+    shared = tmp_path / "one" / "job" / "shared"
+    assert files <= {path.name for path in shared.iterdir()}
+    assert counts_of(native) == {1}
+    assert counts_of(str(tmp_path / "one" / "job")) == {3}
+
+    moved = tmp_path / "two" / "job"
+    shutil.copytree(tmp_path / "one" / "job", moved)
+    shutil.rmtree(tmp_path / "one")
+    savepoint = str(moved / native.rpartition("/")[2])
+    canonical = write_savepoint(savepoint).write(str(tmp_path / "canonical"))
+    for number, (folder, source) in enumerate([("two", savepoint), ("three", savepoint), ("four", canonical)]):
+        with HarnessAttempt(GRAPH, tmp_path / folder, restore_from=source, parallelism=3 - number) as attempt:
+            attempt.run_epoch()
+            assert {count for _, count, _ in collected(attempt.graph, attempt.collected)} == {2}
+    shutil.rmtree(moved)
+    assert counts_of(canonical) == {1}
+
+
+def test_files_of_a_native_savepoint_go_when_it_is_gone(tmp_path: Path) -> None:
+    with HarnessAttempt(GRAPH, tmp_path) as attempt:
+        attempt.run_epoch()
+        native = attempt.savepoint(format_type=SavepointFormatType.NATIVE)
+        attempt.run_epoch()
+        attempt.run_epoch()
+    store = StorageLocation(str(tmp_path / "job")).open()
+    assert sweep(store, timedelta(0)).files == 0
+    assert counts_of(native) == {1}
+    shutil.rmtree(tmp_path / "job" / native.rpartition("/")[2])
+    assert sweep(store, timedelta(0)).files > 0
+    assert counts_of(str(tmp_path / "job")) == {3}
