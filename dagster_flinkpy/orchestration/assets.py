@@ -124,7 +124,10 @@ def _run(
             barriers = config.barriers or job.checkpointing.barriers_per_job
             if config.epochs:
                 barriers = min(barriers, config.epochs - taken)
-            epoch, taken = attempt.run_epoch(barriers), taken + barriers
+            if config.periodic:
+                epoch, taken = attempt.run_periodic_epoch(), taken + 1
+            else:
+                epoch, taken = attempt.run_epoch(barriers), taken + barriers
             context.log.info(checkpoint_line(job, epoch))
     if epoch is None:
         context.log.warning(f"The input of job {job.job_id} has ended; there is no checkpoint left to take.")

@@ -28,6 +28,10 @@ class FlinkRunConfig(Config):
         ge=1,
         description="Checkpoints that one Spark job takes, each with its own epoch. Default: as the program says.",
     )
+    periodic: bool = Field(
+        default=False,
+        description="Take each checkpoint, of one epoch, at the program's interval. Default: one after the other.",
+    )
     parallelism: int | None = Field(
         default=None, ge=1, description="Subtasks per operator. Default: as in the last checkpoint, else the program's."
     )

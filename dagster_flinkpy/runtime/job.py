@@ -22,6 +22,7 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.instructions import (
+    ArmPeriodic,
     ArmTimeout,
     AssignCheckpointId,
     CancelSparkJob,
@@ -66,6 +67,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     MasterStateCollected,
     MetadataWriteFailed,
     MetadataWritten,
+    PeriodicTick,
     Stimulus,
     TimerFired,
     TriggerFailed,
@@ -199,6 +201,9 @@ class JobAttempt:
         self._failure: FlinkPyError | None = None
         self._timed_out = False
         self._barriers = 1
+        self._periodic = False
+        self._due_ms = 0
+        """When the next periodic checkpoint is, in milliseconds since 1970."""
         self._stopping = False
         self._draining = False
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
@@ -257,12 +262,12 @@ class JobAttempt:
             self._attempt.token,
             self._plan(),
             # A failed epoch leaves nothing to go on from: the next attempt starts at the last checkpoint.
-            replace(self.config.checkpointing, tolerable_failed=0, interval=None),
+            replace(self.config.checkpointing, tolerable_failed=0),
             restored=self.restored,
             retained=self._attempt.head.retained,
             statistics=self._store.load_statistics(self._attempt),
         )
-        self._coordinator.handle(JobStatusChanged(_now(), running=True))
+        self._drive(JobStatusChanged(_now(), running=True))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -405,6 +410,26 @@ class JobAttempt:
             self._planner = SplitPlanner(self._program, {}, self._enumerators, whole=True)
         return self._checkpoint(self._run_spark_job, barriers)
 
+    def run_periodic_epoch(self) -> CompletedEpoch:
+        """Waits for the next periodic checkpoint, as the program's interval and pause say, and runs its epoch.
+
+        The first one comes somewhere between pause and interval after the attempt has begun (Flink:
+        ``CheckpointCoordinator.getRandomInitDelay``).
+
+        Raises:
+            ConfigurationError: The program has no interval.
+            Exception: As :meth:`run_epoch`.
+        """
+        if self.config.checkpointing.interval is None:
+            raise ConfigurationError(
+                f"job {self.config.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds)"
+            )
+        self._periodic = True
+        try:
+            return self._checkpoint(self._run_spark_job)
+        finally:
+            self._periodic = False
+
     def commit_restored(self) -> CompletedEpoch:
         """Completes a checkpoint of the restored state as it is, without reading input.
 
@@ -470,6 +495,12 @@ class JobAttempt:
         )
 
     def _trigger(self) -> None:
+        latest = self._attempt.latest
+        while self._periodic and self._attempt.latest is latest and self._failure is None:
+            _wait(max(0, self._due_ms - _now()) / 1000)
+            self._drive(PeriodicTick(_now()))
+        if self._periodic:
+            return
         kind = CheckpointKind.SAVEPOINT if self._stopping else CheckpointKind.CHECKPOINT
         self._drive(TriggerRequested(_now(), kind, forced=True, stop=self._stopping, request_id=self._owner))
 
@@ -525,6 +556,10 @@ class JobAttempt:
                     listener.notify_checkpoint_aborted(checkpoint_id)
             case FailJob(message=message):
                 raise self._failure or CheckpointError(message)
+            case ArmPeriodic(at_ms=at_ms):
+                self._due_ms = at_ms
+            case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
+                self._progress(message)  # it is due again when the pause is over
             case Rejected(message=message):
                 raise self._failure or CheckpointError(f"no checkpoint was taken: {message}")
             case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
@@ -776,6 +811,10 @@ class JobAttempt:
             self._store.check_leader(self._attempt)  # a newer attempt may have subsumed the checkpoint meanwhile
             raise
         return f"{location.url}/{folder}"
+
+
+def _wait(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _now() -> int:

@@ -83,6 +83,7 @@ class FakeAttempt:
         self.token = 7
         self.exited = False
         self.barriers: list[int] = []
+        self.periodic = 0
         self.savepoint_target: str | None = None
         self._left, self._error, self._id = epochs, error, 41
         self.restored = self._metadata(41)
@@ -115,6 +116,10 @@ class FakeAttempt:
         self._left -= taken
         self._id += taken
         return self._epoch(self._id)
+
+    def run_periodic_epoch(self) -> CompletedEpoch:
+        self.periodic += 1
+        return self.run_epoch()
 
     def commit_restored(self) -> CompletedEpoch:
         if self._error is not None:

@@ -113,6 +113,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstan
     return execute
 
 
+def test_checkpoints_at_the_interval(run: Any) -> None:
+    assert run({"epochs": 0, "periodic": True}, epochs=4).success
+    [attempt] = FakeAttempt.made
+    assert (attempt.periodic, attempt.barriers) == (4, [1, 1, 1, 1])
+    assert run({"epochs": 2}, epochs=4).success
+    assert FakeAttempt.made[0].periodic == 0
+
+
 def test_a_checkpoint_materializes_all_operators(run: Any, instance: DagsterInstance, tmp_path: Path) -> None:
     result = run()
     events = result.get_asset_materialization_events()
