@@ -208,9 +208,7 @@ def release_leader(directory: str, force: bool, endpoint_url: str | None) -> Non
     location = StorageLocation(directory, endpoint_url)
     record = CompletedCheckpointStore(location.open()).leader()
     if record is not None and record.alive(_now_ms()) and not force:
-        raise click.ClickException(
-            f"{record.owner!r} may be at work; --force takes the leadership from it"
-        )
+        raise click.ClickException(f"{record.owner!r} may be at work; --force takes the leadership from it")
     former = release_leadership(location, owner=_owner("leader release"), now_ms=_now_ms())
     if former is None:
         raise click.ClickException(f"nobody has ever led the job in {directory}")

@@ -32,6 +32,8 @@ from tests.orchestration.programs import two_regions, word_count
 
 NOW = 1_700_000_000_000
 MINUTE = timedelta(minutes=1)
+
+
 def test_a_job_that_was_stopped_waits_for_a_restore() -> None:
     status = JobStatus("words", 4, False, NOW - 90_000, NOW - 80_000, stopped=True)
     assert reason_to_wait(status, CheckpointPolicy(MINUTE), NOW) == (
