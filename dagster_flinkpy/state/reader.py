@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
@@ -51,7 +52,11 @@ class KeySet:
         Raises:
             TypeMismatchError: one of them is no such key.
         """
+        if isinstance(keys, pa.ChunkedArray):
+            keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
         column = keys if isinstance(keys, pa.Array) else key_type.to_arrow(list(keys))
+        if column.type != key_type.arrow_type:  # it would hash to other key groups
+            raise TypeMismatchError(f"the keys of the state are {key_type.arrow_type}, not {column.type}")
         hashes = hash_keys(key_type, column)
         sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
         order = np.argsort(sort_keys)

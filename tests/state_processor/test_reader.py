@@ -99,6 +99,11 @@ def test_some_keys(path: str) -> None:
     assert total.for_keys([]).to_arrow().equals(total.schema.empty_table())
     with pytest.raises(TypeMismatchError, match="declared STRING"):
         total.for_keys([3])
+    with pytest.raises(TypeMismatchError, match="the keys of the state are string, not large_string"):
+        total.for_keys(pa.array(["k1"], pa.large_string()))
+    chunks = pa.chunked_array([["k1"], ["k2"]])
+    assert len(total.for_keys(chunks).to_arrow()) == 6
+    assert len(total.for_keys(chunks.slice(0, 0)).to_arrow()) == 0
     with pytest.raises(ConfigurationError, match=r"state 'part' of operator 'kinds' is operator state, which has no"):
         read_savepoint(path).state("kinds", "part").for_keys(["k1"])
 
