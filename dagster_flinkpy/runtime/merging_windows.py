@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from dagster_flinkpy.datastream.state import MapState
-from dagster_flinkpy.datastream.window import MergingWindowAssigner
+from dagster_flinkpy.datastream.window import EventTimeSessionWindows, MergingWindowAssigner
 
 __all__ = ["MergingWindowSet"]
 
@@ -44,7 +45,11 @@ class MergingWindowSet:
     ) -> None:
         self._assigner, self._state, self._encode = assigner, state, encode
         self._mapping = {decode(window): decode(state_window) for window, state_window in state.items()}
-        self._initial = dict(self._mapping)
+        self._stored = dict(self._mapping)
+        self._changed: dict[Any, None] = {}
+        # Sessions in flight do not touch each other, so those that a new one touches lie side by side.
+        sessions = type(assigner).merge_windows is EventTimeSessionWindows.merge_windows
+        self._sessions: list[Any] | None = sorted(self._mapping) if sessions else None
 
     def state_window(self, window: Any) -> Any:
         """The state window of a window; None if it is not in flight."""
@@ -52,16 +57,43 @@ class MergingWindowSet:
 
     def retire(self, window: Any) -> None:
         """Drops a window."""
-        del self._mapping[window]
+        self._pop(window)
 
     def persist(self) -> None:
         """Writes what changed."""
-        for window in self._initial.keys() - self._mapping.keys():
-            self._state.remove(self._encode(window))
-        for window, state_window in self._mapping.items():
-            if self._initial.get(window) != state_window:
+        for window in self._changed:
+            if window not in self._mapping and self._stored.pop(window, None) is not None:
+                self._state.remove(self._encode(window))
+        for window in self._changed:
+            state_window = self._mapping.get(window)
+            if state_window is not None and self._stored.get(window) != state_window:
                 self._state.put(self._encode(window), self._encode(state_window))
-        self._initial = dict(self._mapping)
+                self._stored[window] = state_window
+        self._changed.clear()
+
+    def _pop(self, window: Any) -> Any:
+        if self._sessions is not None:
+            del self._sessions[bisect_left(self._sessions, window)]
+        self._changed[window] = None
+        return self._mapping.pop(window)
+
+    def _put(self, window: Any, state_window: Any) -> None:
+        if self._sessions is not None and window not in self._mapping:
+            insort(self._sessions, window)
+        self._changed[window] = None
+        self._mapping[window] = state_window
+
+    def _candidates(self, window: Any) -> list[Any]:
+        """The windows in flight with which a new one may merge."""
+        if self._sessions is None:
+            return list(self._mapping)
+        sessions = self._sessions
+        first = last = bisect_left(sessions, window)
+        while first and sessions[first - 1].intersects(window):
+            first -= 1
+        while last < len(sessions) and sessions[last].intersects(window):
+            last += 1
+        return sessions[first:last]
 
     def add(self, window: Any, merge: Merge) -> Any:
         """Adds a window, merges what merges, and gives the window in which the new one is now.
@@ -70,21 +102,23 @@ class MergingWindowSet:
             window: The new window.
             merge: Called for windows in flight that have become another one.
         """
-        if not self._mapping:
-            self._mapping[window] = window
+        candidates = self._candidates(window)
+        if not candidates:
+            self._put(window, window)
             return window
         found = _MergeResults()
-        self._assigner.merge_windows([*self._mapping, window], found)
+        self._assigner.merge_windows([*candidates, window], found)
         result = window
         for merge_result, parts in found.results.items():
             if window in parts:
                 result = merge_result
             in_flight = [part for part in dict.fromkeys(parts) if part in self._mapping]
-            state_windows = [self._mapping.pop(part) for part in in_flight]
+            state_windows = [self._pop(part) for part in in_flight]
             if state_windows:
-                self._mapping[merge_result] = state_windows[0]
+                self._put(merge_result, state_windows[0])
                 if in_flight != [merge_result]:
                     merge(merge_result, in_flight, state_windows[0], state_windows[1:])
         # Not an assignment: a window may come again that is in flight under another state window.
-        self._mapping.setdefault(result, result)
+        if result not in self._mapping:
+            self._put(result, result)
         return result

@@ -243,11 +243,22 @@ class MergingWindowOperator(WindowOperator):
         self._mapping: Any = self.backend.get_state(
             MapStateDescriptor("merging-window-set", self._codec.namespace_type, self._codec.namespace_type)
         )
+        self._sets: dict[int, MergingWindowSet] = {}
+        """By slot, of the keys of the batch."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._sets.clear()
+        super().process(input_index, batch)
 
     def _windows(self) -> MergingWindowSet:
         """The windows of the current key."""
-        assigner: Any = self._spec.assigner
-        return MergingWindowSet(assigner, self._mapping, self._codec.encode, self._codec.decode)
+        slot = self.backend.key_context.slot
+        windows = self._sets.get(slot)
+        if windows is None:
+            assigner: Any = self._spec.assigner
+            windows = MergingWindowSet(assigner, self._mapping, self._codec.encode, self._codec.decode)
+            self._sets[slot] = windows
+        return windows
 
     def _add(self, key: Any, window: Any, value: Any, timestamp: int) -> bool:
         windows = self._windows()
