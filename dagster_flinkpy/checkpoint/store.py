@@ -228,8 +228,8 @@ class CompletedCheckpointStore:
                 names it.
             FencedError: yet another attempt took over meanwhile.
         """
-        former = self.leader()
         leader = lease.acquire(self.store, owner, ttl, now_ms)
+        former = leader.former
         while True:
             found = read_head(self.store)
             head, etag = found if found else (Head(fencing_token=0), None)

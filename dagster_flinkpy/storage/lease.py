@@ -53,6 +53,8 @@ class Leader:
     record: LeaderRecord
     etag: str
     """Of the ``leader`` object as this attempt last wrote it."""
+    former: LeaderRecord | None = None
+    """Who had it before; None: nobody."""
 
     @property
     def token(self) -> int:
@@ -101,7 +103,8 @@ def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int) -> Lead
             committed=found[0].committed if found else None,
         )
         try:
-            return _write(store, record, found[1] if found else None)
+            leader = _write(store, record, found[1] if found else None)
+            return replace(leader, former=found[0] if found else None)
         except PreconditionFailedError:
             continue
 

@@ -42,7 +42,7 @@ def test_first_leader(job: ObjectStore) -> None:
 def test_a_takeover_does_not_wait_and_fences_the_former_leader(job: ObjectStore) -> None:
     old = lease.acquire(job, "run-1", TTL, NOON)
     new = lease.acquire(job, "run-2", TTL, NOON + 1)
-    assert new.token == 2
+    assert (new.token, new.former) == (2, old.record)
     story = r"'run-1' \(token 1\) was fenced by .*'run-2' \(token 2\) at 2023-11-14T22:13:20.001\+00:00"
     with pytest.raises(FencedError, match=story):
         lease.check(job, old)
