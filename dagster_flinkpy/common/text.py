@@ -23,8 +23,21 @@ __all__ = ["to_printed", "to_text"]
 def to_printed(type_info: TypeInformation, value: Any) -> str:
     """The value as ``print()`` shows it; PyFlink turns rows into text in Python, all else in Java."""
     if isinstance(type_info, RowTypeInfo) and isinstance(value, Row):
-        return f"{value.get_row_kind()}[{','.join(map(str, value))}]"
+        return f"{value.get_row_kind()}[{','.join(str(_plain(field)) for field in value)}]"
     return to_text(type_info, value)
+
+
+def _plain(value: Any) -> Any:
+    """The value with Python's numbers in place of numpy's, which it has after an exchange anyway."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list):
+        return list(map(_plain, value))
+    if isinstance(value, tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    return value
 
 
 def to_text(type_info: TypeInformation, value: Any) -> str:

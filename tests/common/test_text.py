@@ -38,6 +38,8 @@ def test_values_are_written_as_java_does(kind: TypeInformation, value: Any, text
 
 def test_rows_are_printed_by_python_with_their_kind() -> None:
     assert to_printed(PAIR, Row.of_kind(RowKind.UPDATE_BEFORE, 1, None)) == "-U[1,None]"
+    parts = Types.ROW([Types.LIST(Types.INT()), Types.MAP(Types.STRING(), Types.LONG())])
+    assert to_printed(parts, Row([np.int32(1), 2], {"a": np.int64(3)})) == "+I[[1, 2],{'a': 3}]"
     assert to_printed(PAIR, None) == "null"
 
 
