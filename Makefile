@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test lint format bench simulate browser clean
+.PHONY: install demo test soak lint format bench simulate browser clean
 
 install: $(STAMP)
 
@@ -28,6 +28,11 @@ demo: install
 
 test: install browser
 	$(BIN)/python -m pytest
+
+# The property tests of runtime and state with $(SOAK) times as many examples as CI: a quarter of an hour and more.
+SOAK ?= 20
+soak: install
+	SOAK=$(SOAK) $(BIN)/python -m pytest -m hypothesis tests/runtime tests/state
 
 lint: install
 	$(BIN)/ruff check .

@@ -17,6 +17,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream import KeyedBatchFunction, KeyedProcessFunction, ProcessFunction
 from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError, UserFunctionError
+from tests.examples import examples
 
 from .harness import HarnessAttempt, collect_all, collect_graph, collected, random_order
 from .programs import environment, events
@@ -51,7 +52,7 @@ class TotalsPerRecord(KeyedProcessFunction):
         yield ctx.get_current_key(), total
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     forms=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=5),

@@ -45,6 +45,7 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.operator_state import OperatorStateBackend
 from dagster_flinkpy.state.operator_state import file_of, read_partitions, write_partitions
 from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, run_job
 from tests.runtime.programs import environment, events
 
@@ -432,7 +433,7 @@ def test_the_writer_is_part_of_the_name(tmp_path: Path) -> None:
     large=st.booleans(),
     split=st.booleans(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50), deadline=None)
 def test_what_is_written_is_read(tmp_path: Path, values: list[str | None], large: bool, split: bool) -> None:
     store = LocalObjectStore(tmp_path)
     values = values * (1000 if large else 1)
@@ -450,7 +451,7 @@ def test_what_is_written_is_read(tmp_path: Path, values: list[str | None], large
     parallelisms=st.lists(st.integers(1, 4), min_size=2, max_size=5),
     data=st.data(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50), deadline=None)
 def test_all_modes_over_epochs_restores_and_rescales(tmp_path: Path, parallelisms: list[int], data: Any) -> None:
     texts = ListStateDescriptor("split", Types.STRING()), ListStateDescriptor("union", Types.STRING())
     rules = MapStateDescriptor("rules", Types.LONG(), Types.STRING())

@@ -46,6 +46,7 @@ from dagster_flinkpy.datastream.window import (
     WindowAssigner,
 )
 from dagster_flinkpy.errors import ConfigurationError, UserFunctionError
+from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected, run_job
 from tests.runtime.programs import environment, event_time, events
 
@@ -53,7 +54,9 @@ FIRED = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LIST(Type
 LATE = OutputTag("late", Types.PICKLED_BYTE_ARRAY())
 
 records_of = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=25)
-properties = settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+properties = settings(
+    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 class Values(AggregateFunction):
