@@ -53,6 +53,11 @@ class LocalExecutor:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
             regions = graph.regions()
+            if settings.savepoint_path is not None and len(regions) > 1:
+                raise ConfigurationError(
+                    f"program {settings.job_name!r}: a savepoint is of one job, and these are {len(regions)}, for no "
+                    "pipelined edge joins them; unset execution.state-recovery.path"
+                )
             storage, base_id = StorageLocation(folder), _job_id(settings.job_name)
             for i, region in enumerate(regions):
                 job_id = base_id + (f".{i}" if len(regions) > 1 else "")

@@ -6,16 +6,17 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.errors import ConfigurationError, MissingUidError
+from dagster_flinkpy.errors import ConfigurationError, MissingUidError, RestoreError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.job import JobAttempt
-from tests.runtime.harness import run_rows
+from tests.runtime.harness import HarnessAttempt, collect_graph, run_rows
 from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
 
 
@@ -126,6 +127,32 @@ def test_execute_runs_all_regions_and_goes_on_where_it_ended(tmp_path: Path) -> 
         "My-job.0",
         "My-job.1",
     ]
+
+
+def test_a_program_starts_from_a_savepoint(tmp_path: Path) -> None:
+    def counts(uid: str, **options: str) -> DataStream:
+        env = environment()
+        env.configure(Configuration.from_dict(options))
+        source = events(env, [("a", 1, 2), ("a", 2, 3)], uid=uid, per_epoch=1)
+        return source.key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+
+    with HarnessAttempt(collect_graph(counts("first")), tmp_path) as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+    recovery = {"execution.state-recovery.path": savepoint}
+    with pytest.raises(RestoreError, match="'first'"):
+        list(counts("second", **recovery).execute_and_collect())
+    recovery["execution.state-recovery.ignore-unclaimed-state"] = "true"
+    assert list(counts("second", **recovery).execute_and_collect()) == [("a", 2, 4), ("a", 3, 7)]
+
+
+def test_a_savepoint_is_not_of_two_jobs() -> None:
+    env = environment()
+    env.configure(Configuration.from_dict({"execution.state-recovery.path": "savepoint"}))
+    for uid in "ab":
+        read(env, _Files([[1]])).uid(uid).print()
+    with pytest.raises(ConfigurationError, match="'two': a savepoint is of one job, and these are 2"):
+        env.execute("two")
 
 
 def test_where_state_is_kept_operators_need_uids(tmp_path: Path) -> None:
