@@ -48,7 +48,8 @@ def test_a_region_depends_on_the_exchange_it_reads(tmp_path: Path) -> None:
     key = AssetKey(["words", "words.exchange.count"])
     (spec,) = (s for s in second.specs if s.key == key)
     assert [d.asset_key for d in spec.deps] == [AssetKey(["words", "words.exchange"])]
-    assert len(build_flink_jobs(program(tmp_path), name="words")) == 4
+    names = {job.name for job in build_flink_jobs(program(tmp_path), name="words")}
+    assert {"words_words_savepoint", "words_words_exchange_count_savepoint"} <= names
 
 
 @pytest.mark.usefixtures("without_spark")
