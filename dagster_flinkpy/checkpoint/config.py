@@ -9,6 +9,7 @@ from enum import Enum
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig as DeclaredCheckpointConfig
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -52,6 +53,8 @@ class CheckpointConfig:
     """What becomes of them when a run ends. Default: they are kept, for the next run to go on from."""
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     """Whose a checkpoint or savepoint is after somebody has asked to restore it. Default: still its owner's."""
+    state_backend: StateBackendType = StateBackendType.COLUMNAR
+    """Where keyed state is while a task works with it. Default: in columnar runs."""
     master_hooks: tuple[MasterTriggerRestoreHook, ...] = ()
     """Called on the driver at each checkpoint and restore. Default: none."""
 
@@ -75,6 +78,7 @@ class CheckpointConfig:
             num_retained=num_retained,
             retention=declared.retention,
             claim_mode=declared.claim_mode,
+            state_backend=declared.state_backend,
             master_hooks=tuple(declared.master_hooks),
         )
 

@@ -9,6 +9,7 @@ from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -43,6 +44,8 @@ class CheckpointConfig:
     """What becomes of checkpoints when a run ends."""
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
     """Whose a restored checkpoint or savepoint is."""
+    state_backend: StateBackendType = StateBackendType.COLUMNAR
+    """Where keyed state is while a task works with it."""
     master_hooks: list[MasterTriggerRestoreHook] = field(default_factory=list)
     """Called on the driver at each checkpoint and restore."""
 

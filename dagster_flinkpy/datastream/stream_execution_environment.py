@@ -35,6 +35,7 @@ from dagster_flinkpy.datastream.operators import (
     SparkSourceSpec,
     TimestampsSpec,
 )
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.errors import ConfigurationError, MissingUidWarning, ParallelismError
@@ -97,6 +98,7 @@ class StreamExecutionEnvironment:
         """Takes the options that there are here; all others are left alone.
 
         They are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
+        ``state.backend.type`` (``columnar`` by default, or ``hashmap``),
         ``execution.checkpointing.interval``, ``execution.checkpointing.dir``, ``pipeline.strict``,
         ``execution.checkpointing.barriers-per-job`` and
         ``execution.checkpointing.externalized-checkpoint-retention``; and of ``env.execute()`` alone
@@ -114,6 +116,8 @@ class StreamExecutionEnvironment:
             self.set_runtime_mode(RuntimeExecutionMode[options["execution.runtime-mode"].upper()])
         if "execution.checkpointing.interval" in options:
             self._checkpoint_config.interval = parse_duration(options["execution.checkpointing.interval"])
+        if "state.backend.type" in options:
+            self._checkpoint_config.state_backend = _option(StateBackendType, options["state.backend.type"])
         if "execution.checkpointing.dir" in options:
             self._checkpoint_config.storage_dir = options["execution.checkpointing.dir"]
         if "execution.checkpointing.barriers-per-job" in options:

@@ -11,6 +11,7 @@ from dagster_flinkpy.checkpoint.config import CheckpointingMode
 from dagster_flinkpy.checkpoint.metadata import OperatorStateHandle
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.runtime.clock import Clock, SystemClock
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.storage import StorageLocation
@@ -81,6 +82,8 @@ class Epoch:
     """Dagster partition of the run, where there is one."""
     cache_dir: str = ""
     """Where executors keep local copies of state files."""
+    state_backend: StateBackendType = StateBackendType.COLUMNAR
+    """Where keyed state is while a task works with it."""
     restored: int | None = None
     """Id of the checkpoint or savepoint that the epoch goes on from, if any."""
     clock: Clock = field(default_factory=SystemClock)

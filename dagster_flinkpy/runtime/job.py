@@ -714,6 +714,7 @@ class JobAttempt:
             restored=None if self._parent is None else self._parent.checkpoint_id,
         )
         for interval in intervals:
+            state_backend=checkpointing.state_backend,
             self._progress(f"checkpoint {interval.checkpoint_id}: {self._planner.describe(interval)}")
         results = EpochResults.of(self._on_spark(epoch))
         if results.failure is None:

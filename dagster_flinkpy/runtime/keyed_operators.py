@@ -22,6 +22,7 @@ from dagster_flinkpy.datastream.operators import (
 from dagster_flinkpy.datastream.state import (
     ValueStateDescriptor,
 )
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
@@ -35,7 +36,7 @@ from dagster_flinkpy.runtime.operators import (
     TaskRuntimeContext,
     UnkeyedTimerService,
 )
-from dagster_flinkpy.state import ColumnarKeyedStateBackend, RunCache, TimerQueue
+from dagster_flinkpy.state import ColumnarKeyedStateBackend, HeapKeyedStateBackend, RunCache, TimerQueue
 from dagster_flinkpy.state.runs import TURNS
 
 __all__ = [
@@ -130,19 +131,24 @@ class KeyedStateOperator(StreamOperator):
         super().__init__(context)
         vertex, epoch = context.vertex, context.epoch
         restored = context.input.keyed
-        self.backend = ColumnarKeyedStateBackend(
-            operator=vertex.uid,
-            key_groups=compute_key_group_range_for_operator_index(
+        options: dict[str, Any] = {
+            "operator": vertex.uid,
+            "key_groups": compute_key_group_range_for_operator_index(
                 vertex.max_parallelism, vertex.parallelism, context.subtask
             ),
-            max_parallelism=vertex.max_parallelism,
-            store=epoch.job_storage.open(),
-            cache=RunCache(epoch.cache_dir),
-            restored=restored,
-            now=epoch.clock.now,
-            written_by=epoch.written_by,
-            turn=(epoch.checkpoint_id + context.subtask) % TURNS == 0,
-        )
+            "max_parallelism": vertex.max_parallelism,
+            "store": epoch.job_storage.open(),
+            "cache": RunCache(epoch.cache_dir),
+            "restored": restored,
+            "now": epoch.clock.now,
+            "written_by": epoch.written_by,
+        }
+        self.backend: ColumnarKeyedStateBackend
+        if epoch.state_backend is StateBackendType.HASHMAP:
+            self.backend = HeapKeyedStateBackend(**options)
+        else:
+            turn = (epoch.checkpoint_id + context.subtask) % TURNS == 0
+            self.backend = ColumnarKeyedStateBackend(**options, turn=turn)
         self._counted: dict[str, int] = {}
         """What the backend had done at the snapshot before."""
         self._has_keys = restored is not None and bool(restored.tables)

@@ -5,6 +5,7 @@ from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.column_table import ColumnTable
 from dagster_flinkpy.state.column_timers import ColumnTimers
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.timers import TimerQueue
 
@@ -13,6 +14,7 @@ __all__ = [
     "ColumnTable",
     "ColumnTimers",
     "ColumnarKeyedStateBackend",
+    "HeapKeyedStateBackend",
     "KeyedSnapshot",
     "KeyedStateBackend",
     "RunCache",

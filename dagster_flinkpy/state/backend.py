@@ -392,6 +392,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 self._write(table)
                 if identity in self._full_cleanup:
                     table.runs.drop_expired()
+                table.runs.save()
                 tables[identity] = table.snapshot()
         if wait:
             self.finish()

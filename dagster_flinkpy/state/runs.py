@@ -54,6 +54,8 @@ class RunFiles:
     """Bytes below which a run is part of the metadata."""
     turn: bool = False
     """Whether this subtask is to merge early, before it must."""
+    make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
+    """How a table keeps its runs."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
     written_bytes: int = field(default=0, init=False)
     """Bytes of all runs written so far, those of compaction included."""
@@ -177,6 +179,9 @@ class Runs:
             del self._runs[start:]
         if delta is not None and len(delta):
             self._runs.append(self._files.write(self.layout, delta))
+
+    def save(self) -> None:
+        """Writes what :meth:`append` has not written yet; here that is nothing."""
 
     def drop_expired(self) -> None:
         """Rewrites the runs if a row in them has expired."""

@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream import (
     RecoveryClaimMode,
     StreamExecutionEnvironment,
 )
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.errors import ConfigurationError
 
 
@@ -77,3 +78,12 @@ def test_master_hooks_have_identifiers_of_their_own() -> None:
     assert CheckpointConfig.of_program(config).master_hooks == hooks
     with pytest.raises(ConfigurationError, match="'ledger'"):
         CheckpointConfig.of_program(config.add_master_hook(Hook("ledger")))
+
+
+def test_state_backend() -> None:
+    columnar = CheckpointConfig.of_program(configured().get_checkpoint_config())
+    assert columnar.state_backend is StateBackendType.COLUMNAR
+    hashmap = CheckpointConfig.of_program(configured(state__backend__type="hashmap").get_checkpoint_config())
+    assert hashmap.state_backend is StateBackendType.HASHMAP
+    with pytest.raises(ConfigurationError, match="COLUMNAR, HASHMAP"):
+        configured(state__backend__type="rocksdb")

@@ -20,6 +20,7 @@ from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -215,6 +216,14 @@ def test_another_attempt_goes_on_where_the_last_checkpoint_is(tmp_path: Path) ->
     assert sorted(rest) == sorted((f"k{k}", n, n) for k in range(4) for n in (3, 4, 5, 6))
     with HarnessAttempt(graph, tmp_path) as attempt:
         assert attempt.finished
+
+
+def test_each_attempt_may_have_another_state_backend(tmp_path: Path) -> None:
+    graph, records = counted_graph(), []
+    for backend, parallelism in ((StateBackendType.HASHMAP, 2), (StateBackendType.COLUMNAR, 3), (None, 1)):
+        checkpointing = CheckpointConfig(state_backend=backend or StateBackendType.HASHMAP)
+        records += run_epochs(graph, tmp_path, 1, config={"checkpointing": checkpointing}, parallelism=parallelism)
+    assert sorted(records) == sorted((f"k{k}", n, n) for k in range(4) for n in range(1, 7))
 
 
 def test_reports_count_records_and_keys(tmp_path: Path) -> None:

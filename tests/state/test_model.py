@@ -28,7 +28,13 @@ from dagster_flinkpy.key_groups import (
     compute_operator_index_for_key_group,
     key_groups_of_hashes,
 )
-from dagster_flinkpy.state import ColumnarKeyedStateBackend, KeyedSnapshot, RunCache, read_table
+from dagster_flinkpy.state import (
+    ColumnarKeyedStateBackend,
+    HeapKeyedStateBackend,
+    KeyedSnapshot,
+    RunCache,
+    read_table,
+)
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -109,11 +115,13 @@ class Program(RuleBasedStateMachine):
         overlay_rows=st.sampled_from([0, 8, 1000]),
         late=st.booleans(),
         inline_below=st.sampled_from([0, 6000, 20_000]),
+        heap=st.booleans(),
     )
-    def start(self, parallelism: int, overlay_rows: int, late: bool, inline_below: int) -> None:
+    def start(self, parallelism: int, overlay_rows: int, late: bool, inline_below: int, heap: bool) -> None:
         self.directory = Path(tempfile.mkdtemp())
         self.store = LocalObjectStore(self.directory / "store")
         self.cache = RunCache(self.directory / "cache", max_bytes=4000)
+        self.heap = heap
         self.overlay_rows, self.late, self.inline_below = overlay_rows, late, inline_below
         self.key_type, self.pool = POOLS[self.kind]
         column = self.key_type.to_arrow(self.pool)
@@ -133,17 +141,22 @@ class Program(RuleBasedStateMachine):
         self.made += 1
         for i, snapshot in enumerate(snapshots):
             key_groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, len(snapshots), i)
-            backend = ColumnarKeyedStateBackend(
-                operator="op",
-                key_groups=key_groups,
-                max_parallelism=MAX_PARALLELISM,
-                store=self.store,
-                cache=self.cache,
-                restored=snapshot,
-                overlay_rows=self.overlay_rows,
-                inline_below=self.inline_below,
-                written_by=f"1-{self.made}",
-            )
+            options: dict[str, Any] = {
+                "operator": "op",
+                "key_groups": key_groups,
+                "max_parallelism": MAX_PARALLELISM,
+                "store": self.store,
+                "cache": self.cache,
+                "restored": snapshot,
+                "inline_below": self.inline_below,
+                "written_by": f"1-{self.made}",
+            }
+            backend: ColumnarKeyedStateBackend
+            if self.heap:
+                backend = HeapKeyedStateBackend(**options)
+            else:
+                turn = (self.made + i) % 2 == 0
+                backend = ColumnarKeyedStateBackend(**options, overlay_rows=self.overlay_rows, turn=turn)
             self.subtasks.append(Subtask(backend, self.key_type, self.late))
 
     def at(self, i: int, touched: bool = False) -> Subtask:
@@ -262,8 +275,9 @@ class Program(RuleBasedStateMachine):
             again = subtask.backend.snapshot()
             assert again == snapshots[self.subtasks.index(subtask)]
 
-    @rule(parallelism=st.integers(1, 5), cold=st.booleans())
-    def restore(self, parallelism: int, cold: bool) -> None:
+    @rule(parallelism=st.integers(1, 5), cold=st.booleans(), heap=st.booleans())
+    def restore(self, parallelism: int, cold: bool, heap: bool) -> None:
+        self.heap = heap
         old = [KeyedSnapshot.from_json(subtask.backend.snapshot().to_json()) for subtask in self.subtasks]
         if cold:
             shutil.rmtree(self.directory / "cache", ignore_errors=True)

@@ -1,0 +1,103 @@
+"""Keyed state that is held in memory as a whole (Flink: ``HashMapStateBackend``, ``HeapKeyedStateBackend``)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
+from dagster_flinkpy.state.layout import TableLayout, merge_runs
+from dagster_flinkpy.state.operator_state import INLINE_BELOW
+from dagster_flinkpy.state.runs import RunFiles, Runs, system_time
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["HeapKeyedStateBackend"]
+
+
+class _HeapRuns(Runs):
+    """One run, in memory; a snapshot writes all of it."""
+
+    def __init__(self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles) -> None:
+        super().__init__(layout, handles, files)
+        self._rows: pa.Table | None = None  # None until it is needed.
+        self._saved = len(handles) <= 1
+
+    def __len__(self) -> int:
+        return int(len(self._all()) > 0)
+
+    def newest_first(self) -> Iterator[Run]:
+        rows = self._all()
+        if len(rows):
+            yield Run.of(rows, self._files.key_groups)
+
+    def append(self, delta: pa.Table | None) -> None:
+        if delta is not None and len(delta):
+            self._rows = merge_runs(self.layout, [delta, self._all()], drop_deleted=True, now=self._files.now())
+            self._saved = False
+
+    def drop_expired(self) -> None:
+        before = self._all()
+        self._rows = merge_runs(self.layout, [before], drop_deleted=True, now=self._files.now())
+        self._saved = self._saved and len(self._rows) == len(before)
+
+    def save(self) -> None:
+        if not self._saved:
+            rows = self._all()
+            self._runs = [self._files.write(self.layout, rows)] if len(rows) else []
+            self._saved = True
+
+    def _all(self) -> pa.Table:
+        if self._rows is None:
+            tables = [run.table() for run in super().newest_first()]
+            self._rows = merge_runs(self.layout, [*tables, self.layout.local_schema.empty_table()], drop_deleted=True)
+        return self._rows
+
+
+class HeapKeyedStateBackend(ColumnarKeyedStateBackend):
+    """State in memory: no runs, no deltas and no merging; but a snapshot costs as much as the state is big.
+
+    Snapshots have one run per state, as canonical savepoints do, so each backend restores what the other has written.
+
+    Args:
+        operator: uid of the operator, for messages.
+        key_groups: those of the subtask.
+        max_parallelism: of the operator.
+        store: rooted at the job's prefix.
+        cache: local copies of runs.
+        restored: where to start from; None for nothing.
+        now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
+        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.operator_state.state_file`.
+        inline_below: Bytes below which a run is part of the metadata. Default: 20,000.
+    """
+
+    def __init__(
+        self,
+        *,
+        operator: str,
+        key_groups: KeyGroupRange,
+        max_parallelism: int,
+        store: ObjectStore,
+        cache: RunCache,
+        restored: KeyedSnapshot | None,
+        now: Callable[[], int] = system_time,
+        written_by: str = "",
+        inline_below: int = INLINE_BELOW,
+    ) -> None:
+        super().__init__(
+            operator=operator,
+            key_groups=key_groups,
+            max_parallelism=max_parallelism,
+            store=store,
+            cache=cache,
+            restored=restored,
+            now=now,
+            overlay_rows=sys.maxsize,  # The overlay is never written out early.
+            written_by=written_by,
+            inline_below=inline_below,
+        )
+        self._files.make_runs = _HeapRuns
