@@ -1,0 +1,84 @@
+"""``docs/metadata.v1.schema.json`` says what is in ``_metadata``."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from tests.checkpoint.samples import metadata, operator
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs" / "metadata.v1.schema.json").read_text())
+VALIDATOR = Draft202012Validator(SCHEMA)
+FIXTURES = ROOT / "tests" / "fixtures" / "metadata" / "v1"
+FILES = [
+    FIXTURES / "plain",
+    FIXTURES / "compressed",
+    FIXTURES / "checkpoint" / "job" / "chk-2" / "_metadata",
+    FIXTURES / "savepoint" / "_metadata",
+]
+
+
+def document(data: bytes) -> Any:
+    return json.loads(gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data)
+
+
+def test_the_schema_is_one() -> None:
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FIXTURES).as_posix())
+def test_what_was_written_is_valid_and_is_written_so_again(path: Path) -> None:
+    """The round trip loses nothing: the format is what it was."""
+    data = path.read_bytes()
+    VALIDATOR.validate(document(data))
+    again = CheckpointMetadata.from_bytes(data, str(path)).to_bytes()
+    assert document(again)["checkpoint"] == document(data)["checkpoint"]
+
+
+def test_what_is_written_now_is_valid() -> None:
+    for sample in (metadata(), metadata(2, *(operator(f"op-{i}") for i in range(40)))):
+        VALIDATOR.validate(document(replace(sample, master_states={"hook": [1]}).to_bytes()))
+
+
+def test_unknown_fields_are_valid() -> None:
+    body = document(metadata().to_bytes())
+    body["checkpoint"]["added"] = body["checkpoint"]["operators"][1]["subtasks"][0]["keyed"]["added"] = 1
+    VALIDATOR.validate(body)
+
+
+def run_of(body: Any) -> Any:
+    return body["operators"][1]["subtasks"][0]["keyed"]["tables"][0]["runs"][0]
+
+
+BAD: dict[str, Callable[[Any], object]] = {
+    "no job": lambda body: body.pop("job_id"),
+    "kind": lambda body: body.update(kind="copy"),
+    "uid": lambda body: body["operators"][0].update(uid=1),
+    "parallelism": lambda body: body["operators"][0].update(parallelism=0),
+    "no range": lambda body: body["operators"][1]["subtasks"][0]["keyed"].pop("key_groups"),
+    "half a range": lambda body: run_of(body).update(key_groups=[0]),
+    "path leads out": lambda body: run_of(body).update(path="shared/../../x"),
+    "absolute path": lambda body: run_of(body).update(path="/etc/passwd"),
+    "no checksum": lambda body: run_of(body).update(sha256="x"),
+    "neither file nor data": lambda body: run_of(body).pop("path"),
+    "both": lambda body: run_of(body).update(data="UEFSMQ=="),
+    "operator state in a file of another folder": lambda body: body["operators"][0]["subtasks"][0]["operator_state"][
+        0
+    ].update(partitions=[{"file": "../x"}]),
+}
+
+
+@pytest.mark.parametrize("change", BAD.values(), ids=BAD.keys())
+def test_what_is_refused_is_not_valid(change: Callable[[Any], object]) -> None:
+    body = document(metadata().to_bytes())
+    change(body["checkpoint"])
+    assert not VALIDATOR.is_valid(body)
