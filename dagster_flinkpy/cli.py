@@ -31,6 +31,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common.configuration import parse_duration
+from dagster_flinkpy.doctor import Verdict, diagnose
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.state_processor import StoredState, read_savepoint
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
@@ -87,6 +88,27 @@ _endpoint_url = click.option(
 
 def _as_json(what: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return click.option("--json", "as_json", is_flag=True, help=f"Print {what} as JSON.")
+
+
+@main.command()
+@click.option("--storage", metavar="DIR", help="Where checkpoints are to be kept; it is looked at, too.")
+@click.option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002. Default: a local one.")
+@_endpoint_url
+def doctor(storage: str | None, remote: str | None, endpoint_url: str | None) -> None:
+    """Look whether this machine can run jobs, and say what to do where it cannot."""
+    location = None if storage is None else StorageLocation(storage, endpoint_url)
+    colours = {Verdict.FINE: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "red"}
+    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    broken = False
+    with console.status("looking ..."):
+        for finding in diagnose(location, remote=remote):
+            broken |= finding.verdict is Verdict.BROKEN
+            mark = f"[{colours[finding.verdict]}]{finding.verdict.value:>7}[/]"
+            console.print(f"{mark}  [bold]{finding.what}[/]: {escape(finding.detail)}")
+            if finding.advice:
+                console.print(f"         [bold]->[/] {escape(finding.advice)}")
+    if broken:
+        raise SystemExit(1)
 
 
 @checkpoints.command("list")

