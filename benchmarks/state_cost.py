@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,13 @@ class Growth:
 
 @dataclass(frozen=True)
 class Restore:
-    """A restore with an empty local cache; each number is of the best round."""
+    """A restore with an empty local cache."""
 
     parallelism: int
     seconds: float
     """Of the micro-batch: the Spark job, the restore, the checkpoint."""
-    open_seconds: float
-    """That the subtasks waited until all their state could be looked up, added up."""
+    open_seconds: tuple[float, ...]
+    """That each subtask waited until all its state could be looked up."""
     read_bytes: int
     """Of the state, read from the store by all subtasks."""
     peak_rss: int
@@ -93,21 +93,11 @@ class StateJob:
             state_bytes=loaded.operator("totals").state_bytes,
             touch_seconds=statistics.median(seconds for seconds, _ in touched),
             touch_bytes=statistics.mean(written),
-            peak_rss=max(_metrics(epoch, "peak_rss_bytes", max) for epoch in (loaded, touched[-1][1])),
+            peak_rss=max(rss for epoch in (loaded, touched[-1][1]) for rss in _metrics(epoch, "peak_rss_bytes")),
         )
 
-    def restore(self, parallelism: int, rounds: int = 1) -> Restore:
-        """Restores what :meth:`grow` wrote first."""
-        measured = [self._restore(parallelism) for _ in range(rounds)]
-        return Restore(
-            parallelism=parallelism,
-            seconds=min(each.seconds for each in measured),
-            open_seconds=min(each.open_seconds for each in measured),
-            read_bytes=min(each.read_bytes for each in measured),
-            peak_rss=max(each.peak_rss for each in measured),
-        )
-
-    def _restore(self, parallelism: int) -> Restore:
+    def restore(self, parallelism: int) -> Restore:
+        """Restores what :meth:`grow` wrote first, and touches some keys."""
         cache = self._folder / "cold"
         with self._attempt(
             self._touching(), cache_dir=str(cache), parallelism=parallelism, restore_from="chk-1"
@@ -117,16 +107,17 @@ class StateJob:
         return Restore(
             parallelism=parallelism,
             seconds=seconds,
-            open_seconds=_metrics(epoch, "open_us", sum) / 1e6,
-            read_bytes=_metrics(epoch, "open_read_bytes", sum),
-            peak_rss=_metrics(epoch, "peak_rss_bytes", max),
+            open_seconds=tuple(micros / 1e6 for micros in _metrics(epoch, "open_us")),
+            read_bytes=sum(_metrics(epoch, "open_read_bytes")),
+            peak_rss=max(_metrics(epoch, "peak_rss_bytes")),
         )
 
-    def read_with_pyarrow(self, spark: Any) -> float:
-        """Seconds for the same files in the same place: a bare Spark job whose tasks read those of a subtask each."""
+    def read_with_pyarrow(self, spark: Any) -> list[float]:
+        """Seconds of each task of a bare Spark job for the same files: a task reads those of a subtask."""
         tasks = len(self._files)
         read = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_read_files, self._files), "seconds double")
-        return float(sum(read.toArrow().column("seconds").to_pylist()))
+        seconds: list[float] = read.toArrow().column("seconds").to_pylist()
+        return seconds
 
     @property
     def _store(self) -> Path:
@@ -160,9 +151,9 @@ def _operator(epoch: CompletedEpoch) -> Any:
     return next(o for o in epoch.metadata.operators if o.uid == "totals")
 
 
-def _metrics(epoch: CompletedEpoch, name: str, of_all: Callable[[Iterable[int]], int]) -> int:
-    """A metric of :class:`~benchmarks.state_programs.Totals`, of all subtasks."""
-    return of_all(int(subtask.metrics[f"user.{name}"]) for subtask in _operator(epoch).subtasks)
+def _metrics(epoch: CompletedEpoch, name: str) -> list[int]:
+    """A metric of :class:`~benchmarks.state_programs.Totals`, by subtask."""
+    return [int(subtask.metrics[f"user.{name}"]) for subtask in _operator(epoch).subtasks]
 
 
 def _read_files(files: list[list[str]], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

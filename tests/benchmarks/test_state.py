@@ -54,4 +54,4 @@ def test_throughput_beside_spark(spark: Any, tmp_path: Path, monkeypatch: pytest
     assert set(rates) == {"process plain", "process", "sum plain", "sum"}
     assert all(json.dumps(each) for each in lines)
     (tmp_path / "events").mkdir()
-    assert spark_peer.group_by_sum(spark, str(tmp_path / "events"), 3, 100, 10) > 0
+    assert spark_peer.group_by_sum(spark, str(tmp_path / "events"), batches=3, per_batch=100, keys=10) > 0
