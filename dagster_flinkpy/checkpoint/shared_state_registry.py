@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
@@ -9,13 +10,15 @@ from dagster_flinkpy.errors import CheckpointError
 
 __all__ = ["SharedStateEntry", "SharedStateRegistry"]
 
+_NAME = re.compile(r"shared/\d+-(\d+)-[0-9a-f]{64}\.parquet")
+
 
 @dataclass(frozen=True)
 class SharedStateEntry:
     """What is known of a file."""
 
     created_by: int
-    """The checkpoint it was written for, or the first known one that names it."""
+    """The checkpoint it was written for, as its name says, or the first known one that names it."""
     last_used: int
     """The last checkpoint that names it."""
 
@@ -64,7 +67,7 @@ class SharedStateRegistry:
                 "checkpoint names, so it may be gone. Run the job again from its latest checkpoint."
             )
         for path in files | placeholders:
-            known = self._entries.get(path, SharedStateEntry(checkpoint_id, checkpoint_id))
+            known = self._entries.get(path, SharedStateEntry(_written_for(path, checkpoint_id), checkpoint_id))
             self._entries[path] = SharedStateEntry(
                 min(known.created_by, checkpoint_id), max(known.last_used, checkpoint_id)
             )
@@ -91,3 +94,9 @@ class SharedStateRegistry:
         for path in unused:
             del self._entries[path]
         return {path for path, entry in unused.items() if entry.created_by > self._not_claimed}
+
+
+def _written_for(path: str, checkpoint_id: int) -> int:
+    """The first checkpoint that may name a file: older ones are retained that nobody has registered."""
+    name = _NAME.fullmatch(path)
+    return checkpoint_id if name is None else min(int(name[1]), checkpoint_id)

@@ -78,3 +78,13 @@ def test_nothing_that_is_retained_goes_and_nothing_else_stays(
         needed = set().union(*(named[i] for i in retained))
         assert not deleted & needed
         assert deleted == {path for path in written if path not in needed and written[path] > not_claimed}
+
+
+def test_a_file_is_as_old_as_its_name_says() -> None:
+    """An attempt registers the latest checkpoint; that an older, unclaimed one names the file, too, it has not read."""
+    path = f"shared/1-2-{'0' * 64}.parquet"
+    registry = SharedStateRegistry()
+    registry.register_all(5, {path})
+    registry.register_all(6, ())
+    assert registry.unregister_unused({3, 6}) == set()
+    assert registry.unregister_unused({6}) == {path}

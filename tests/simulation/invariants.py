@@ -38,6 +38,8 @@ class Invariants:
         self.completed: dict[int, _Completed] = {}
         self.savepoints: dict[str, CheckpointMetadata] = {}
         """By URL; those that whoever asked for them was told of."""
+        self.asked_for: set[int] = set()
+        """Checkpoints that somebody wanted to go back to."""
         self._head: Head | None = None
         self._prepared: dict[str, tuple[str, int]] = {}
         """Key of what a completed checkpoint has to commit -> upload, checkpoint."""
@@ -56,7 +58,7 @@ class Invariants:
 
     def _on_delete(self, key: str) -> None:
         if self._head is not None:
-            for checkpoint_id in self._head.retained:
+            for checkpoint_id in self._head.kept:
                 named = {f"{JOB}/{path}" for path in self.completed[checkpoint_id].metadata.files()}
                 if key in named or key == f"{JOB}/chk-{checkpoint_id}/{METADATA_NAME}":
                     self._fail(f"{key} was deleted, but retained checkpoint {checkpoint_id} names it")
@@ -69,6 +71,11 @@ class Invariants:
     def _on_abort(self, key: str, upload_id: str) -> None:
         if key in self._prepared and self._prepared[key][0] == upload_id and key not in self._bucket.objects:
             self._fail(f"{key} was aborted, but completed checkpoint {self._prepared[key][1]} has to commit it")
+
+    @property
+    def kept(self) -> list[int]:
+        """Checkpoints that one can go back to now."""
+        return sorted(self._head.kept) if self._head is not None else []
 
     def keep_savepoint(self, url: str) -> None:
         """From now on it must stay whole."""
@@ -90,7 +97,7 @@ class Invariants:
             self._on_complete(new, old.checkpoint_id if old else None)
         elif old is not None and (new.path, new.metadata_sha256) != (old.path, old.metadata_sha256):
             self._fail(f"checkpoint {new.checkpoint_id} completed twice")
-        for checkpoint_id in new.retained:
+        for checkpoint_id in new.kept:
             if checkpoint_id not in self.completed:
                 self._fail(f"HEAD retains checkpoint {checkpoint_id}, which never completed")
                 return
@@ -106,7 +113,7 @@ class Invariants:
         number = metadata.checkpoint_id
         if number in self.completed:
             self._fail(f"checkpoint {number} completed twice")
-        if previous is not None and previous not in head.retained and len(head.retained) > 1:
+        if previous is not None and previous not in head.kept and len(head.retained) > 1:
             self._fail(f"checkpoint {number} drops the one before it from what is retained")
         parent, lineage = metadata.parent_id, ()
         if parent is not None:
@@ -116,7 +123,7 @@ class Invariants:
                 return
             lineage = before.lineage
         restored = {s.checkpoint_id for s in self.savepoints.values()}
-        if parent != previous and parent not in restored:
+        if parent != previous and parent not in restored | self.asked_for:
             self._fail(f"checkpoint {number} goes on from {parent}, not from the latest, {previous}")
         files = [
             StagedFile.from_json(committable)

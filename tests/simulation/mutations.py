@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
+from dagster_flinkpy.checkpoint import shared_state_registry
 from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
@@ -121,6 +122,11 @@ def _(real: Wrapped, attempt: JobAttempt, *args: Any) -> Any:
 def _(real: Wrapped, registry: SharedStateRegistry, retained: Any) -> set[str]:
     files: set[str] = real(registry, ())
     return files
+
+
+@_mutation("an unclaimed checkpoint loses files that a later one has named", shared_state_registry, "_written_for")
+def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
+    return checkpoint_id
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

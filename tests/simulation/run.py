@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint import savepoint
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CommittableLostError,
     CorruptMetadataError,
@@ -91,6 +92,11 @@ class _Supervisor:
             options["parallelism"] = rng.randint(1, 3)
         if not peaceful and self._invariants.savepoints and rng.random() < 0.3:
             options["restore_from"] = rng.choice(sorted(self._invariants.savepoints))
+        elif not peaceful and self._invariants.kept and rng.random() < 0.15:
+            checkpoint_id = rng.choice(self._invariants.kept)
+            self._invariants.asked_for.add(checkpoint_id)
+            options["restore_from"] = f"chk-{checkpoint_id}"
+            options["claim_mode"] = rng.choice((RecoveryClaimMode.NO_CLAIM, RecoveryClaimMode.CLAIM))
         width = rng.randint(1, 3)
 
         def drive() -> None:
@@ -108,7 +114,9 @@ class _Supervisor:
                             self._invariants.keep_savepoint(attempt.savepoint(target))
                     self._finished = True
             except _NEVER as error:
-                world.report(f"{name}: {type(error).__name__}: {error}")
+                # What somebody has asked for may have been subsumed meanwhile.
+                if not (isinstance(error, RestoreError) and options.get("restore_from", "").startswith("chk-")):
+                    world.report(f"{name}: {type(error).__name__}: {error}")
             except FlinkPyError as error:
                 world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
                 if peaceful and not isinstance(error, job_loop.FencedError):

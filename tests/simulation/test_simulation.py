@@ -24,7 +24,7 @@ def test_invariants_hold() -> None:
 
 
 def test_every_broken_rule_is_noticed() -> None:
-    code, printed = run("--mutations", "--seeds", "600")
+    code, printed = run("--mutations", "--seeds", "1000")
     assert code == 0, printed
 
 
