@@ -19,7 +19,8 @@ _COST = {
 }
 _RATES = {
     "state.builtin_sum_events_per_s": "built-in sum",
-    "state.flink_sql_events_per_s": "Flink SQL",
+    "state.flink_sql_events_per_s": "Flink SQL, RocksDB",
+    "state.flink_sql_hashmap_events_per_s": "Flink SQL, heap",
     "state.spark_jvm_agg_events_per_s": "Spark groupBy().sum(), JVM",
     "state.process_function_events_per_s": "process function",
     "state.pyflink_thread_events_per_s": "PyFlink, thread mode",
