@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import types
-from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
@@ -19,7 +18,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["operator_code_version"]
 
-_OURS = __name__.partition(".")[0]
+_LIBRARIES = (__name__.partition(".")[0], "builtins", "abc", "typing", "pyarrow")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 _MEMBERS = (staticmethod, classmethod, property, *_PLAIN)
 _NOT_CODE = ("__module__", "__doc__", "__firstlineno__")
@@ -33,56 +32,59 @@ def operator_code_version(graph: JobGraph, uid: str) -> str:
         uid: Of the operator.
     """
     selectors = [(edge.partitioner.kind, edge.partitioner.selector) for edge in graph.inputs(uid)]
-    description = "\n".join(_describe((graph.vertex(uid).spec, selectors), ()))
-    return hashlib.sha256(description.encode()).hexdigest()[:12]
+    lines: list[str] = []
+    _describe((graph.vertex(uid).spec, selectors), (), lines)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
 
 
-def _describe(value: Any, inside: tuple[int, ...]) -> Iterator[str]:
-    """Lines that say what a value is; ``inside`` holds the ids of the values around it."""
+def _describe(value: Any, inside: tuple[int, ...], lines: list[str]) -> None:
+    """Adds lines that say what a value is; ``inside`` holds the ids of the values around it."""
     if isinstance(value, _PLAIN):
-        yield repr(value)
+        lines.append(repr(value))
         return
     if id(value) in inside:
-        yield "(recursion)"
+        lines.append("(recursion)")
         return
     inside = (*inside, id(value))
     if isinstance(value, type):
-        yield from _class(value, inside)
+        _class(value, inside, lines)
     elif isinstance(value, StorageLocation):
-        yield value.url  # how it is reached, and with which credentials, is not part of the code
+        lines.append(value.url)  # how it is reached, and with which credentials, is not part of the code
     elif isinstance(value, Enum):
-        yield f"{type(value).__qualname__}.{value.name}"
+        lines.append(f"{type(value).__qualname__}.{value.name}")
     elif isinstance(value, (tuple, list)):
-        yield from _all(type(value).__name__, value, inside)
+        _all(type(value).__name__, value, inside, lines)
     elif isinstance(value, (set, frozenset)):
-        yield from ("set", *sorted(_text(item, inside) for item in value))
+        lines += ("set", *sorted(_text(item, inside) for item in value))
     elif isinstance(value, dict):
-        yield from ("dict", *sorted(f"{_text(k, inside)}: {_text(v, inside)}" for k, v in value.items()))
+        lines += ("dict", *sorted(f"{_text(k, inside)}: {_text(v, inside)}" for k, v in value.items()))
     elif isinstance(value, functools.partial):
-        yield from _all("partial", (value.func, value.args, value.keywords), inside)
+        _all("partial", (value.func, value.args, value.keywords), inside, lines)
     elif isinstance(value, types.MethodType):
-        yield from _all("method", (value.__func__, value.__self__), inside)
+        _all("method", (value.__func__, value.__self__), inside, lines)
     elif isinstance(value, types.FunctionType):
         cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
-        yield from _all("function", (value.__code__, value.__defaults__, value.__kwdefaults__, cells), inside)
+        _all("function", (value.__code__, value.__defaults__, value.__kwdefaults__, cells), inside, lines)
     elif isinstance(value, types.CodeType):
-        yield from _all("code", (value.co_code, value.co_names, value.co_varnames, value.co_consts), inside)
+        _all("code", (value.co_code, value.co_names, value.co_varnames, value.co_consts), inside, lines)
     elif isinstance(value, (staticmethod, classmethod)):
-        yield from _all("method", (value.__func__,), inside)
+        _all("method", (value.__func__,), inside, lines)
     elif isinstance(value, property):
-        yield from _all("property", (value.fget,), inside)
+        _all("property", (value.fget,), inside, lines)
     else:
-        yield from _instance(value, inside)
+        _instance(value, inside, lines)
 
 
-def _all(what: str, values: Any, inside: tuple[int, ...]) -> Iterator[str]:
-    yield f"{what} of {len(values)}"
+def _all(what: str, values: Any, inside: tuple[int, ...], lines: list[str]) -> None:
+    lines.append(f"{what} of {len(values)}")
     for value in values:
-        yield from _describe(value, inside)
+        _describe(value, inside, lines)
 
 
 def _text(value: Any, inside: tuple[int, ...]) -> str:
-    return " ".join(_describe(value, inside))
+    lines: list[str] = []
+    _describe(value, inside, lines)
+    return " ".join(lines)
 
 
 def _filled(cell: types.CellType) -> bool:
@@ -93,22 +95,22 @@ def _filled(cell: types.CellType) -> bool:
     return True
 
 
-def _class(cls: type, inside: tuple[int, ...]) -> Iterator[str]:
+def _class(cls: type, inside: tuple[int, ...], lines: list[str]) -> None:
     """A class of the user by its methods; one of a library by its name."""
     for base in cls.__mro__:
-        yield f"class {base.__module__}.{base.__qualname__}"
-        if base.__module__.partition(".")[0] not in (_OURS, "builtins", "abc", "typing"):
+        lines.append(f"class {base.__module__}.{base.__qualname__}")
+        if base.__module__.partition(".")[0] not in _LIBRARIES:
             for name, member in sorted(vars(base).items()):
                 if name not in _NOT_CODE and (callable(member) or isinstance(member, _MEMBERS)):
-                    yield name
-                    yield from _describe(member, inside)
+                    lines.append(name)
+                    _describe(member, inside, lines)
 
 
-def _instance(value: Any, inside: tuple[int, ...]) -> Iterator[str]:
-    yield from _class(type(value), inside)
+def _instance(value: Any, inside: tuple[int, ...], lines: list[str]) -> None:
+    _class(type(value), inside, lines)
     if is_dataclass(value):
-        yield from _describe({field.name: getattr(value, field.name) for field in fields(value)}, inside)
+        _describe({field.name: getattr(value, field.name) for field in fields(value)}, inside, lines)
     elif hasattr(value, "__dict__"):
-        yield from _describe(vars(value), inside)
+        _describe(vars(value), inside, lines)
     elif " at 0x" not in repr(value):  # a timedelta, an Arrow type, ...
-        yield repr(value)
+        lines.append(repr(value))
