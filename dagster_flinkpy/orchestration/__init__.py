@@ -1,7 +1,7 @@
 """Floor 7: a job's operators as Dagster assets, its checkpoints as materializations."""
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
-from dagster_flinkpy.orchestration.assets import flink_assets
+from dagster_flinkpy.orchestration.assets import build_flink_asset_specs, flink_assets
 from dagster_flinkpy.orchestration.checks import build_flink_asset_checks
 from dagster_flinkpy.orchestration.jobs import build_flink_jobs
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
@@ -45,6 +45,7 @@ __all__ = [
     "TwoPhaseCommitSinkResource",
     "build_checkpoint_sensor",
     "build_flink_asset_checks",
+    "build_flink_asset_specs",
     "build_flink_jobs",
     "build_job_status_sensors",
     "build_restart_sensor",

@@ -1,8 +1,8 @@
 """A job's operators as assets. A checkpoint materializes all of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, overload
 
 from dagster import (
     AssetExecutionContext,
@@ -13,40 +13,89 @@ from dagster import (
     PartitionsDefinition,
     multi_asset,
 )
+from dagster._core.definitions.events import CoercibleToAssetKey
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.failure import flink_failures
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, Program, flink_jobs
 from dagster_flinkpy.orchestration.partitioned_assets import partitioned_assets
 from dagster_flinkpy.orchestration.partitions import check_partitions, partitioned_spec
 from dagster_flinkpy.orchestration.report import checkpoint_line, data_version, operator_metadata
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
 
-__all__ = ["flink_assets"]
+__all__ = ["build_flink_asset_specs", "flink_assets"]
+
+
+@overload
+def flink_assets(
+    env: Environment,
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = ...,
+    partition_retention: PartitionRetention | None = ...,
+    backfill_policy: BackfillPolicy | None = ...,
+    group_name: str | None = ...,
+    owners: Sequence[str] = ...,
+    tags: Mapping[str, str] | None = ...,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
+    pool: str | None = ...,
+    translator: FlinkTranslator | None = ...,
+    spark_resource_key: str = ...,
+    checkpoint_storage_resource_key: str = ...,
+) -> list[AssetsDefinition]: ...
+
+
+@overload
+def flink_assets(
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = ...,
+    partition_retention: PartitionRetention | None = ...,
+    backfill_policy: BackfillPolicy | None = ...,
+    group_name: str | None = ...,
+    owners: Sequence[str] = ...,
+    tags: Mapping[str, str] | None = ...,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
+    pool: str | None = ...,
+    translator: FlinkTranslator | None = ...,
+    spark_resource_key: str = ...,
+    checkpoint_storage_resource_key: str = ...,
+) -> Callable[[Program], list[AssetsDefinition]]: ...
 
 
 def flink_assets(
-    env: Environment,
+    env: Environment | None = None,
     *,
     name: str,
     partitions_def: PartitionsDefinition | None = None,
     partition_retention: PartitionRetention | None = None,
     backfill_policy: BackfillPolicy | None = None,
     group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    pool: str | None = None,
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
-) -> list[AssetsDefinition]:
+) -> list[AssetsDefinition] | Callable[[Program], list[AssetsDefinition]]:
     """One asset per operator; one multi-asset, so one step, per pipelined region.
 
-    An operator cannot run without the rest of its region. A run restores the last completed checkpoint, reads input up
-    to the next barrier, completes the checkpoint and commits the sinks; only then are the assets materialized, with
-    the checkpoint's numbers as metadata and ``{checkpoint id}-{digest}`` as data version.
+    An operator cannot run without the rest of its region: the UI adds that to a selection, and elsewhere Dagster
+    refuses less than all (``AssetSelection.assets(key).required_multi_asset_neighbors()`` is all). A run restores the
+    last completed checkpoint, reads input up to the next barrier, completes the checkpoint and commits the sinks; only
+    then are the assets materialized, with the checkpoint's numbers as metadata and ``{checkpoint id}-{digest}`` as
+    data version.
 
     With ``partitions_def`` an epoch reads one partition of time. A run of partition p starts from the end state of
     p-1, on which each asset depends, and keeps its own for p+1. Running a partition again, alone or in a backfill,
     replaces what the sinks have committed to it, and makes the partitions after it stale. Runs of one job take turns.
+
+    Without ``env`` it is a decorator of the function that builds the program, which becomes the assets::
+
+        @flink_assets(name="flights")
+        def flights() -> StreamExecutionEnvironment: ...
 
     Args:
         env: The program, or a function that builds it. It is called when the code location loads.
@@ -57,37 +106,117 @@ def flink_assets(
         partition_retention: Which partitions' end states are kept. Default: all.
         backfill_policy: One run for a range of partitions or one for each. Default: ``single_run``, which starts once.
         group_name: Asset group.
+        owners: Of each asset: mail addresses, and teams as ``team:name``.
+        tags: Of each asset.
+        deps: Assets that a source reads, by its uid.
+        pool: Concurrency pool of the steps; with limit 1 runs of the job wait in Dagster's queue for each other.
         translator: Makes the asset specs.
         spark_resource_key: Key of the `SparkResource`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
     Raises:
         JobGraphError: The program is not valid, such as a stateful operator without a uid.
-        ConfigurationError: The partitions are no time windows, or a source cannot be read by partition.
+        ConfigurationError: The partitions are no time windows, a source cannot be read by partition, or ``deps`` names
+            what is no source.
     """
+    if env is None:
+
+        def decorate(program: Program) -> list[AssetsDefinition]:
+            return flink_assets(
+                program,
+                name=name,
+                partitions_def=partitions_def,
+                partition_retention=partition_retention,
+                backfill_policy=backfill_policy,
+                group_name=group_name,
+                owners=owners,
+                tags=tags,
+                deps=deps,
+                pool=pool,
+                translator=translator,
+                spark_resource_key=spark_resource_key,
+                checkpoint_storage_resource_key=checkpoint_storage_resource_key,
+            )
+
+        return decorate
     jobs = flink_jobs(env, name)
-    specs = operator_specs(jobs, name=name, translator=translator or FlinkTranslator(), group_name=group_name)
+    specs = operator_specs(
+        jobs,
+        name=name,
+        translator=translator or FlinkTranslator(),
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+        deps=deps,
+    )
     keys = (spark_resource_key, checkpoint_storage_resource_key)
     assets = []
     for job, each in zip(jobs, specs, strict=True):
         windows = check_partitions(job, partitions_def)
         if windows is None:
-            assets.append(_region_assets(job, each, *keys))
+            assets.append(_region_assets(job, each, pool, *keys))
         else:
             partitioned = {uid: partitioned_spec(spec, windows) for uid, spec in each.items()}
             job = replace(job, partition_retention=partition_retention or PartitionRetention())
             policy = backfill_policy or BackfillPolicy.single_run()
-            assets.append(partitioned_assets(job, partitioned, windows, policy, *keys))
+            assets.append(partitioned_assets(job, partitioned, windows, policy, pool, *keys))
     return assets
 
 
-def _region_assets(job: FlinkJob, specs: dict[str, AssetSpec], spark_key: str, storage_key: str) -> AssetsDefinition:
+def build_flink_asset_specs(
+    env: Environment,
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    translator: FlinkTranslator | None = None,
+) -> list[AssetSpec]:
+    """The assets of a program without what runs them: for one that something else runs, and for custom multi-assets.
+
+    Args:
+        env: As given to `flink_assets`, and so are the rest.
+        name: Of the job.
+        partitions_def: Time windows; each asset depends on its own partition before.
+        group_name: Asset group.
+        owners: Of each asset.
+        tags: Of each asset.
+        deps: Assets that a source reads, by its uid.
+        translator: Makes the asset specs.
+
+    Raises:
+        JobGraphError: The program is not valid.
+        ConfigurationError: As of `flink_assets`.
+    """
+    jobs = flink_jobs(env, name)
+    specs = operator_specs(
+        jobs,
+        name=name,
+        translator=translator or FlinkTranslator(),
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+        deps=deps,
+    )
+    built: list[AssetSpec] = []
+    for job, each in zip(jobs, specs, strict=True):
+        windows = check_partitions(job, partitions_def)
+        built += each.values() if windows is None else (partitioned_spec(spec, windows) for spec in each.values())
+    return built
+
+
+def _region_assets(
+    job: FlinkJob, specs: dict[str, AssetSpec], pool: str | None, spark_key: str, storage_key: str
+) -> AssetsDefinition:
     @multi_asset(
         name=job.dagster_name,
         specs=list(specs.values()),
         can_subset=False,
         required_resource_keys={spark_key, storage_key},
         op_tags={JOB_TAG: job.job_id},
+        pool=pool,
     )
     def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
         with flink_failures():

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
     from dagster_flinkpy.runtime.job import JobAttempt
 
-__all__ = ["JOB_TAG", "Environment", "FlinkJob", "dagster_name", "flink_jobs"]
+__all__ = ["JOB_TAG", "Environment", "FlinkJob", "Program", "dagster_name", "flink_jobs"]
 
 JOB_TAG = "flink/job"
 """Run tag: the job id a run works on."""
 
-Environment = StreamExecutionEnvironment | Callable[[], StreamExecutionEnvironment]
+Program = Callable[[], StreamExecutionEnvironment]
+"""A function that builds a program."""
+
+Environment = StreamExecutionEnvironment | Program
 """A program, or what builds it. It is built when the code location loads, so it must not read data or touch Spark."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

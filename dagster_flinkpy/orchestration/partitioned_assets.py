@@ -40,6 +40,7 @@ def partitioned_assets(
     specs: dict[str, AssetSpec],
     partitions_def: TimeWindowPartitionsDefinition,
     backfill_policy: BackfillPolicy,
+    pool: str | None,
     spark_key: str,
     storage_key: str,
 ) -> AssetsDefinition:
@@ -50,6 +51,7 @@ def partitioned_assets(
         specs: Its assets, by uid, in topological order.
         partitions_def: Its partitions.
         backfill_policy: One run for a range of them or one for each.
+        pool: Concurrency pool of the step.
         spark_key: Key of the `SparkResource`.
         storage_key: Key of the `CheckpointStorageResource`.
     """
@@ -62,6 +64,7 @@ def partitioned_assets(
         can_subset=False,
         required_resource_keys={spark_key, storage_key},
         op_tags={JOB_TAG: job.job_id},
+        pool=pool,
     )
     def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
         with flink_failures():

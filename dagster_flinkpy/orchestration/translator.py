@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from dagster import AssetKey, AssetSpec
+from dagster._core.definitions.events import CoercibleToAssetKey
+from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operators import ExchangeSourceSpec, SinkSpec, SourceSpec
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.code_version import operator_code_version
+from dagster_flinkpy.orchestration.columns import column_metadata
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
@@ -28,8 +32,12 @@ class FlinkOperatorData:
     job: FlinkJob
     vertex: JobVertex
     upstream: tuple[AssetKey, ...]
-    """Assets of the operators it reads from."""
+    """Assets of the operators it reads from; of a source, those named with ``deps``."""
     group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    columns: TableMetadataSet = field(default_factory=TableMetadataSet)
+    """Columns of its records and where they come from, as far as that is certain."""
 
 
 class FlinkTranslator:
@@ -46,6 +54,8 @@ class FlinkTranslator:
             # An epoch that finds the input at its end makes no checkpoint, and so materializes nothing.
             skippable=True,
             group_name=data.group_name,
+            owners=data.owners,
+            tags=data.tags,
             code_version=operator_code_version(job.graph, vertex.uid),
             kinds=_kinds(vertex),
             metadata={
@@ -56,25 +66,51 @@ class FlinkTranslator:
                     parallelism=vertex.parallelism,
                     max_parallelism=vertex.max_parallelism,
                     checkpoint_interval_ms=None if interval is None else round(interval.total_seconds() * 1000),
-                )
+                ),
+                **data.columns,
             },
         )
 
 
 def operator_specs(
-    jobs: Sequence[FlinkJob], *, name: str, translator: FlinkTranslator, group_name: str | None = None
+    jobs: Sequence[FlinkJob],
+    *,
+    name: str,
+    translator: FlinkTranslator,
+    group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
 ) -> list[dict[str, AssetSpec]]:
-    """The assets of each job of a program, by uid, in topological order."""
+    """The assets of each job of a program, by uid, in topological order.
+
+    Raises:
+        ConfigurationError: ``deps`` names what is no source of the program.
+    """
+    outside = _outside(jobs, deps or {})
     all_specs: dict[str, AssetSpec] = {}
     for job in jobs:
         for vertex in job.graph.vertices:
             sources = dict.fromkeys(edge.source for edge in job.graph.inputs(vertex.uid))
             if isinstance(vertex.spec, ExchangeSourceSpec):
                 sources[vertex.spec.source.sink_uid] = None  # of another job
-            upstream = tuple(all_specs[source].key for source in sources)
-            data = FlinkOperatorData(name, job, vertex, upstream, group_name)
+            assets = {source: all_specs[source].key for source in sources}
+            upstream = (*assets.values(), *outside.get(vertex.uid, ()))
+            columns = column_metadata(job.graph, vertex.uid, assets)
+            data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns)
             all_specs[vertex.uid] = translator.get_asset_spec(data)
     return [{v.uid: all_specs[v.uid] for v in job.graph.vertices} for job in jobs]
+
+
+def _outside(jobs: Sequence[FlinkJob], deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
+    """Assets that sources read, by their uid."""
+    vertices = [vertex for job in jobs for vertex in job.graph.vertices]
+    sources = [v.uid for v in vertices if isinstance(v.spec, SourceSpec) and not isinstance(v.spec, ExchangeSourceSpec)]
+    if unknown := sorted(deps.keys() - set(sources)):
+        raise ConfigurationError(
+            f"deps names {', '.join(map(repr, unknown))}, which is no source of the program: it has {sorted(sources)}"
+        )
+    return {uid: [AssetKey.from_coercible(key) for key in keys] for uid, keys in deps.items()}
 
 
 def _kinds(vertex: JobVertex) -> set[str]:

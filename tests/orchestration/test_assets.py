@@ -7,15 +7,28 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import (
     AssetKey,
+    AssetSelection,
     AssetSpec,
     DagsterInstance,
+    DagsterInvalidSubsetError,
+    DailyPartitionsDefinition,
+    Definitions,
     ExecuteInProcessResult,
     Failure,
     MetadataValue,
+    TableColumn,
+    TableColumnDep,
+    TableColumnLineage,
     TableMetadataValue,
+    TableSchema,
     materialize,
 )
+from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
@@ -23,12 +36,14 @@ from dagster_flinkpy.errors import (
     MissingUidError,
     UserFunctionError,
 )
-from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator, flink_assets
+from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator, build_flink_asset_specs, flink_assets
 from dagster_flinkpy.runtime import job as runtime_job
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import WireRow
 from tests.orchestration.programs import FakeAttempt, two_regions, word_count
 from tests.runtime.harness import run_rows
+
+WORDS = TableSchema([TableColumn("f0", "string"), TableColumn("f1", "int64")])
 
 
 def test_one_asset_per_operator(tmp_path: Path) -> None:
@@ -53,6 +68,7 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
         "flink/parallelism": 2,
         "flink/max_parallelism": 16,
         "flink/checkpoint_interval_ms": 60_000,
+        "dagster/column_schema": WORDS,
     }
     assert not assets.can_subset
 
@@ -60,6 +76,80 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
 def test_the_program_may_be_a_function(tmp_path: Path) -> None:
     [assets] = flink_assets(lambda: word_count(tmp_path, ["a"]), name="words")
     assert len(assets.specs) == 3
+
+
+def test_decorates_the_function_that_builds_the_program(tmp_path: Path) -> None:
+    @flink_assets(name="words", group_name="demo", pool="words")
+    def words() -> StreamExecutionEnvironment:
+        return word_count(tmp_path, ["a"])
+
+    [assets] = words
+    assert len(assets.specs) == 3
+    assert {spec.group_name for spec in assets.specs} == {"demo"}
+    assert assets.op.pool == "words"
+
+
+def test_owners_tags_and_upstream_assets(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "owners": ["team:data"],
+        "tags": {"tier": "gold"},
+        "deps": {"words": [["raw", "words"], AssetKey("more")]},
+    }
+    [assets] = flink_assets(word_count(tmp_path, ["a"]), name="words", **options)
+    words, count, _ = assets.specs
+    assert [dep.asset_key for dep in words.deps] == [AssetKey(["raw", "words"]), AssetKey("more")]
+    assert [dep.asset_key for dep in count.deps] == [words.key]
+    assert all((spec.owners, spec.tags["tier"]) == (["team:data"], "gold") for spec in assets.specs)
+    specs = build_flink_asset_specs(word_count(tmp_path, ["a"]), name="words", **options)
+    assert [(s.key, s.deps, s.owners, s.tags, s.metadata) for s in specs] == [
+        (s.key, s.deps, s.owners, s.tags, s.metadata) for s in assets.specs
+    ]
+
+
+def test_specs_of_all_regions(tmp_path: Path) -> None:
+    specs = build_flink_asset_specs(two_regions(tmp_path), name="both")
+    assert [spec.key.path[-1] for spec in specs] == ["a", "a_table", "b", "b_table"]
+    days = DailyPartitionsDefinition("2024-01-01")
+    with pytest.raises(ConfigurationError, match="'a'"):
+        build_flink_asset_specs(two_regions(tmp_path), name="both", partitions_def=days)
+
+
+def test_refuses_dependencies_of_what_is_no_source(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"'count', which is no source of the program: it has \['words'\]"):
+        flink_assets(word_count(tmp_path, ["a"]), name="words", deps={"count": ["raw"]})
+
+
+def test_columns_come_from_declared_types_and_pass_through_sinks(tmp_path: Path) -> None:
+    [assets] = flink_assets(word_count(tmp_path, ["a"]), name="words")
+    words, count, table = (TableMetadataSet.extract(spec.metadata) for spec in assets.specs)
+    assert words.column_schema == TableSchema([TableColumn("value", "string")])
+    assert table.column_schema == count.column_schema == WORDS
+    assert words.column_lineage is None
+    assert count.column_lineage is None
+    key = AssetKey(["words", "count"])
+    assert table.column_lineage == TableColumnLineage({c: [TableColumnDep(key, c)] for c in ("f0", "f1")})
+
+
+def test_what_is_pickled_has_no_columns(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_source(CollectionSource(["a"], Types.STRING()), WatermarkStrategy.no_watermarks(), "a").uid("a")
+    stream.filter(bool).uid("some").map(str).uid("pickled")
+    stream.union(env.from_collection(["b"], Types.STRING()).uid("b")).sink_to(ParquetSink(str(tmp_path))).uid("table")
+    assets = flink_assets(env, name="words")
+    columns = {s.key.path[-1]: TableMetadataSet.extract(s.metadata) for each in assets for s in each.specs}
+    assert columns["pickled"] == TableMetadataSet()
+    of_a, of_b = (TableColumnDep(AssetKey(["words", uid]), "value") for uid in ("a", "b"))
+    assert columns["some"].column_lineage == TableColumnLineage({"value": [of_a]})
+    assert columns["table"].column_lineage == TableColumnLineage({"value": [of_a, of_b]})
+
+
+def test_a_selection_of_one_operator_is_refused_with_what_to_select(tmp_path: Path, resources: dict[str, Any]) -> None:
+    defs = Definitions(flink_assets(word_count(tmp_path, ["a"]), name="words"), resources=resources)
+    job, count = defs.resolve_implicit_global_asset_job_def(), AssetKey(["words", "count"])
+    with pytest.raises(DagsterInvalidSubsetError, match="required_multi_asset_neighbors"):
+        job.execute_in_process(asset_selection=[count])
+    region = AssetSelection.assets(count).required_multi_asset_neighbors()
+    assert len(region.resolve(defs.resolve_asset_graph())) == 3
 
 
 def test_one_step_per_region(tmp_path: Path) -> None:
