@@ -13,6 +13,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.run_file import clip_rows, read_run
 from dagster_flinkpy.state.schema_evolution import evolve
+from dagster_flinkpy.state.transfers import write_aside
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["Run", "RunCache"]
@@ -36,6 +38,8 @@ _TRAILER = struct.Struct("<8sQI")
 """Magic, bytes before the trailer, and their checksum."""
 _MAGIC = b"FLNKRUN2"
 _PAGE = 4096
+_WRITE_ASIDE = 1 << 20
+"""Bytes from which on a copy is written beside the work of the task."""
 _ABANDONED_AFTER = 3600.0
 """Seconds after which a temporary file is that of a killed process."""
 
@@ -45,15 +49,34 @@ _verified: set[tuple[str, int, int]] = set()
 Indices = npt.NDArray[np.int64]
 
 
+class Rows:
+    """Rows of a file: in memory until the local copy is written, memory-mapped from then on."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self.replace(batch)
+
+    def replace(self, batch: pa.RecordBatch) -> None:
+        """The same rows, elsewhere."""
+        self.batch = batch
+        self.sort_keys: SortKeys = batch.column("sort_key").to_numpy()
+
+
 class Run:
     """The rows of a handle, in place: nothing is copied before rows are asked for."""
 
-    def __init__(self, batch: pa.RecordBatch, key_groups: KeyGroupRange) -> None:
-        self._batch = batch
-        sort_keys: SortKeys = batch.column("sort_key").to_numpy()
-        self.start, self.stop = clip_rows(sort_keys, key_groups)
-        self.sort_keys = sort_keys[self.start : self.stop]
+    def __init__(self, rows: Rows, key_groups: KeyGroupRange) -> None:
+        self._rows = rows
+        self.start, self.stop = clip_rows(rows.sort_keys, key_groups)
         self._value_types: Sequence[TypeInformation] = ()
+
+    @property
+    def _batch(self) -> pa.RecordBatch:
+        return self._rows.batch
+
+    @property
+    def sort_keys(self) -> SortKeys:
+        """In ascending order."""
+        return self._rows.sort_keys[self.start : self.stop]
 
     def evolved(self, value_types: Sequence[TypeInformation]) -> Run:
         """The run with values of another type: they are converted when they are asked for.
@@ -69,7 +92,7 @@ class Run:
     def of(table: pa.Table, key_groups: KeyGroupRange) -> Run:
         """The rows of a table that lie in some key groups, held in memory."""
         (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
-        return Run(batch, key_groups)
+        return Run(Rows(batch), key_groups)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -85,8 +108,9 @@ class Run:
         Returns:
             Pairs of an index into ``sort_keys`` and a row of the run.
         """
-        low = np.searchsorted(self.sort_keys, sort_keys, side="left")
-        high = np.searchsorted(self.sort_keys, sort_keys, side="right")
+        own = self.sort_keys
+        low = np.searchsorted(own, sort_keys, side="left")
+        high = np.searchsorted(own, sort_keys, side="right")
         counts = high - low
         wanted = np.repeat(np.arange(len(sort_keys)), counts)
         within = np.arange(len(wanted)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -135,6 +159,7 @@ class RunCache:
         """Runs found here."""
         self.misses = 0
         """Runs read from the store."""
+        self._writing: Future[None] | None = None
 
     def open(self, handle: RunHandle, store: ObjectStore) -> Run:
         """The rows of a handle; read from the store if they are not here.
@@ -150,10 +175,10 @@ class RunCache:
             batch = self._map(self.directory / name)
             if batch is not None:
                 self.hits += 1
-                return Run(batch, handle.key_groups)
+                return Run(Rows(batch), handle.key_groups)
         self.misses += 1
         table, whole = read_run(handle, store)
-        return Run(self._write(_file_name(handle, whole=whole), table), handle.key_groups)
+        return Run(self._keep(_file_name(handle, whole=whole), table), handle.key_groups)
 
     def put(self, handle: RunHandle, table: pa.Table) -> Run:
         """Keeps a run that was just written to the store.
@@ -164,7 +189,30 @@ class RunCache:
         """
         path = self.directory / _file_name(handle, whole=True)
         batch = self._map(path)
-        return Run(self._write(path.name, table) if batch is None else batch, handle.key_groups)
+        return Run(self._keep(path.name, table) if batch is None else Rows(batch), handle.key_groups)
+
+    def finish(self) -> None:
+        """Waits until all copies are written.
+
+        Raises:
+            StorageError: the local directory cannot be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _keep(self, name: str, table: pa.Table) -> Rows:
+        """Writes a copy; a large one beside the work of the task, one at a time, so that few are held in memory."""
+        self.finish()
+        batches = table.combine_chunks().to_batches()
+        if len(batches) != 1:
+            raise StorageError(f"state run {name} has {len(batches)} record batches; a string column is above 2 GiB")
+        rows = Rows(batches[0])
+        if rows.batch.nbytes < _WRITE_ASIDE:
+            rows.replace(self._write(name, rows.batch))
+        else:
+            self._writing = write_aside(lambda: rows.replace(self._write(name, rows.batch)))
+        return rows
 
     def _map(self, path: Path) -> pa.RecordBatch | None:
         """Memory-maps a file; None, and the file is gone, if it is not intact."""
@@ -192,16 +240,13 @@ class RunCache:
         _verified.add(identity)
         return batch
 
-    def _write(self, name: str, table: pa.Table) -> pa.RecordBatch:
+    def _write(self, name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
         path = self.directory / name
         temporary = path.with_name(f"{name}.{uuid.uuid4().hex}.tmp")
-        batches = table.combine_chunks().to_batches()
-        if len(batches) != 1:
-            raise StorageError(f"state run {name} has {len(batches)} record batches; a string column is above 2 GiB")
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-                writer.write_batch(batches[0])
+            with pa.OSFile(str(temporary), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+                writer.write_batch(batch)
             with pa.memory_map(str(temporary)) as source:
                 body = source.read_buffer()
             trailer = _TRAILER.pack(_MAGIC, len(body), _checksum(body))

@@ -82,9 +82,10 @@ class RunFiles:
         """Waits until all that was written is on the store.
 
         Raises:
-            StorageError: it could not be.
+            StorageError: it could not be, or the local copies not be written.
         """
         self._uploads.finish()
+        self.cache.finish()
 
 
 @dataclass(frozen=True)

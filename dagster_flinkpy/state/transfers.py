@@ -10,7 +10,7 @@ from functools import cache
 
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Uploads", "fetch"]
+__all__ = ["Uploads", "fetch", "write_aside"]
 
 PART_BYTES = 8 << 20
 """Bytes of one request; a larger range is read by several at a time."""
@@ -42,6 +42,11 @@ def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | byt
 
     size = sum(_threads("fetch", os.getpid()).map(read, offsets))
     return data if size == length else data[:size]
+
+
+def write_aside(write: Callable[[], None]) -> Future[None]:
+    """Runs a write to the local disk in a thread; whoever asks waits for it."""
+    return _threads("write", os.getpid()).submit(write)
 
 
 class Uploads:

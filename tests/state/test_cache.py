@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.errors import CorruptStateError
+from dagster_flinkpy.errors import CorruptStateError, StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
 from dagster_flinkpy.state import RunCache, RunHandle, run_file
 from dagster_flinkpy.state import cache as cache_module
@@ -132,6 +133,51 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     assert tiny.open(written[1][0], store).table().equals(written[1][1])  # What is in use stays,
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, False]
     assert first.table().equals(written[0][1])  # and so does what is mapped.
+
+
+LARGE = 100_000
+"""Rows of a run that is written beside the work."""
+
+
+def test_a_large_run_is_there_before_its_copy_is_written(store: LocalObjectStore, cache: RunCache) -> None:
+    handle, table = write(store, LARGE)
+    may_write = threading.Event()
+    real = cache._write
+
+    def write_later(name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert may_write.wait(60)
+        return real(name, batch)
+
+    cache._write = write_later  # type: ignore[method-assign]
+    run = cache.open(handle, store)
+    part = run.evolved(())
+    assert run.table().equals(table)
+    assert not cache.directory.exists()
+    before = pa.total_allocated_bytes()
+    may_write.set()
+    cache.finish()
+    assert local_file(cache, handle).exists()
+    assert run.table().equals(table)
+    assert part.table().equals(table)
+    assert pa.total_allocated_bytes() < before, "both are mapped from the file now"
+
+
+def test_large_runs_are_written_one_at_a_time(store: LocalObjectStore, cache: RunCache) -> None:
+    written = [write(store, LARGE + i) for i in range(3)]
+    for handle, table in written:
+        cache.put(handle, table)
+    assert [local_file(cache, handle).exists() for handle, _ in written[:2]] == [True, True]
+    cache.finish()
+    assert local_file(cache, written[2][0]).exists()
+
+
+def test_a_copy_that_cannot_be_written_is_said_later(store: LocalObjectStore, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    cache = RunCache(tmp_path / "file" / "cache")
+    handle, table = write(store, LARGE)
+    assert cache.open(handle, store).table().equals(table)
+    with pytest.raises(StorageError, match="cannot be written"):
+        cache.finish()
 
 
 def test_files_of_killed_writes_are_swept(
