@@ -1,32 +1,52 @@
-"""What ``workspace.yaml`` loads: the flights pipeline as assets, with its sensor, jobs and resources.
+"""What ``workspace.yaml`` loads: the flights pipeline as assets, with its sensors, jobs, checks and resources.
 
-Loading it reads no data and imports neither PySpark nor boto3. The input is February 2013, or as many days from its
-first on as ``FLINKPY_DAYS`` says.
+It is there twice. Job ``flights`` goes through February 2013 as a stream, or through as many days from its first on as
+``FLINKPY_DAYS`` says; the checkpoint sensor drives it. Job ``flights_daily`` has a partition for each day of 2013, for
+backfills. Loading reads no data and imports neither PySpark nor boto3.
 """
 
 import os
 from datetime import date, timedelta
 
-from dagster import AssetKey, AssetSpec, Definitions, MaterializeResult, MetadataValue, asset
+from dagster import (
+    AssetKey,
+    AssetSpec,
+    DailyPartitionsDefinition,
+    Definitions,
+    FreshnessPolicy,
+    MaterializeResult,
+    MetadataValue,
+    asset,
+)
 
 from assets.flights_pipeline import build_flights_env
-from dagster_flinkpy.datastream.operators import SourceSpec
+from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.orchestration import (
     FlinkOperatorData,
     FlinkTranslator,
+    PartitionRetention,
+    SweepConfig,
     build_checkpoint_sensor,
+    build_flink_asset_checks,
     build_flink_jobs,
+    build_job_status_sensors,
+    build_restart_sensor,
+    build_retention_sensor,
+    build_savepoint_sensor,
     flink_assets,
 )
 from resources import HOME, TABLES, resources
 
-__all__ = ["DATA", "FIRST_DAY", "JOB", "LAST_DAY", "defs"]
+__all__ = ["DAILY_JOB", "DATA", "FIRST_DAY", "JOB", "LAST_DAY", "defs"]
 
 JOB = "flights"
+DAILY_JOB = "flights_daily"
 GROUP = "flights"
 DATA = HOME / "data"
 FIRST_DAY = date(2013, 2, 1)
+DAYS = DailyPartitionsDefinition("2013-01-01", end_date="2014-01-01")
+FRESH = FreshnessPolicy.time_window(fail_window=timedelta(days=1), warn_window=timedelta(hours=12))
 
 
 def _days() -> int:
@@ -56,11 +76,15 @@ def flights_raw_files() -> MaterializeResult:
 
 
 class FlightsTranslator(FlinkTranslator):
-    """Sources read the raw files."""
+    """Sources read the raw files, and tables are to be written once a day at least."""
 
     def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
         spec = super().get_asset_spec(data)
-        return spec.replace_attributes(deps=[RAW_FILES]) if isinstance(data.vertex.spec, SourceSpec) else spec
+        if isinstance(data.vertex.spec, SourceSpec):
+            return spec.replace_attributes(deps=[RAW_FILES])
+        if isinstance(data.vertex.spec, SinkSpec):
+            return spec.replace_attributes(freshness_policy=FRESH)
+        return spec
 
 
 def flights_env() -> StreamExecutionEnvironment:
@@ -69,11 +93,43 @@ def flights_env() -> StreamExecutionEnvironment:
     return env.enable_checkpointing(1000)
 
 
-flights_assets = flink_assets(flights_env, name=JOB, group_name=GROUP, translator=FlightsTranslator())
+def daily_env() -> StreamExecutionEnvironment:
+    """The same program over the partitions that a run is given; its tables are kept apart."""
+    return build_flights_env(str(DATA), TABLES.location().child("daily"), parallelism=2)
+
+
+translator = FlightsTranslator()
+flights_assets = flink_assets(flights_env, name=JOB, group_name=GROUP, translator=translator)
+flights_jobs = build_flink_jobs(flights_env, name=JOB, translator=translator)
+checkpoint_sensor = build_checkpoint_sensor(flights_assets, minimum_interval_seconds=5)
+
+daily_assets = flink_assets(
+    daily_env,
+    name=DAILY_JOB,
+    group_name=DAILY_JOB,
+    translator=translator,
+    partitions_def=DAYS,
+    # A backfill can start behind any of the last 60 days, and before that behind each tenth.
+    partition_retention=PartitionRetention(every=10, last=60),
+)
+daily_jobs = build_flink_jobs(daily_env, name=DAILY_JOB, translator=translator)
 
 defs = Definitions(
-    assets=[flights_raw_files, *flights_assets],
-    jobs=build_flink_jobs(flights_env, name=JOB, translator=FlightsTranslator()),
-    sensors=[build_checkpoint_sensor(flights_assets, minimum_interval_seconds=5)],
+    assets=[flights_raw_files, *flights_assets, *daily_assets],
+    asset_checks=[
+        *build_flink_asset_checks(flights_env, name=JOB, translator=translator),
+        *build_flink_asset_checks(daily_env, name=DAILY_JOB, translator=translator),
+    ],
+    jobs=[*flights_jobs, *daily_jobs],
+    # All of them are off until somebody switches them on.
+    sensors=[
+        checkpoint_sensor,
+        *build_job_status_sensors(flights_assets, checkpoint_sensor, minimum_interval_seconds=5),
+        build_restart_sensor([*flights_assets, *daily_assets], minimum_interval_seconds=5),
+        build_savepoint_sensor(flights_assets, flights_jobs, interval=timedelta(days=1)),
+        build_retention_sensor(
+            [*flights_assets, *daily_assets], [*flights_jobs, *daily_jobs], config=SweepConfig(savepoint_days=30)
+        ),
+    ],
     resources=resources,
 )

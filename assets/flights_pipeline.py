@@ -40,7 +40,7 @@ def build_flights_env(
     last_day: date | None = None,
     parallelism: int = 2,
 ) -> StreamExecutionEnvironment:
-    """The program, ready to be run or made into Dagster assets. An epoch reads one day.
+    """The program, ready to be run or made into Dagster assets, with daily partitions or none. An epoch reads one day.
 
     Args:
         data: Where the folders ``flights`` and ``weather`` are, as ``assets.data.prepare`` makes them.
@@ -61,6 +61,7 @@ def build_flights_env(
             until=last_day and f"{last_day}.parquet",
             # Two days in one epoch would be read side by side, and an aircraft's legs come in no certain order.
             max_files_per_epoch=1,
+            partition_format="%Y-%m-%d",
         )
 
     def table(name: str) -> ParquetSink:

@@ -20,7 +20,7 @@ from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.definitions.sensor_definition import SensorType
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
 
-from dagster_flinkpy.orchestration.job_runs import works_on
+from dagster_flinkpy.orchestration.job_runs import recent_runs, works_on
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
 
 __all__ = ["build_job_status_sensors"]
@@ -71,6 +71,8 @@ def build_job_status_sensors(
                 return SkipReason(f"Run {run.run_id} is of no job of {checkpoint_sensor.name}.")
             if run.remote_job_origin is None:
                 return SkipReason(f"Run {run.run_id} was not launched from a code location.")
+            if later := _overtaken(context.instance, run, targets, status):
+                return SkipReason(later)
             changed = _switch(context.instance, run, checkpoint_sensor, on=switch_on)
             what = f"switched {verb}" if changed else f"is {verb} already"
             return SkipReason(
@@ -84,6 +86,22 @@ def build_job_status_sensors(
 
 def _job_of(run: DagsterRun, targets: Sequence[FlinkTarget]) -> str | None:
     return next((target.job_id for target in targets if works_on(run, target.job_id, target.keys)), None)
+
+
+def _overtaken(
+    instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget], status: DagsterRunStatus
+) -> str | None:
+    """Why this change does not count any more. The sensors tick apart, so they may see changes in any order."""
+    if status == _ON:
+        now = instance.get_run_by_id(run.run_id)
+        if now is not None and now.status in _OFF:
+            return f"Run {run.run_id} started, and is {now.status.value.lower()} by now."
+        return None
+    for target in (one for one in targets if works_on(run, one.job_id, one.keys)):
+        newest = next((r.dagster_run for r in recent_runs(instance, target.job_id, target.keys)), run)
+        if newest.run_id != run.run_id and newest.status not in _OFF:
+            return f"Run {run.run_id} is {status.value.lower()}, and job {target.job_id} has run {newest.run_id} since."
+    return None
 
 
 def _switch(instance: DagsterInstance, run: DagsterRun, sensor: SensorDefinition, *, on: bool) -> bool:

@@ -15,6 +15,7 @@ from dagster import (
     build_run_status_sensor_context,
 )
 from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOrigin, RemoteRepositoryOrigin
+from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
 from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_job_status_sensors, flink_assets
@@ -122,3 +123,22 @@ def test_a_run_from_the_ui_counts(instance: DagsterInstance, assets: list[Assets
         remote_job_origin=RemoteJobOrigin(REPOSITORY, "__ASSET_JOB"),
     )
     assert "switched on" in location.happens(STARTED, run)
+
+
+def test_what_later_runs_have_overtaken_changes_nothing(
+    instance: DagsterInstance, assets: list[AssetsDefinition]
+) -> None:
+    """Each sensor has ticks of its own, so they may see a run's end before its start."""
+    location = Location(instance, assets)
+
+    def run(status: DagsterRunStatus) -> DagsterRun:
+        origin = RemoteJobOrigin(REPOSITORY, "words")
+        return create_run_for_test(instance, "words", status=status, tags={JOB_TAG: "words"}, remote_job_origin=origin)
+
+    failed = run(FAILURE)
+    assert "failure by now" in location.happens(STARTED, failed)
+    assert location.is_on is None
+    restarted = run(STARTED)
+    assert "switched on" in location.happens(STARTED, restarted)
+    assert f"has run {restarted.run_id} since" in location.happens(FAILURE, failed)
+    assert location.is_on

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+from dagster import AssetKey, DefaultSensorStatus
+
+from assets.definitions import DAILY_JOB, JOB, defs
+from assets.flights_pipeline import TABLES
+
+
+def test_nothing_runs_before_it_is_switched_on() -> None:
+    sensors = list(defs.get_repository_def().sensor_defs)
+    assert len(sensors) == 7
+    assert {sensor.default_status for sensor in sensors} == {DefaultSensorStatus.STOPPED}
+
+
+def test_a_checkpoint_does_not_wait_for_the_checks() -> None:
+    graph = defs.get_repository_def().asset_graph
+    checked = {key.asset_key for key in graph.asset_check_keys}
+    assert AssetKey([JOB, "rotations"]) in checked
+    assert AssetKey([DAILY_JOB, "rotations"]) in checked
+    assert not defs.resolve_job_def(f"{JOB}_checkpoint").asset_layer.asset_graph.asset_check_keys
+
+
+def test_tables_are_to_be_fresh_and_days_follow_each_other() -> None:
+    graph = defs.get_repository_def().asset_graph
+    for job in (JOB, DAILY_JOB):
+        for table in TABLES:
+            assert graph.get(AssetKey([job, f"{table}_table"])).freshness_policy is not None
+        assert graph.get(AssetKey([job, "rotations"])).freshness_policy is None
+    rotations = AssetKey([DAILY_JOB, "rotations"])
+    assert rotations in graph.get(rotations).parent_keys
+    assert graph.get(AssetKey([JOB, "rotations"])).partitions_def is None
