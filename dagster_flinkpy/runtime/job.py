@@ -299,6 +299,11 @@ class JobAttempt:
         return retention.discards_on_cancellation if cancelled else retention.discards_on_failure
 
     @property
+    def partition_ends(self) -> tuple[PartitionEnd, ...]:
+        """End states of time partitions that are kept, in order of time."""
+        return self._attempt.head.partitions
+
+    @property
     def latest(self) -> CheckpointMetadata | None:
         """The last completed checkpoint."""
         return self._attempt.latest
@@ -709,12 +714,12 @@ class JobAttempt:
             mode=checkpointing.mode,
             alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
             latency_interval=self.config.latency_tracking_interval,
+            state_backend=checkpointing.state_backend,
             partition=None if self._partition is None else self._partition.key,
             cache_dir=self._cache_dir,
             restored=None if self._parent is None else self._parent.checkpoint_id,
         )
         for interval in intervals:
-            state_backend=checkpointing.state_backend,
             self._progress(f"checkpoint {interval.checkpoint_id}: {self._planner.describe(interval)}")
         results = EpochResults.of(self._on_spark(epoch))
         if results.failure is None:
