@@ -15,6 +15,7 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob
 from dagster_flinkpy.orchestration.partition_events import materialize_partitions, record_completed
@@ -87,17 +88,19 @@ def _run(
     partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
     storage = getattr(context.resources, storage_key)
     await_turn(context.instance, job, list(specs.values()), context.run.run_id, context.log.info)
-    restore_from, start_empty = config.restore_from, config.start_empty
+    restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
     if restore_from is None and not start_empty:
         start = _start(job, specs, partitions_def, storage, partitions[0])
         context.log.info(start.reason)
         restore_from, start_empty = start.restore_from, start.checkpoint_id is None
+        claim_mode = RecoveryClaimMode.CLAIM  # an end state stays the job's, and under its retention
     attempt = job.attempt(
         storage,
         getattr(context.resources, spark_key),
         owner=f"Dagster run {context.run.run_id}, try {context.retry_number + 1}",
         parallelism=config.parallelism,
         restore_from=restore_from,
+        claim_mode=claim_mode,
         start_empty=start_empty,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
@@ -113,7 +116,8 @@ def _run(
             stale = outdated(attempt.partition_ends)
     except BaseException:
         # What is complete is complete: its rows are committed, and the next run can start from it.
-        record_completed(context, specs, completed, attempt.token)
+        if completed:
+            record_completed(context, specs, completed, attempt.token)
         raise
     if stale:
         context.log.warning(
@@ -132,5 +136,6 @@ def _start(
 ) -> PartitionStart:
     found = read_head(storage.location().child(job.job_id).open())
     keys = partitions_def.get_partition_keys()
-    selection = next(iter(specs.values())).key.to_user_string()
-    return partition_start(found[0] if found else None, first, keys.__getitem__, assets=f'key:"{selection}"')
+    # All of the region: the command line refuses less.
+    selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
+    return partition_start(found[0] if found else None, first, keys.__getitem__, assets=selection)

@@ -180,7 +180,8 @@ def test_missing_state_is_refused_with_what_to_run(deployment: Deployment) -> No
     message = failure_of(deployment.run(KEYS[5]))
     assert f"starts from the end state of {KEYS[4]}, and that is not kept" in message
     assert f"The nearest one before it that has one is {KEYS[1]}" in message
-    assert f"""--select 'key:"letters/letters"' --partition-range {KEYS[2]}...{KEYS[4]}""" in message
+    whole = " or ".join(f'key:"letters/{uid}"' for uid in ("letters", "count", "table"))
+    assert f"--select '{whole}' --partition-range {KEYS[2]}...{KEYS[4]}" in message
     assert deployment.table() == straight_run(KEYS[:2])
 
 
@@ -245,6 +246,37 @@ def test_end_states_that_are_not_kept(deployment: Deployment, monkeypatch: pytes
     assert deployment.table() == straight_run(KEYS[:5])
 
 
+def test_a_run_for_each_partition_leaves_what_the_policy_keeps(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, keep = deployment.assets, PartitionRetention(every=None, last=1)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    for key in KEYS[:4]:
+        assert deployment.run(key).success
+    state = next(path.parent for path in deployment.tmp_path.rglob("HEAD"))
+    assert {path.name for path in state.glob("chk-*")} == {"chk-3", "chk-4"}, "its own, and what it started from"
+
+
+def test_a_range_that_failed_starts_again_from_where_it_did(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, keep = deployment.assets, PartitionRetention(every=None, last=1)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    assert deployment.run(KEYS[0]).success
+    assert not deployment.run(KEYS[1], KEYS[4], poison="a").success
+    assert not deployment.run(KEYS[1], KEYS[4], poison="b").success
+    assert deployment.run(KEYS[1], KEYS[4]).success
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+def test_what_fails_before_the_attempt_begins_is_told(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: JobAttempt) -> JobAttempt:
+        raise RestoreError("the store is not for us")
+
+    monkeypatch.setattr(JobAttempt, "__enter__", refused)
+    assert failure_of(deployment.run(KEYS[0])) == "the store is not for us"
+
+
 # --- rules ------------------------------------------------------------------------------------------------------------
 
 
@@ -262,6 +294,15 @@ def test_the_first_partition_starts_from_nothing() -> None:
     assert partition_start(None, time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
     with pytest.raises(RestoreError, match="No partition before it has one"):
         partition_start(Head(1), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
+
+
+def test_partitions_are_found_by_key_when_the_definition_begins_earlier_now() -> None:
+    head = Head(1, 2, "chk-2/_metadata", "ab", (1, 2), (end(0, 1), end(1, 2)))
+    earlier = DailyPartitionsDefinition("2024-02-28", end_date="2024-03-08")
+    key_of = earlier.get_partition_keys().__getitem__
+    with pytest.raises(RestoreError, match="end state of 2024-02-28, and that is not kept"):
+        partition_start(head, time_partition(earlier, "2024-02-29"), key_of, assets="x")
+    assert partition_start(head, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
 
 
 def test_runs_of_one_job_take_turns(instance: DagsterInstance, tmp_path: Path) -> None:
