@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from dagster_flinkpy.registry import register
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.orchestration.component import FlinkPipelineComponent
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__"]
+__all__ = ["FlinkPipelineComponent", "__version__"]
+
+
+def __getattr__(name: str) -> object:
+    """The component, imported when `dg` or a ``defs.yaml`` asks for it: Dagster's components take time to import."""
+    if name == "FlinkPipelineComponent":
+        return import_module("dagster_flinkpy.orchestration.component").FlinkPipelineComponent
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), "FlinkPipelineComponent"]
+
 
 register("executor", "dagster_flinkpy.runtime.local_executor:LocalExecutor")
 register("exchange_writer", "dagster_flinkpy.connectors.exchange:SegmentWriter")

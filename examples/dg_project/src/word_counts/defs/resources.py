@@ -1,0 +1,18 @@
+"""What runs the pipelines, and where their state is kept."""
+
+from pathlib import Path
+
+import dagster as dg
+from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
+
+PROJECT = Path(__file__).parents[3]
+
+
+@dg.definitions
+def resources() -> dg.Definitions:
+    return dg.Definitions(
+        resources={
+            "spark": SparkResource(),
+            "checkpoint_storage": CheckpointStorageResource(url=str(PROJECT / "checkpoints")),
+        }
+    )
