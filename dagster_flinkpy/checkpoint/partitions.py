@@ -47,7 +47,7 @@ class PartitionEnd:
 
 @dataclass(frozen=True)
 class PartitionRetention:
-    """Which end states are kept, besides that of the latest checkpoint. Default: all.
+    """Which end states are kept, besides the newest, and the one the run at work started from. Default: all.
 
     A backfill starts from the end state before its first partition: what is not kept has to be made again.
     """
@@ -69,19 +69,19 @@ class PartitionRetention:
         if self.every is None and self.last is None:
             raise ConfigurationError("partition retention keeps nothing: give every=k, last=n, or both")
 
-    def kept(self, ends: Iterable[PartitionEnd], latest: int) -> tuple[PartitionEnd, ...]:
+    def kept(self, ends: Iterable[PartitionEnd], *always: int | None) -> tuple[PartitionEnd, ...]:
         """Those that are kept, in order of time.
 
         Args:
             ends: One per partition.
-            latest: The latest checkpoint; the next partition starts from it, so its end state is always kept.
+            always: Checkpoints whose end states are kept whatever the policy says.
         """
         in_order = sorted(ends, key=lambda end: end.ordinal)
         recent = set(in_order[-self.last :]) if self.last is not None else set()
         return tuple(
             end
             for end in in_order
-            if end.checkpoint_id == latest
+            if end.checkpoint_id in always
             or end in recent
             or (self.every is not None and (end.ordinal + 1) % self.every == 0)
         )

@@ -366,6 +366,7 @@ class CompletedCheckpointStore:
         *,
         partition: PartitionEnd | None = None,
         partition_retention: PartitionRetention | None = None,
+        started_from: int | None = None,
     ) -> None:
         """Make a written checkpoint the latest. This is the moment at which it is complete.
 
@@ -374,6 +375,8 @@ class CompletedCheckpointStore:
             metadata: of the checkpoint.
             partition: the partition whose end state it is, where the job has partitions.
             partition_retention: which end states are kept; default: all.
+            started_from: the checkpoint that the attempt started from. If it is an end state it is kept as long as the
+                attempt runs, so that another try can start from it.
 
         Raises:
             FencedError: a newer attempt took over; says which.
@@ -388,7 +391,9 @@ class CompletedCheckpointStore:
         ends = {end.partition: end for end in previous.partitions}
         if partition is not None:
             ends[partition.partition] = partition
-        kept = (partition_retention or PartitionRetention()).kept(ends.values(), checkpoint_id)
+        # The next partition starts from the newest. That is not the latest checkpoint where a job was rescaled since.
+        newest = max((end.checkpoint_id for end in ends.values()), default=None)
+        kept = (partition_retention or PartitionRetention()).kept(ends.values(), newest, started_from)
         recent = (*_claimed(previous), checkpoint_id)[-self._num_retained :]
         head = Head(
             fencing_token=attempt.token,

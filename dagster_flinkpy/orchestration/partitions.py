@@ -103,20 +103,20 @@ def partition_start(
     """
     if first.ordinal == 0:
         return PartitionStart(None, f"partition {first.key} is the first: it starts from empty state")
-    ends = {end.ordinal: end for end in (head.partitions if head else ())}
+    # By key: the ordinals of HEAD are of the definition as it was then, which may have begun on another day.
+    ends = {end.partition: end for end in (head.partitions if head else ())}
     before = first.ordinal - 1
-    if before in ends:
-        chosen = ends[before]
+    if chosen := ends.get(key_of(before)):
         return PartitionStart(
             chosen.checkpoint_id,
             f"partition {first.key} starts from the end state of {chosen.partition}, checkpoint {chosen.checkpoint_id}",
         )
-    nearest = max((ordinal for ordinal in ends if ordinal < before), default=None)
+    nearest = next((ordinal for ordinal in range(before - 1, -1, -1) if key_of(ordinal) in ends), None)
     if nearest is None:
         known = "No partition before it has one"
         since = 0
     else:
-        known = f"The nearest one before it that has one is {ends[nearest].partition}"
+        known = f"The nearest one before it that has one is {key_of(nearest)}"
         since = nearest + 1
     missing = key_of(since) if since == before else f"{key_of(since)}...{key_of(before)}"
     option = "--partition" if since == before else "--partition-range"

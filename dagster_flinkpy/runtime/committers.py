@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operators import SinkSpec
-from dagster_flinkpy.errors import CommittableLostError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError
 
 __all__ = ["Committers"]
 
@@ -41,6 +41,19 @@ class Committers:
 
     def __iter__(self) -> Iterator[SinkCommitter]:
         return iter(self._committers.values())
+
+    def check_partitioned(self) -> None:
+        """Refuses sinks that cannot replace a partition: once its checkpoint is complete, no attempt could commit it.
+
+        Raises:
+            ConfigurationError: Names the sink.
+        """
+        for uid, committer in self._committers.items():
+            if type(committer).replace_partition is SinkCommitter.replace_partition:
+                raise ConfigurationError(
+                    f"sink {uid!r} ({type(committer).__qualname__}) cannot be written by partition: it has no "
+                    "replace_partition method, which a partition that is run again needs"
+                )
 
     def commit(self, metadata: CheckpointMetadata) -> int:
         """Commits a completed checkpoint; says how many of its committables had been committed before.

@@ -411,6 +411,7 @@ class JobAttempt:
         if partition is not None:
             if barriers > 1:
                 raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
+            self._committers.check_partitioned()
             self._partition, self._program = partition, of_partition(self.graph, partition)
             self._planner = SplitPlanner(self._program, {}, self._enumerators, whole=True)
         return self._checkpoint(self._run_spark_job, barriers)
@@ -608,7 +609,11 @@ class JobAttempt:
         if partition is not None:
             end = PartitionEnd(partition.key, partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
         self._store.complete(
-            self._attempt, metadata, partition=end, partition_retention=self.config.partition_retention
+            self._attempt,
+            metadata,
+            partition=end,
+            partition_retention=self.config.partition_retention,
+            started_from=None if self.restored is None else self.restored.checkpoint_id,
         )
 
     def _finalize(self, checkpoint_id: int, write: Callable[[], None], done: Stimulus) -> Stimulus:

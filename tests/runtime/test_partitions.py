@@ -28,6 +28,7 @@ from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
+from tests.runtime.programs import FolderSink
 
 DAY = timedelta(days=1)
 FIRST = datetime(2024, 3, 1, tzinfo=timezone.utc)
@@ -239,6 +240,27 @@ def test_a_source_that_knows_no_partitions_is_named(tmp_path: Path) -> None:
         pytest.raises(ConfigurationError, match=r"source 'words' \(CollectionSource\) cannot be read by partition"),
     ):
         attempt.run_epoch(partition=day(0))
+
+
+def test_a_sink_that_cannot_replace_a_partition_is_refused_before_anything_is_complete(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    letters = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+    letters.sink_to(FolderSink(tmp_path / "out")).uid("folder")
+    with HarnessAttempt(env.get_job_graph(), tmp_path / "state") as attempt:
+        with pytest.raises(ConfigurationError, match=r"sink 'folder' \(_FolderCommitter\) cannot be written by part"):
+            attempt.run_epoch(partition=day(0))
+        assert attempt.latest is None
+
+
+def test_a_checkpoint_between_partitions_releases_no_end_state(tmp_path: Path) -> None:
+    """Such as the one that a rescale completes."""
+    job = Job(tmp_path, PartitionRetention(every=7))
+    job.run(0, 1)
+    with HarnessAttempt(program(tmp_path / "table"), tmp_path / "state", config=job.config, parallelism=2) as attempt:
+        attempt.commit_restored()
+    assert [(end.ordinal, end.checkpoint_id) for end in job.head.partitions] == [(1, 2)]
+    job.run(2, 4)
+    assert table(tmp_path / "table") == straight_run()
 
 
 def test_a_state_that_is_gone_is_not_restored(tmp_path: Path) -> None:
