@@ -27,6 +27,7 @@ from dagster_flinkpy.state.factory import InternalState, make_state
 from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
+    APPEND,
     SortKeys,
     check_key_like,
     distinct_rows,
@@ -362,8 +363,9 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         table, key_type = self._tables[False, name], self._key_type
         if key_type is None or not len(table.runs):
             return
-        needed = ["sort_key", "deleted", *table.layout.identity, *(["expires_at"] if table.ttl else [])]
-        runs = [run.table().select(needed) for run in table.runs.newest_first()]
+        needed = {"sort_key", "deleted", *table.layout.identity, *(["expires_at"] if table.ttl else []), APPEND}
+        tables = [run.table() for run in table.runs.newest_first()]
+        runs = [stored.select([name for name in stored.column_names if name in needed]) for stored in tables]
         rows = merge_runs(table.layout, runs, drop_deleted=True, now=self._files.now())
         column = rows.column("key").combine_chunks()
         column = column.take(pa.array(distinct_rows(column)[0]))

@@ -17,6 +17,7 @@ from dagster_flinkpy.datastream.state import (
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
+from dagster_flinkpy.state.list_table import ListTable, TtlListTable
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
@@ -98,6 +99,10 @@ def make_state(
     if kind is None:
         raise ConfigurationError(f"state {descriptor.name!r}: {type(descriptor).__name__} is no kind of keyed state")
     types = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
+    if isinstance(descriptor, ListStateDescriptor):
+        if rules is not None:
+            return TtlListState(TtlListTable(*where, kind, **types), rules)
+        return KeyedListState(ListTable(*where, kind, **types))
     if rules is not None:
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
     if kind == "VALUE" and namespace_type is None:
@@ -107,7 +112,7 @@ def make_state(
         return KeyedReducingState(table, descriptor.reduce_function)
     if isinstance(descriptor, AggregatingStateDescriptor):
         return KeyedAggregatingState(table, descriptor.agg_function)
-    return KeyedListState(table) if isinstance(descriptor, ListStateDescriptor) else KeyedValueState(table)
+    return KeyedValueState(table)
 
 
 def _with_ttl(descriptor: StateDescriptor, table: TtlCellTable, rules: TtlRules) -> InternalState:
@@ -115,4 +120,4 @@ def _with_ttl(descriptor: StateDescriptor, table: TtlCellTable, rules: TtlRules)
         return TtlReducingState(table, rules, descriptor.reduce_function)
     if isinstance(descriptor, AggregatingStateDescriptor):
         return TtlAggregatingState(table, rules, descriptor.agg_function)
-    return TtlListState(table, rules) if isinstance(descriptor, ListStateDescriptor) else TtlValueState(table, rules)
+    return TtlValueState(table, rules)

@@ -54,6 +54,8 @@ class RunHandle:
     the table's, oldest first."""
     tombstones: int = 0
     """Rows of the whole file that only hide older ones."""
+    appends: int = 0
+    """Rows of the whole file, of list state, that have only what comes after the elements of older ones."""
     data: _Bytes | None = None
     """The file itself, where it is so small that it is part of the metadata (Flink: ``ByteStreamStateHandle``)."""
     extra: Json = field(default_factory=dict, hash=False)
@@ -68,7 +70,7 @@ class RunHandle:
             sizes = 0 < self.footer_bytes <= self.bytes
         if not all(map(_SHA256.fullmatch, checksums)):
             raise CorruptMetadataError(f"the handle of {self.path} has no SHA-256 checksum")
-        if not sizes or min(self.rows, self.tombstones) < 0 or not self.rows_per_key_group:
+        if not sizes or min(self.rows, self.tombstones, self.appends) < 0 or not self.rows_per_key_group:
             raise CorruptMetadataError(f"the handle of {self.path} has sizes that cannot be")
 
     @property
@@ -107,6 +109,7 @@ class RunHandle:
             "key_groups": [self.key_groups.start, self.key_groups.end],
             "rows_per_key_group": list(self.rows_per_key_group),
             **({"tombstones": self.tombstones} if self.tombstones else {}),
+            **({"appends": self.appends} if self.appends else {}),
             **({"value_types": list(self.value_types)} if self.value_types else {}),
         }
         if self.data is not None:
@@ -134,6 +137,7 @@ class RunHandle:
                 footer_bytes=int(raw["footer_bytes"]) if data is None else 0,
                 footer_sha256=str(raw["footer_sha256"]) if data is None else "",
                 tombstones=int(raw.get("tombstones", 0)),
+                appends=int(raw.get("appends", 0)),
                 value_types=tuple(dict(kind) for kind in raw.get("value_types", ())),
                 data=data,
                 extra=_extra(raw, _RUN_FIELDS),
@@ -157,7 +161,7 @@ class TableSnapshot:
     value_type: Json | None
     """None for timers. MAP: of an entry's value; LIST: of the list."""
     runs: tuple[RunHandle, ...]
-    """Oldest first: a row of a later run replaces that of an earlier one."""
+    """Oldest first: a row of a later run replaces that of an earlier one, or adds to its list."""
     ttl: bool = False
     """Whether there is a column ``expires_at``: milliseconds since 1970; of LIST a list of them, one per element."""
     extra: Json = field(default_factory=dict, hash=False)

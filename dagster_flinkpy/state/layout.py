@@ -26,6 +26,8 @@ from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 
 __all__ = [
+    "APPEND",
+    "APPEND_VERSION",
     "FORMAT_VERSION",
     "SortKeys",
     "TableLayout",
@@ -43,6 +45,10 @@ __all__ = [
 
 FORMAT_VERSION = 1
 """Of the columns and the metadata of a run file."""
+APPEND_VERSION = 2
+"""The same with the column ``append``: what does not know it would take the elements that were added for the list."""
+APPEND = "append"
+"""A column of LIST runs that have such rows: whether a row has only elements that come after those of older rows."""
 
 SortKeys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -90,6 +96,11 @@ class TableLayout:
     def local_schema(self) -> pa.Schema:
         """Of a run in memory and in the local cache."""
         return pa.schema([pa.field("sort_key", pa.uint64(), nullable=False), *self.fields])
+
+    @cached_property
+    def append_schema(self) -> pa.Schema:
+        """The same with the column ``append``; of LIST."""
+        return self.local_schema.append(pa.field(APPEND, pa.bool_(), nullable=False))
 
     @cached_property
     def file_schema(self) -> pa.Schema:
@@ -259,17 +270,20 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
 def merge_runs(
     layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool, now: int | None = None
 ) -> pa.Table:
-    """Merges sorted tables into one: of rows with one identity the newest wins.
+    """Merges sorted tables into one: of rows with one identity the newest wins, with what was added to its list since.
 
     Args:
         layout: of all tables.
-        newest_first: tables with ``local_schema``.
+        newest_first: tables with ``local_schema`` or ``append_schema``, or the same columns of each.
         drop_deleted: leave tombstones out; right if no older run can hold what they hide.
         now: then leave out, too, what has expired by this time, in milliseconds; None for nothing.
     """
+    appends = any(APPEND in table.column_names for table in newest_first)
+    if appends:
+        newest_first = [_with_appends(table) for table in newest_first]
     table = pa.concat_tables(newest_first).combine_chunks()
     if not len(table):
-        return table
+        return table.drop_columns(APPEND) if appends else table
     columns = {name: table.column(name).combine_chunks() for name in ("sort_key", "deleted", *layout.identity)}
     sort_keys = columns["sort_key"].to_numpy()
     identity = [columns[name] for name in layout.identity]
@@ -281,8 +295,59 @@ def merge_runs(
         first, second = pa.array(order[tied]), pa.array(order[tied + 1])
         repeated = equal_rows([c.take(first) for c in identity], [c.take(second) for c in identity])
         kept[tied[repeated] + 1] = False
+    if appends:
+        table = _join_lists(table.take(pa.array(order)), np.flatnonzero(kept), keep_appends=not drop_deleted)
+        order = np.arange(len(table))
+        kept = np.ones(len(table), dtype=np.bool_)
+        columns["deleted"] = table.column("deleted").combine_chunks()
     if drop_deleted:
         kept &= ~columns["deleted"].to_numpy(zero_copy_only=False)[order]
         if layout.ttl and now is not None:
             kept &= ~expired_rows(table, now)[order]
     return table.take(pa.array(order[kept])).combine_chunks()
+
+
+def _with_appends(table: pa.Table) -> pa.Table:
+    if APPEND in table.column_names:
+        return table
+    field = pa.field(APPEND, pa.bool_(), nullable=False)
+    return table.append_column(field, pa.array(np.zeros(len(table), dtype=np.bool_)))
+
+
+def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Table:
+    """One row per identity: the newest, with the elements of the list it stands for.
+
+    Args:
+        table: sorted, and rows of one identity with the newest first.
+        first: the first row of each identity.
+        keep_appends: whether older rows may exist elsewhere, to which lists without a row that begins them are added.
+    """
+    begins = ~table.column(APPEND).combine_chunks().to_numpy(zero_copy_only=False)
+    begun = np.cumsum(begins) - begins  # Rows before this one that begin a list.
+    counts = np.diff(np.append(first, len(table)))
+    part = begun == np.repeat(begun[first], counts)  # No newer row of the identity begins the list.
+    # The oldest first, as elements are in a list.
+    ends = first + counts
+    rows = np.repeat(first + ends - 1, counts) - np.arange(len(table))
+    rows = rows[part[rows]]
+    lengths = np.add.reduceat(part.astype(np.int64), first)
+    joined = table.take(pa.array(first))
+    for name in ("value", "expires_at"):
+        if name in table.column_names:
+            column = _joined(table.column(name).combine_chunks().take(pa.array(rows)), lengths)
+            joined = joined.set_column(joined.column_names.index(name), table.schema.field(name), column)
+    appends = ~np.logical_or.reduceat(part & begins, first)
+    if not keep_appends or not appends.any():
+        return joined.drop_columns(APPEND)
+    return joined.set_column(joined.column_names.index(APPEND), table.schema.field(APPEND), pa.array(appends))
+
+
+def _joined(lists: Any, counts: Indices) -> pa.Array[Any]:
+    """Each so many lists that follow each other, as one; null if all of them are."""
+    ends = np.cumsum(counts)
+    starts = ends - counts
+    sizes = pc.fill_null(lists.value_lengths(), 0).to_numpy()
+    missing = np.logical_and.reduceat(lists.is_null().to_numpy(zero_copy_only=False), starts)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])[np.append(starts, ends[-1])].astype(np.int32)
+    mask = pa.array(missing) if missing.any() else None
+    return pa.ListArray.from_arrays(pa.array(offsets), lists.flatten(), type=lists.type, mask=mask)

@@ -26,7 +26,16 @@ import pyarrow.parquet as pq
 from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot, count_key_groups
-from dagster_flinkpy.state.layout import FORMAT_VERSION, SortKeys, TableLayout, hashes_of, key_groups_of, make_sort_keys
+from dagster_flinkpy.state.layout import (
+    APPEND,
+    APPEND_VERSION,
+    FORMAT_VERSION,
+    SortKeys,
+    TableLayout,
+    hashes_of,
+    key_groups_of,
+    make_sort_keys,
+)
 from dagster_flinkpy.state.operator_state import state_file
 from dagster_flinkpy.state.transfers import fetch
 from dagster_flinkpy.storage import ObjectStore
@@ -51,7 +60,7 @@ def encode_run(
 
     Args:
         layout: of the table.
-        table: sorted, not empty, with ``local_schema``.
+        table: sorted, not empty, with ``local_schema`` or ``append_schema``.
         key_groups: those of the subtask; the handle's clip.
         written_by: the part of the name that no other execution attempt uses. Default: none, for a folder of its own.
     """
@@ -59,12 +68,17 @@ def encode_run(
     groups = key_groups_of(sort_keys)
     columns = [pa.array(groups), pa.array(hashes_of(sort_keys)), *(table.column(f.name) for f in layout.fields)]
     state = {"name": layout.name, **layout.snapshot(()).schema}
-    metadata = {_VERSION: str(FORMAT_VERSION).encode(), _STATE: json.dumps(state, sort_keys=True).encode()}
-    schema = layout.file_schema.with_metadata(metadata)
+    version, plain, appends = FORMAT_VERSION, layout.file_schema, 0
+    if APPEND in table.column_names:
+        version, plain = APPEND_VERSION, plain.append(table.schema.field(APPEND))
+        columns.append(table.column(APPEND))
+        appends = int(np.count_nonzero(table.column(APPEND).to_numpy()))
+    metadata = {_VERSION: str(version).encode(), _STATE: json.dumps(state, sort_keys=True).encode()}
+    schema = plain.with_metadata(metadata)
     stored = pa.table(columns, schema=schema)
     sink = io.BytesIO()
     row_groups: list[Json] = []
-    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_index=True, **_encodings(layout.file_schema))
+    writer = pq.ParquetWriter(sink, schema, compression="zstd", write_page_index=True, **_encodings(plain))
     offset = sink.tell()
     for start, stop in _row_group_bounds(groups):
         writer.write_table(stored.slice(start, stop - start), row_group_size=stop - start)
@@ -95,6 +109,7 @@ def encode_run(
         footer_bytes=len(footer),
         footer_sha256=hashlib.sha256(footer).hexdigest(),
         tombstones=int(np.count_nonzero(table.column("deleted").to_numpy())),
+        appends=appends,
     )
     return data, handle
 
@@ -260,9 +275,9 @@ def _check(data: bytes | bytearray | memoryview, size: int, sha256: str, where: 
 def _metadata(file: pq.ParquetFile, where: str) -> dict[bytes, bytes]:
     metadata: dict[bytes, bytes] = file.metadata.metadata or {}
     version = metadata.get(_VERSION, b"none").decode()
-    if version != str(FORMAT_VERSION):
+    if version not in (str(FORMAT_VERSION), str(APPEND_VERSION)):
         raise CorruptStateError(
-            f"state file {where} has format version {version}; this release reads version {FORMAT_VERSION}"
+            f"state file {where} has format version {version}; this release reads up to {APPEND_VERSION}"
         )
     return metadata
 
@@ -274,7 +289,9 @@ def _localise(file: pq.ParquetFile, stored: pa.Table, where: str) -> pa.Table:
     stored = stored.combine_chunks()
     sort_keys = make_sort_keys(stored.column("key_group").to_numpy(), stored.column("key_hash").to_numpy())
     columns = [pa.array(sort_keys), *(stored.column(field.name).cast(field.type) for field in layout.fields)]
-    return pa.table(columns, schema=layout.local_schema)
+    if APPEND not in stored.column_names:
+        return pa.table(columns, schema=layout.local_schema)
+    return pa.table([*columns, stored.column(APPEND)], schema=layout.append_schema)
 
 
 def clip_rows(sort_keys: SortKeys, key_groups: KeyGroupRange) -> tuple[int, int]:

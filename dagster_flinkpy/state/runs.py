@@ -16,7 +16,7 @@ from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.layout import TableLayout, equal_rows, expired_rows, merge_runs
+from dagster_flinkpy.state.layout import APPEND, TableLayout, equal_rows, expired_rows, merge_runs
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
 from dagster_flinkpy.state.schema_evolution import can_evolve
@@ -98,6 +98,13 @@ class Match:
     rows: Indices
     """The row of the run; as long as ``wanted``."""
 
+    def appends(self) -> npt.NDArray[np.bool_]:
+        """Which of the rows only add to older ones."""
+        if APPEND not in self.run.schema.names:
+            return np.zeros(len(self.rows), dtype=np.bool_)
+        mask: npt.NDArray[np.bool_] = self.run.take(APPEND, self.rows).to_numpy(zero_copy_only=False)
+        return mask
+
 
 class Runs:
     """The runs of a table, opened when they are first needed.
@@ -158,19 +165,35 @@ class Runs:
         """Adds a delta as the newest run, merged with older ones if there are too many.
 
         Args:
-            delta: sorted rows with ``local_schema``, one per identity; None for no change.
+            delta: sorted rows with ``local_schema`` or ``append_schema``, one per identity; None for no change.
         """
         handles = self.handles
         sizes = [handle.rows for handle in handles]
+        weights = [handle.bytes * handle.rows // max(handle.file_rows, 1) for handle in handles]
+        appends = [0 if _is_base(handles, i) else _appends(handle) for i, handle in enumerate(handles)]
         tombstones = sum(min(handle.tombstones, handle.rows) for handle in handles)
         base_rows = sum(handle.rows for i, handle in enumerate(handles) if _is_base(handles, i))
         if delta is not None:
             delta = self._without_idle_tombstones(delta)
+            if not handles and APPEND in delta.column_names:
+                delta = delta.drop_columns(APPEND)  # There is nothing to add to.
             sizes.append(len(delta))
+            weights.append(delta.nbytes)
+            added = APPEND in delta.column_names
+            appends.append(int(np.count_nonzero(delta.column(APPEND).to_numpy())) if added else 0)
             tombstones += int(np.count_nonzero(delta.column("deleted").to_numpy()))
         if delta is None or not len(delta):
-            delta, sizes = None, sizes[: len(handles)]
-        start = merge_from(sizes, base_rows, tombstones, turn=self._files.turn)
+            count = len(handles)
+            delta, sizes, weights, appends = None, sizes[:count], weights[:count], appends[:count]
+        start = merge_from(
+            sizes,
+            base_rows,
+            tombstones,
+            added=_unhidden(sizes, appends),
+            # Lists differ in size by more than rows tell.
+            weights=weights if self.layout.kind == "LIST" else None,
+            turn=self._files.turn,
+        )
         if delta is not None:
             start = min(start, self._first_inline())
         if start < len(sizes) - 1:
@@ -228,10 +251,11 @@ def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectSto
     """
     types = tuple(map(type_from_json, handle.value_types))
     stored = replace(layout, value_type=types[0]) if types else layout
-    if not run.schema.equals(stored.local_schema):
+    known = stored.append_schema if layout.kind == "LIST" and APPEND in run.schema.names else stored.local_schema
+    if not run.schema.equals(known):
         raise CorruptStateError(
             f"state file {store.url}/{handle.path} is not of state {layout.name!r}: its columns are {run.schema}, not "
-            f"{stored.local_schema}"
+            f"{known}"
         )
     if layout.value_type is None or not types:
         return run
@@ -247,13 +271,40 @@ def _is_base(handles: Sequence[RunHandle], index: int) -> bool:
     return not any(clip.intersection(older.key_groups) for older in handles[:index])
 
 
-def merge_from(sizes: Sequence[int], base_rows: int, tombstones: int = 0, *, turn: bool = False) -> int:
+def _appends(handle: RunHandle) -> int:
+    """Rows of a handle that add to older ones: at least so many, where it is a part of its file."""
+    return max(0, handle.rows - (handle.file_rows - handle.appends))
+
+
+def _unhidden(sizes: Sequence[int], appends: Sequence[int]) -> int:
+    """How many rows that add to older ones are live, at least: a row of a newer run hides one, unless it adds as well.
+
+    Args:
+        sizes: rows per run, oldest first.
+        appends: of these the rows that add to older ones.
+    """
+    newer, live = 0, 0
+    for size, added in zip(reversed(sizes), reversed(appends), strict=True):
+        live += max(0, added - newer)
+        newer += size - added
+    return live
+
+
+def merge_from(
+    sizes: Sequence[int],
+    base_rows: int,
+    tombstones: int = 0,
+    *,
+    added: int = 0,
+    weights: Sequence[int] | None = None,
+    turn: bool = False,
+) -> int:
     """Which runs to merge: from the returned index to the newest. The index of the newest means none.
 
     All of them, when there would be more than twice as many rows as there are live ones: a row of a delta replaces one,
-    is new, or is a tombstone and hides one, so at least the rows of the bases less the tombstones are live. Otherwise,
-    when there are more than ``MAX_RUNS``, the newest and all runs before it that are not larger than what follows them:
-    each row is rewritten about as often as the logarithm of the size.
+    is new, or is a tombstone and hides one, so at least the rows of the bases less the tombstones are live; those that
+    add to lists are counted beside. Otherwise, when there are more than ``MAX_RUNS``, the newest and all runs before it
+    that are not larger than what follows them: each row is rewritten about as often as the logarithm of the size.
 
     A subtask whose turn it is merges at half of the runs, and at three quarters of the rows. So in steady work none
     has to merge out of its turn.
@@ -262,16 +313,19 @@ def merge_from(sizes: Sequence[int], base_rows: int, tombstones: int = 0, *, tur
         sizes: rows per run, oldest first.
         base_rows: rows of the runs that lie over no other.
         tombstones: among all rows.
+        added: rows, not of the bases, that are live because they add to older ones.
+        weights: what it costs to write each run, in any unit. Default: the rows.
         turn: whether it is this subtask's turn.
     """
     last = len(sizes) - 1
-    room = base_rows - 2 * tombstones
-    if base_rows and sum(sizes) - base_rows > (0.75 * room if turn else room):
+    room = base_rows + added - 2 * tombstones
+    if base_rows and sum(sizes) - base_rows - added > (0.75 * room if turn else room):
         return 0
     runs = MAX_RUNS // 2 if turn else MAX_RUNS
     if len(sizes) <= runs:
         return last
     start = min(last - 1, runs - 1)
-    while start > 0 and sizes[start - 1] <= sum(sizes[start:]):
+    costs = sizes if weights is None else weights
+    while start > 0 and costs[start - 1] <= sum(costs[start:]):
         start -= 1
     return start

@@ -9,6 +9,7 @@ from typing import Any
 from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.tables import CellTable, MapTable
 
 __all__ = [
@@ -89,37 +90,51 @@ class _MergingState(_CellState, ABC):
         """Two stored values in one."""
 
 
-class KeyedListState(_MergingState, ListState[Any]):
+class KeyedListState(ListState[Any]):
     """A list per key. What ``get`` returns is a copy: changes to it are not kept."""
 
+    def __init__(self, table: ListTable) -> None:
+        self.table = table
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace of the accesses that follow."""
+        self.table.set_current_namespace(namespace)
+
+    def clear(self) -> None:
+        self.table.remove(self.table.cell)
+
     def get(self) -> list[Any]:
-        return list(self.table.values.get(self.table.cell, ()))
+        return self.table.elements(self.table.cell)
+
+    def add(self, value: Any) -> None:
+        self.table.extend(self.table.cell, [value])
 
     def add_to(self, cell: Any, value: Any) -> bool:
-        stored = self.table.values.get(cell)
-        if stored is None:
-            self.table.put_into(cell, [value])
-            return True
-        stored.append(value)
-        self.table.put_into(cell, stored)
-        return False
-
-    def _merged(self, stored: list[Any], value: list[Any]) -> list[Any]:
-        return stored + value
+        """Adds a value to a cell, whatever key and namespace are the current ones; says whether it was empty."""
+        empty = self.table.is_empty(cell)
+        self.table.extend(cell, [value])
+        return empty
 
     def add_all(self, values: list[Any]) -> None:
-        stored = self.table.values.get(self.table.cell)
-        if stored is None:
-            self.update(values)
-        elif values:
-            stored.extend(values)
-            self.table.put(stored)
+        cell = self.table.cell
+        if values:
+            self.table.extend(cell, list(values))
 
     def update(self, values: list[Any]) -> None:
         if values:
-            self.table.put(list(values))
+            self.table.replace(self.table.cell, list(values))
         else:
-            self.table.remove()
+            self.clear()
+
+    def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
+        """Moves what the current key has in some namespaces into another one."""
+        for source in sources:
+            self.set_current_namespace(source)
+            elements = self.table.elements(self.table.cell)
+            if elements:
+                self.clear()
+                self.set_current_namespace(target)
+                self.add_all(elements)
 
 
 class KeyedReducingState(_MergingState, ReducingState[Any]):

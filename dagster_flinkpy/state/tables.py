@@ -13,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
-from dagster_flinkpy.state.layout import TableLayout, check_key_like, sort_order, to_json
+from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, sort_order, to_json
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 
 __all__ = ["CellTable", "MapTable", "OverlayTable"]
@@ -185,7 +185,7 @@ class OverlayTable(ABC):
 
         Args:
             cells: one per row.
-            columns: map keys, times, values and when they expire; one per row.
+            columns: map keys, times, values, when they expire and whether they append; one per row.
             deleted: which rows are tombstones.
         """
         keys = self.keys.all()
@@ -202,11 +202,12 @@ class OverlayTable(ABC):
             "deleted": pa.array(deleted, type=pa.bool_()),
         }
         types = {"namespace": self.namespace_type, "map_key": self.map_key_type, "value": self.value_type}
+        schema = self.layout.append_schema if APPEND in columns else self.layout.local_schema
         for name, values in columns.items():
             kind = types.get(name)
-            plain = self.layout.local_schema.field(name).type
+            plain = schema.field(name).type
             arrays[name] = pa.array(values, type=plain) if kind is None else self._to_arrow(kind, values, slots)
-        table = pa.table([arrays[name] for name in self.layout.local_schema.names], schema=self.layout.local_schema)
+        table = pa.table([arrays[name] for name in schema.names], schema=schema)
         order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
         return table.take(pa.array(order))
 
@@ -229,12 +230,12 @@ def _newest(matches: list[Match], count: int) -> Iterator[Match]:
     missing = np.ones(count, dtype=np.bool_)
     for match in matches:
         kept = missing[match.wanted]
-        missing[match.wanted] = False
+        missing[match.wanted[~match.appends()]] = False
         yield Match(match.run, match.wanted[kept], match.rows[kept])
 
 
 class CellTable(OverlayTable):
-    """One value per cell: VALUE, LIST, REDUCING and AGGREGATING state. None is no value."""
+    """One value per cell: VALUE, REDUCING and AGGREGATING state. None is no value."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

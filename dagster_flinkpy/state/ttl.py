@@ -1,7 +1,7 @@
 """State with a time to live (Flink: ``TtlValueState``, ``TtlMapState``, ...).
 
-In the overlay a value lies beside the time at which it expires, in milliseconds of processing time; that of a list has
-a time per element, that of a map one per entry. Expired values are dropped when they are read and when runs are merged.
+In the overlay a value lies beside the time at which it expires, in milliseconds of processing time; of a list each
+element does, of a map each entry. Expired values are dropped when they are read and when runs are merged.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
+from dagster_flinkpy.state.list_table import TtlListTable
 from dagster_flinkpy.state.runs import Match
 from dagster_flinkpy.state.states import KeyedMapState
 from dagster_flinkpy.state.tables import CellTable, MapTable
@@ -62,7 +63,7 @@ def _columns(stamped: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 class TtlCellTable(CellTable):
-    """Of each cell the value and when it expires; of LIST state the elements and when each of them does."""
+    """Of each cell the value and when it expires."""
 
     ttl = True
 
@@ -181,39 +182,50 @@ class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
         self._put(self._function.add(value, accumulator))
 
 
-class TtlListState(_TtlCellState, ListState[Any]):
+class TtlListState(ListState[Any]):
     """A list per key, each of whose elements expires by itself."""
 
+    def __init__(self, table: TtlListTable, rules: TtlRules) -> None:
+        self.table, self._rules = table, rules
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        """Sets the namespace of the accesses that follow."""
+        self.table.set_current_namespace(namespace)
+
+    def clear(self) -> None:
+        self.table.remove(self.table.cell)
+
     def get(self) -> list[Any]:
-        stamped = self.table.values.get(self.table.cell)
-        if stamped is None:
-            return []
-        values, expires = stamped
+        cell = self.table.cell
+        stamped = self.table.elements(cell)
         rules = self._rules
         now = rules.now()
-        live = [value for value, time in zip(values, expires, strict=True) if time > now]
+        live = [(value, time) for value, time in stamped if time > now]
         if not live:
-            self.table.remove()
+            self.table.remove(cell)
         elif rules.on_read:
-            self.table.put_stamped(live, [rules.expiry()] * len(live))
-        elif len(live) < len(values):
-            self.table.put_stamped(live, [time for time in expires if time > now])
-        return list(values if rules.return_expired else live)
+            self.table.replace(cell, self._stamped([value for value, _ in live]))
+        elif len(live) < len(stamped):
+            self.table.replace(cell, live)
+        return [value for value, _ in (stamped if rules.return_expired else live)]
 
     def add(self, value: Any) -> None:
         self.add_all([value])
 
     def add_all(self, values: list[Any]) -> None:
-        stamped = self.table.values.get(self.table.cell)
+        cell = self.table.cell
         if values:
-            before, expires = stamped or ([], [])
-            self.table.put_stamped([*before, *values], [*expires, *([self._rules.expiry()] * len(values))])
+            self.table.extend(cell, self._stamped(values))
 
     def update(self, values: list[Any]) -> None:
         if values:
-            self.table.put_stamped(list(values), [self._rules.expiry()] * len(values))
+            self.table.replace(self.table.cell, self._stamped(values))
         else:
-            self.table.remove()
+            self.clear()
+
+    def _stamped(self, values: list[Any]) -> list[tuple[Any, int]]:
+        expires = self._rules.expiry()
+        return [(value, expires) for value in values]
 
 
 class TtlMapState(KeyedMapState):

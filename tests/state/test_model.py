@@ -94,6 +94,7 @@ class Subtask:
         self.value = backend.get_state(ValueStateDescriptor("value", Types.STRING()))
         self.list = backend.get_state(ListStateDescriptor("list", Types.LONG()))
         self.map = backend.get_state(MapStateDescriptor("map", Types.DOUBLE(), Types.LONG()))
+        self.panes = backend.get_state(ListStateDescriptor("panes", Types.STRING()), namespace)
         self.windows = backend.get_state(ReducingStateDescriptor("windows", Longest(), Types.LONG()), namespace)
         self.mean = backend.get_state(
             AggregatingStateDescriptor("mean", Mean(), Types.TUPLE([Types.LONG(), Types.LONG()]))
@@ -131,6 +132,7 @@ class Program(RuleBasedStateMachine):
         self.values: dict[int, str] = {}
         self.lists: dict[int, list[int]] = {}
         self.maps: dict[int, dict[str, int | None]] = {}
+        self.panes: dict[tuple[int, int], list[str]] = {}
         self.windows: dict[tuple[int, int], int] = {}
         self.means: dict[int, list[int]] = {}
         self.timers: set[tuple[int, int, int]] = set()
@@ -180,11 +182,21 @@ class Program(RuleBasedStateMachine):
         else:
             self.values[key] = value
 
-    @rule(key=keys, values=st.lists(st.integers(0, 9), max_size=2), what=st.sampled_from(["add", "update", "clear"]))
-    def change_list(self, key: int, values: list[int], what: str) -> None:
+    @rule(
+        key=keys,
+        values=st.lists(st.integers(0, 9), max_size=2),
+        what=st.sampled_from(["add", "add_all", "update", "clear"]),
+        look=st.booleans(),
+    )
+    def change_list(self, key: int, values: list[int], what: str, look: bool) -> None:
         subtask, key = self.at(key), key % len(self.pool)
-        assert list(subtask.list.get()) == self.lists.get(key, [])
+        if look:
+            assert list(subtask.list.get()) == self.lists.get(key, [])
         if what == "add":
+            for value in values:
+                subtask.list.add(value)
+            self.lists[key] = self.lists.get(key, []) + values
+        elif what == "add_all":
             subtask.list.add_all(values)
             self.lists[key] = self.lists.get(key, []) + values
         elif what == "update":
@@ -211,6 +223,24 @@ class Program(RuleBasedStateMachine):
             subtask.map.remove(map_key)
             self.maps.get(key, {}).pop(bits(map_key), None)
         assert not subtask.map.contains(map_key)
+
+    @rule(
+        key=keys, pane=st.integers(0, 1), value=st.sampled_from("ab"), what=st.sampled_from(["add", "clear", "merge"])
+    )
+    def change_pane(self, key: int, pane: int, value: str, what: str) -> None:
+        subtask, key = self.at(key), key % len(self.pool)
+        subtask.panes.set_current_namespace(NAMESPACES[pane])
+        if what == "add":
+            empty = subtask.panes.add_to(subtask.panes.table.cell, value)
+            assert empty == (not self.panes.get((key, pane)))
+            self.panes.setdefault((key, pane), []).append(value)
+        elif what == "clear":
+            subtask.panes.clear()
+            self.panes.pop((key, pane), None)
+        else:
+            subtask.panes.merge_namespaces(NAMESPACES[pane], [NAMESPACES[1 - pane]])
+            moved = self.panes.pop((key, 1 - pane), [])
+            self.panes[key, pane] = self.panes.get((key, pane), []) + moved
 
     @rule(key=keys, window=st.integers(0, 1), value=st.integers(0, 5), clear=st.booleans())
     def change_window(self, key: int, window: int, value: int, clear: bool) -> None:
@@ -302,6 +332,7 @@ class Program(RuleBasedStateMachine):
             "value": len(self.values),
             "list": sum(map(bool, self.lists.values())),
             "map": sum(map(len, self.maps.values())),
+            "panes": sum(map(bool, self.panes.values())),
             "windows": len(self.windows),
             "mean": len(self.means),
             "TIMER": len(self.timers),
@@ -319,6 +350,8 @@ class Program(RuleBasedStateMachine):
             for window, namespace in enumerate(NAMESPACES):
                 subtask.windows.set_current_namespace(namespace)
                 assert subtask.windows.get() == self.windows.get((i, window))
+                subtask.panes.set_current_namespace(namespace)
+                assert subtask.panes.get() == self.panes.get((i, window), [])
             seen = self.means.get(i)
             assert subtask.mean.get() == (sum(seen) / len(seen) if seen else None)
 

@@ -1,0 +1,137 @@
+"""The overlay of LIST state: what is stored of a key is read when it is asked for, and added elements lie beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.state.keys import KeySlots
+from dagster_flinkpy.state.layout import APPEND
+from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.tables import OverlayTable
+
+__all__ = ["ListTable", "TtlListTable"]
+
+
+class ListTable(OverlayTable):
+    """A list per cell, which is not empty. To add elements neither reads nor rewrites those that are stored."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lists: dict[Any, list[Any]] = {}
+        """By cell, without what was added since."""
+        self._added: dict[Any, list[Any]] = {}
+        """Elements by cell that are not in storage and come after its list there."""
+        self._replaced: set[Any] = set()
+        """Cells whose list is not in storage; they have nothing in ``_added``."""
+        self._unread: list[KeySlots] = []
+        """Touched keys whose stored lists are not in ``_lists`` yet."""
+
+    @property
+    def size(self) -> int:
+        return len(self._lists) + len(self._added)
+
+    def elements(self, cell: Any) -> list[Any]:
+        """A copy of the list of a cell."""
+        self._read()
+        return [*self._lists.get(cell, ()), *self._added.get(cell, ())]
+
+    def is_empty(self, cell: Any) -> bool:
+        """Whether a cell has no element."""
+        if self._unread:
+            self._read()
+        return cell not in self._added and cell not in self._lists
+
+    def extend(self, cell: Any, elements: list[Any]) -> None:
+        """Adds elements, at least one, to the list of a cell."""
+        self._name_fields(elements)
+        lists = self._lists if cell in self._replaced else self._added
+        known = lists.get(cell)
+        if known is None:
+            lists[cell] = elements
+        else:
+            known.extend(elements)
+
+    def replace(self, cell: Any, elements: list[Any]) -> None:
+        """Sets the list of a cell, of at least one element."""
+        self._name_fields(elements)
+        self._lists[cell] = elements
+        self._added.pop(cell, None)
+        self._replaced.add(cell)
+
+    def remove(self, cell: Any) -> None:
+        """Drops the list of a cell."""
+        if not self.is_empty(cell):
+            self._lists.pop(cell, None)
+            self._added.pop(cell, None)
+            self._replaced.add(cell)
+
+    def load(self, keys: KeySlots) -> None:
+        self._unread.append(keys)
+
+    def clear(self) -> None:
+        self._lists.clear()
+        self._added.clear()
+        self._replaced.clear()
+        self._unread.clear()
+
+    def _read(self) -> None:
+        while self._unread:
+            stored: dict[Any, list[Any] | None] = {}
+            for match, _, deleted, cells in self._find(self._unread[-1]):
+                rows = zip(cells, deleted, match.appends().tolist(), self._stored_values(match), strict=True)
+                for cell, gone, append, elements in rows:
+                    known = stored.get(cell) if append else None
+                    if known is None:
+                        stored[cell] = None if gone else elements
+                    else:
+                        known.extend(elements)
+            for cell, found in stored.items():
+                if cell in self._replaced:
+                    continue
+                if found is None:
+                    self._lists.pop(cell, None)
+                else:
+                    self._lists[cell] = found
+            self._unread.pop()
+
+    def _changes(self) -> pa.Table | None:
+        replaced = list(self._replaced)
+        lists = [*map(self._lists.get, replaced), *self._added.values()]
+        columns = self._columns(lists)
+        if self._added:
+            columns[APPEND] = [*[False] * len(replaced), *[True] * len(self._added)]
+        return self._delta([*replaced, *self._added], columns, [elements is None for elements in lists])
+
+    def _written(self) -> None:
+        # Of a cell that is unread this is a part of its list, until that is read.
+        for cell, elements in self._added.items():
+            self._lists.setdefault(cell, []).extend(elements)
+        self._added.clear()
+        self._replaced.clear()
+
+    def _name_fields(self, elements: list[Any]) -> None:
+        assert self.value_type is not None
+        self.value_type.name_fields(elements)
+
+
+class TtlListTable(ListTable):
+    """A list per cell, of pairs: an element, and when it expires."""
+
+    ttl = True
+
+    def _stored_values(self, match: Match) -> Sequence[Any]:
+        times = match.run.take("expires_at", match.rows).to_pylist()
+        pairs = zip(super()._stored_values(match), times, strict=True)
+        return [list(zip(elements or (), expires or (), strict=True)) for elements, expires in pairs]
+
+    def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
+        def part(i: int) -> list[Any]:
+            return [None if pairs is None else [pair[i] for pair in pairs] for pairs in values]
+
+        return {"value": part(0), "expires_at": part(1)}
+
+    def _name_fields(self, elements: list[Any]) -> None:
+        super()._name_fields([element for element, _ in elements])
