@@ -21,7 +21,12 @@ from dagster import (
     SensorResult,
     sensor,
 )
-from dagster._core.storage.tags import PARTITION_NAME_TAG, WILL_RETRY_TAG
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    PARTITION_NAME_TAG,
+    WILL_RETRY_TAG,
+)
 
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
@@ -33,6 +38,11 @@ __all__ = ["RESTART_TAG", "build_restart_sensor", "next_restart"]
 
 RESTART_TAG = "flink/restart_of"
 """Run tag: the failed run that a run replaces."""
+
+
+_PARTITION_RANGE = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG)
+_NO_ASSETS = ("savepoint", "restore", "rescale", "reset", "stop")
+"""Jobs of `build_flink_jobs` that work on the job without running it."""
 
 
 @dataclass(frozen=True)
@@ -86,10 +96,11 @@ def build_restart_sensor(
 ) -> SensorDefinition:
     """A sensor that starts a job again when its last run failed.
 
-    The new run has the config and the partition of the failed one and goes on from the last completed checkpoint. The
-    strategy is asked with the failures since somebody last started the job by hand, which is what submitting it is in
-    Flink; `FixedDelayRestart` counts from the last run that succeeded, too. There is no restart where none would help:
-    a state that does not fit, a bad configuration, a run that a newer one has fenced. A canceled run stays canceled.
+    The new run has the config and the partition, or range of them, of the failed one and goes on from the last
+    completed checkpoint. The strategy is asked with the failures since somebody last started the job by hand, which is
+    what submitting it is in Flink; `FixedDelayRestart` counts from the last run that succeeded, too. A savepoint, a
+    restore or a rescale that fails is no failure of the job. There is no restart where none would help: a state that
+    does not fit, a bad configuration, a run that a newer one has fenced. A canceled run stays canceled.
 
     Args:
         assets: What `flink_assets` returned.
@@ -115,7 +126,11 @@ def build_restart_sensor(
     def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
         requests, reasons = [], []
         for target, job in zip(targets, jobs, strict=True):
-            runs = recent_runs(context.instance, target.job_id, target.keys)
+            runs = [
+                record
+                for record in recent_runs(context.instance, target.job_id, target.keys)
+                if not _is_failed_upkeep(record.dagster_run, target)
+            ]
             hopeless = _hopeless(context.instance, runs[0].dagster_run) if runs else None
             answer = next_restart(target, runs, chosen, time.time_ns() // 1_000_000, hopeless=hopeless)
             if isinstance(answer, Restart):
@@ -156,9 +171,20 @@ def _hopeless(instance: DagsterInstance, run: DagsterRun) -> str | None:
     return None
 
 
+def _is_failed_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
+    """Whether a savepoint, a rescale or the like failed: that is no failure of the job, and its config is another."""
+    return run.status == DagsterRunStatus.FAILURE and run.job_name in {
+        f"{target.dagster_name}_{verb}" for verb in _NO_ASSETS
+    }
+
+
 def _request(target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:
     run = restart.of
-    kept = {name: value for name, value in run.tags.items() if not name.startswith((".dagster/", "dagster/"))}
+    kept = {
+        name: value
+        for name, value in run.tags.items()
+        if name in _PARTITION_RANGE or not name.startswith((".dagster/", "dagster/"))
+    }
     return RunRequest(
         run_key=f"{target.job_id}-restart-of-{run.run_id}",
         job_name=job_name,

@@ -155,6 +155,23 @@ def test_a_run_from_the_ui_is_found_by_its_assets(assets: list[AssetsDefinition]
     assert tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests
 
 
+def test_a_range_of_partitions_is_run_again_as_a_range(
+    assets: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    days = {"dagster/asset_partition_range_start": "2024-03-01", "dagster/asset_partition_range_end": "2024-03-07"}
+    create_run_for_test(instance, status=FAILED, tags=BY_SENSOR | days)
+    (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
+    assert days.items() <= request.tags.items()
+
+
+@pytest.mark.parametrize("verb", ["savepoint", "restore", "rescale", "reset", "stop"])
+def test_what_else_fails_on_the_job_is_no_failure_of_it(
+    assets: list[AssetsDefinition], instance: DagsterInstance, verb: str
+) -> None:
+    create_run_for_test(instance, job_name=f"words_{verb}", status=FAILED, tags={JOB_TAG: "words"})
+    assert tick(assets, instance).skip_message == "Job words has not run yet."
+
+
 def test_runs_of_other_jobs_do_not_count(assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
     create_run_for_test(instance, status=FAILED, tags={JOB_TAG: "others"})
     assert tick(assets, instance).skip_message == "Job words has not run yet."
