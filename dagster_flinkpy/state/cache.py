@@ -32,7 +32,7 @@ from dagster_flinkpy.state.schema_evolution import evolve
 from dagster_flinkpy.state.transfers import write_aside
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Run", "RunCache"]
+__all__ = ["Run", "RunCache", "make_time_order"]
 
 _TRAILER = struct.Struct("<8sQI")
 """Magic, bytes before the trailer, and their checksum."""
@@ -68,6 +68,8 @@ class Run:
         self._rows = rows
         self.start, self.stop = clip_rows(rows.sort_keys, key_groups)
         self._value_types: Sequence[TypeInformation] = ()
+        self.time_order: Indices | None = None
+        """Of timers; None until :meth:`RunCache.time_order` is asked for it."""
 
     @property
     def _batch(self) -> pa.RecordBatch:
@@ -191,6 +193,23 @@ class RunCache:
         batch = self._map(path)
         return Run(self._keep(path.name, table) if batch is None else Rows(batch), handle.key_groups)
 
+    def time_order(self, handle: RunHandle, run: Run) -> Indices:
+        """The rows of a run of timers in order of time; see :func:`make_time_order`. Kept beside the run.
+
+        Raises:
+            StorageError: the local directory cannot be written.
+        """
+        if run.time_order is None and handle.data is not None:
+            run.time_order = make_time_order(run)
+        elif run.time_order is None:
+            name = f"{_file_name(handle, whole=False).removesuffix('.arrow')}-by-time.arrow"
+            batch = self._map(self.directory / name)
+            if batch is None:
+                made = pa.RecordBatch.from_arrays([pa.array(make_time_order(run))], names=["row"])
+                batch = self._write(name, made)
+            run.time_order = batch.column("row").to_numpy()
+        return run.time_order
+
     def finish(self) -> None:
         """Waits until all copies are written.
 
@@ -280,6 +299,14 @@ class RunCache:
                 with suppress(FileNotFoundError):
                     os.unlink(path)
                 excess -= size
+
+
+def make_time_order(run: Run) -> Indices:
+    """The rows of a run of timers: those that are no tombstones by time, then the tombstones by time."""
+    times = run.column("time").to_numpy()
+    deleted = run.column("deleted").to_numpy(zero_copy_only=False)
+    kinds = (np.flatnonzero(~deleted), np.flatnonzero(deleted))
+    return np.concatenate([rows[np.argsort(times[rows])] for rows in kinds])
 
 
 def _checksum(body: pa.Buffer) -> int:

@@ -12,15 +12,13 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.cell_columns import Cells
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
-from dagster_flinkpy.state.layout import distinct_rows, hashes_of, merge_runs, sort_order
+from dagster_flinkpy.state.keys import KeyCodec, TouchedKeys
+from dagster_flinkpy.state.layout import distinct_rows, hashes_of, sort_order
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.tables import OverlayTable
-from dagster_flinkpy.state.timers import LOAD_TIMERS
+from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["ColumnTimers"]
 
-_MIN_TIME, _MAX_TIME = -(1 << 63), (1 << 63) - 1
 _STORED, _REGISTERED, _DELETED = 0, 1, 2
 _LOGGED = 65_536
 """Timers that the log of a moment grows by before it is tidied."""
@@ -77,7 +75,7 @@ class _Log:
         self._tidy = self.size = len(slots)
 
 
-class ColumnTimers(OverlayTable):
+class ColumnTimers(TimerTable):
     """The timers of one name. In storage they are what a :class:`TimerQueue` writes.
 
     Made for many keys with few times and namespaces; a pair of these is a *moment*, and has a number.
@@ -103,12 +101,10 @@ class ColumnTimers(OverlayTable):
         make_room: Callable[[], None],
         touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], Cells],
     ) -> None:
-        super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
+        super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
         self._type = namespace_type
         self._codec = KeyCodec(namespace_type)
-        self._make_room = make_room
         self._touch = touch
-        self.clear()
 
     def moments(self, times: Sequence[int], namespaces: Sequence[Any]) -> list[int]:
         """A number for each pair of time, in milliseconds, and namespace; good until the overlay is cleared."""
@@ -143,21 +139,19 @@ class ColumnTimers(OverlayTable):
                 if len(slots):
                     yield time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
             elif self._unread_from <= timestamp:
-                self._read_due(timestamp)
+                self._read(timestamp)
             else:
+                self._fired(timestamp + 1)
                 return
 
     @property
     def size(self) -> int:
         return sum(log.size for log in self._logs)
 
-    def load(self, keys: KeySlots) -> None:
-        """Does nothing: a timer is registered and deleted without looking at what is stored."""
-
     def clear(self) -> None:
+        super().clear()
         self._moments: dict[tuple[int, Hashable], int] = {}
         self._logs: list[_Log] = []  # By moment.
-        self._unread_from = _MIN_TIME  # Stored timers before this time are here, or were.
 
     def _next_moment(self, timestamp: int) -> tuple[tuple[int, Any], int] | None:
         due = [item for item in self._moments.items() if item[0][0] <= timestamp and self._logs[item[1]].pending]
@@ -204,28 +198,6 @@ class ColumnTimers(OverlayTable):
         order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
         schema = self.layout.local_schema
         return pa.table([arrays[name] for name in schema.names], schema=schema).take(pa.array(order))
-
-    def _written(self) -> None:
-        self.clear()  # All timers are in storage now, and are read again when they are due.
-
-    def _read_due(self, timestamp: int) -> None:
-        """Reads the next due timers from storage and touches their keys."""
-        self._make_room()  # May clear these timers, so it comes first.
-        runs = list(self.runs.newest_first())
-        start, stop = self._unread_from, timestamp
-        times = [run.column("time").to_numpy() for run in runs]
-        due = [np.flatnonzero((time >= start) & (time <= stop)) for time in times]
-        if sum(map(len, due)) > LOAD_TIMERS:
-            all_due = np.concatenate([time[rows] for time, rows in zip(times, due, strict=True)])
-            stop = int(np.partition(all_due, LOAD_TIMERS)[LOAD_TIMERS])
-            due = [rows[time[rows] <= stop] for time, rows in zip(times, due, strict=True)]
-            self._unread_from = stop + 1
-        else:
-            later = [time[time > stop] for time in times]
-            self._unread_from = min((int(time.min()) for time in later if len(time)), default=_MAX_TIME + 1)
-        found = [run.rows(rows) for run, rows in zip(runs, due, strict=True) if len(rows)]
-        if found:
-            self._fill(merge_runs(self.layout, found, drop_deleted=True))
 
     def _fill(self, table: pa.Table) -> None:
         columns = {name: table.column(name).combine_chunks() for name in ("key", "namespace", "time")}

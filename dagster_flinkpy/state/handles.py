@@ -56,6 +56,8 @@ class RunHandle:
     """Rows of the whole file that only hide older ones."""
     appends: int = 0
     """Rows of the whole file, of list state, that have only what comes after the elements of older ones."""
+    fired_before: int | None = None
+    """Of timers: those before this time, in milliseconds, have fired or were deleted."""
     data: _Bytes | None = None
     """The file itself, where it is so small that it is part of the metadata (Flink: ``ByteStreamStateHandle``)."""
     extra: Json = field(default_factory=dict, hash=False)
@@ -89,6 +91,11 @@ class RunHandle:
         rows = 0 if both is None else self._rows_in(both)
         return replace(self, key_groups=both, rows=rows) if both is not None and rows else None
 
+    def fired(self, before: int) -> RunHandle:
+        """The handle of timers that, before a time, have fired or were deleted."""
+        known = self.fired_before
+        return self if known is not None and known >= before else replace(self, fired_before=before)
+
     def _rows_in(self, key_groups: KeyGroupRange) -> int:
         group, rows = self.rows_per_key_group[0], 0
         for count in self.rows_per_key_group[1:]:
@@ -110,6 +117,7 @@ class RunHandle:
             "rows_per_key_group": list(self.rows_per_key_group),
             **({"tombstones": self.tombstones} if self.tombstones else {}),
             **({"appends": self.appends} if self.appends else {}),
+            **({} if self.fired_before is None else {"fired_before": self.fired_before}),
             **({"value_types": list(self.value_types)} if self.value_types else {}),
         }
         if self.data is not None:
@@ -138,6 +146,7 @@ class RunHandle:
                 footer_sha256=str(raw["footer_sha256"]) if data is None else "",
                 tombstones=int(raw.get("tombstones", 0)),
                 appends=int(raw.get("appends", 0)),
+                fired_before=int(raw["fired_before"]) if "fired_before" in raw else None,
                 value_types=tuple(dict(kind) for kind in raw.get("value_types", ())),
                 data=data,
                 extra=_extra(raw, _RUN_FIELDS),

@@ -9,11 +9,12 @@ import pyarrow as pa
 
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
-from dagster_flinkpy.state.cache import Run, RunCache
+from dagster_flinkpy.state.cache import Run, RunCache, make_time_order
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
 from dagster_flinkpy.state.layout import TableLayout, merge_runs
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import RunFiles, Runs, system_time
+from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["HeapKeyedStateBackend"]
@@ -34,6 +35,9 @@ class _HeapRuns(Runs):
         rows = self._all()
         if len(rows):
             yield Run.of(rows, self._files.key_groups)
+
+    def by_time(self) -> list[TimedRun]:
+        return [TimedRun(run, make_time_order(run), MIN_TIME) for run in self.newest_first()]
 
     def append(self, delta: pa.Table | None) -> None:
         if delta is not None and len(delta):

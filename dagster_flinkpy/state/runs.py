@@ -20,6 +20,7 @@ from dagster_flinkpy.state.layout import APPEND, TableLayout, equal_rows, expire
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
 from dagster_flinkpy.state.schema_evolution import can_evolve
+from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
@@ -141,6 +142,23 @@ class Runs:
                 run = in_layout(run, handle, self.layout, self._files.store)
                 self._runs[i] = (handle, run)
             yield run
+
+    def by_time(self) -> list[TimedRun]:
+        """The runs of timers, newest first.
+
+        Raises:
+            CorruptStateError: a run is missing, damaged, or of another table.
+        """
+        order = self._files.cache.time_order
+        return [
+            TimedRun(run, order(handle, run), MIN_TIME if handle.fired_before is None else handle.fired_before)
+            for handle, run in zip(reversed(self.handles), self.newest_first(), strict=True)
+        ]
+
+    def fired(self, before: int) -> None:
+        """Notes that all timers of all runs have fired, or were deleted, that are before a time in milliseconds."""
+        if before > MIN_TIME:
+            self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
     def find(self, identity: pa.Table) -> Iterator[Match]:
         """Finds rows, newest run first.

@@ -12,17 +12,13 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
-from dagster_flinkpy.state.layout import SortKeys, merge_runs
+from dagster_flinkpy.state.keys import TouchedKeys
+from dagster_flinkpy.state.layout import SortKeys
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
+from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["TimerQueue"]
-
-LOAD_TIMERS = 65_536
-"""Due timers that are read from storage at once; more only where they share one time."""
-
-_MIN_TIME, _MAX_TIME = -(1 << 63), (1 << 63) - 1
 
 _TimerId = tuple[int, Any, Any]
 """Time, dict key of the key, dict key of the namespace."""
@@ -30,7 +26,7 @@ _Entry = tuple[int, int, Any, Any, _TimerId]
 """Time, sort key, rank of the key, rank of the namespace: the order of firing; and the timer."""
 
 
-class TimerQueue(OverlayTable):
+class TimerQueue(TimerTable):
     """The timers of one name. A timer is known by its time, key and namespace; registering it twice makes one.
 
     Only what changes is held in memory, and the next due timers. What is in storage is read when it is due.
@@ -56,12 +52,10 @@ class TimerQueue(OverlayTable):
         make_room: Callable[[], None],
         touch: Callable[[Sequence[Any], pa.Array[Any], SortKeys], object],
     ) -> None:
-        super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
-        self._make_room = make_room
         self._touch = touch
         self._changed: dict[_TimerId, bool] = {}  # Whether the timer exists.
         self._heap: list[_Entry] = []  # May hold timers that were deleted, and a timer twice.
-        self._unread_from = _MIN_TIME  # Stored timers before this time are in the heap, or were.
+        super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
 
     def register(self, timestamp: int) -> None:
         """Registers a timer for the current key and namespace.
@@ -107,19 +101,17 @@ class TimerQueue(OverlayTable):
             elif self._unread_from <= timestamp:
                 self._read(timestamp)
             else:
+                self._fired(timestamp + 1)
                 return
 
     @property
     def size(self) -> int:
         return len(self._heap) + len(self._changed)
 
-    def load(self, keys: KeySlots) -> None:
-        """Does nothing: a timer is registered and deleted without looking at what is stored."""
-
     def clear(self) -> None:
+        super().clear()
         self._changed.clear()
         self._heap.clear()
-        self._unread_from = _MIN_TIME
 
     def _changes(self) -> pa.Table | None:
         slots = [self.keys.slots[key] for _, key, _ in self._changed]
@@ -129,14 +121,11 @@ class TimerQueue(OverlayTable):
         times = [time for time, _, _ in self._changed]
         return self._delta(cells, {"time": times}, [not exists for exists in self._changed.values()])
 
-    def _written(self) -> None:
-        self.clear()  # All timers are in storage now, and are read again when they are due.
-
     def _timer(self, timestamp: int) -> _TimerId:
         self.require_key()
         if isinstance(timestamp, np.integer):
             timestamp = int(timestamp)
-        if type(timestamp) is not int or not _MIN_TIME <= timestamp <= _MAX_TIME:
+        if type(timestamp) is not int or not MIN_TIME <= timestamp <= MAX_TIME:
             raise ConfigurationError(
                 f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}; it must be 64-bit int "
                 "milliseconds"
@@ -147,25 +136,6 @@ class TimerQueue(OverlayTable):
         time, key, namespace = timer
         codec = self._namespace_codec
         return time, sort_key, self.keys.codec.rank(key), codec and codec.rank(namespace), timer
-
-    def _read(self, timestamp: int) -> None:
-        """Reads the next due timers from storage and touches their keys."""
-        self._make_room()  # May clear this queue, so it comes first.
-        runs = list(self.runs.newest_first())
-        start, stop = self._unread_from, timestamp
-        times = [run.column("time").to_numpy() for run in runs]
-        due = [np.flatnonzero((time >= start) & (time <= stop)) for time in times]
-        if sum(map(len, due)) > LOAD_TIMERS:
-            all_due = np.concatenate([time[rows] for time, rows in zip(times, due, strict=True)])
-            stop = int(np.partition(all_due, LOAD_TIMERS)[LOAD_TIMERS])
-            due = [rows[time[rows] <= stop] for time, rows in zip(times, due, strict=True)]
-            self._unread_from = stop + 1
-        else:
-            later = [time[time > stop] for time in times]
-            self._unread_from = min((int(time.min()) for time in later if len(time)), default=_MAX_TIME + 1)
-        found = [run.rows(rows) for run, rows in zip(runs, due, strict=True) if len(rows)]
-        if found:
-            self._fill(merge_runs(self.layout, found, drop_deleted=True))
 
     def _fill(self, table: pa.Table) -> None:
         column = table.column("key").combine_chunks()

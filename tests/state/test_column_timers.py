@@ -63,7 +63,7 @@ def test_against_a_timer_queue(make_backend, epochs, small):
     options = {"overlay_rows": 1} if small else {}
     with pytest.MonkeyPatch.context() as patch:
         if small:
-            patch.setattr("dagster_flinkpy.state.column_timers.LOAD_TIMERS", 1)
+            patch.setattr("dagster_flinkpy.state.timer_table.LOAD_TIMERS", 1)
         for registered, deleted, until, columns in epochs:
             form = in_columns if columns else per_record
             backend = make_backend(snapshot, key_type=KEY, **options)

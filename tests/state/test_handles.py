@@ -147,3 +147,14 @@ def test_handles_of_the_first_release_are_read() -> None:
     assert "tombstones" not in raw
     assert RunHandle.from_json(raw) == run
     assert RunHandle.from_json({**raw, "tombstones": 1}).tombstones == 1
+
+
+def test_that_timers_have_fired_is_remembered_and_never_taken_back() -> None:
+    run = handle([1, 2])
+    assert "fired_before" not in run.to_json()
+    fired = run.fired(0).fired(-5)
+    assert fired.fired_before == 0
+    assert RunHandle.from_json(json.loads(json.dumps(fired.to_json()))) == fired
+    part = fired.clip(KeyGroupRange(1, 1))
+    assert part is not None
+    assert part.fired_before == 0

@@ -8,7 +8,7 @@ from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import timers as timers_module
+from dagster_flinkpy.state import timer_table
 from tests.state.conftest import MakeBackend, groups_of, touch
 
 LONG = Types.LONG()
@@ -98,7 +98,7 @@ def test_the_order_depends_on_neither_parallelism_nor_epochs(make_backend: MakeB
 
 
 def test_many_due_timers_are_read_piece_by_piece(make_backend: MakeBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers_module, "LOAD_TIMERS", 5)
+    monkeypatch.setattr(timer_table, "LOAD_TIMERS", 5)
     first = make_backend(key_type=LONG)
     touch(first, LONG, list(range(100)))
     for key in range(100):

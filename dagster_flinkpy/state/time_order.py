@@ -1,0 +1,55 @@
+"""A run of timers in order of time."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from dagster_flinkpy.state.cache import Run
+
+__all__ = ["MAX_TIME", "MIN_TIME", "Indices", "TimedRun"]
+
+MIN_TIME, MAX_TIME = -(1 << 63), (1 << 63) - 1
+"""Milliseconds."""
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run whose rows are found by their time: by binary search, so that no other row is looked at."""
+
+    run: Run
+    order: Indices
+    """Its rows: those that are no tombstones by time, then the tombstones by time."""
+    fired_before: int
+    """Its timers before this time have fired, or were deleted: milliseconds."""
+
+    def rows(self, start: int, stop: int, *, deleted: bool = False) -> Indices:
+        """The rows with some times.
+
+        Args:
+            start: milliseconds; what has fired already is left out.
+            stop: milliseconds; rows of this time are among them.
+            deleted: the tombstones rather than the timers. Default: False.
+        """
+        if not deleted:
+            start = max(start, self.fired_before)
+        first = self._from(deleted, start)
+        last = bisect_right(self.order, (deleted, stop), lo=first, key=self._at)
+        return self.order[first:last]
+
+    def next_time(self, start: int) -> int:
+        """The time of the first timer from a time on that has not fired; above ``MAX_TIME`` if there is none."""
+        first = self._from(False, max(start, self.fired_before))
+        deleted, time = self._at(self.order[first]) if first < len(self.order) else (True, 0)
+        return MAX_TIME + 1 if deleted else time
+
+    def _from(self, deleted: bool, start: int) -> int:
+        return bisect_left(self.order, (deleted, start), key=self._at)
+
+    def _at(self, row: np.int64) -> tuple[bool, int]:
+        return self.run.column("deleted")[int(row)].as_py(), self.run.column("time")[int(row)].as_py()

@@ -1,0 +1,101 @@
+"""Stored timers, read in order of time: what firing costs follows the timers that are due, not all there are."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.state.cache import Run
+from dagster_flinkpy.state.handles import RunHandle
+from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
+from dagster_flinkpy.state.layout import merge_runs
+from dagster_flinkpy.state.runs import RunFiles
+from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME, Indices, TimedRun
+
+__all__ = ["LOAD_TIMERS", "TimerTable"]
+
+LOAD_TIMERS = 65_536
+"""Due timers that are read from storage at once; more only where they share one time."""
+
+
+class TimerTable(OverlayTable):
+    """Base: timers in memory that have changed, and timers in storage that are read when they are due.
+
+    Args:
+        keys: the touched keys of the backend.
+        files: where runs are kept.
+        handles: the restored runs.
+        name: of the timers.
+        namespace_type: None for timers without a namespace.
+        make_room: frees memory in the backend, if there is need, before due keys are touched.
+    """
+
+    def __init__(
+        self,
+        keys: TouchedKeys,
+        files: RunFiles,
+        handles: Sequence[RunHandle],
+        name: str,
+        *,
+        namespace_type: TypeInformation | None,
+        make_room: Callable[[], None],
+    ) -> None:
+        super().__init__(keys, files, handles, name, "TIMER", namespace_type=namespace_type)
+        self._make_room = make_room
+        self.clear()
+
+    def load(self, keys: KeySlots) -> None:
+        """Does nothing: a timer is registered and deleted without looking at what is stored."""
+
+    def clear(self) -> None:
+        self._unread_from = MIN_TIME  # Stored timers before this time are in memory, or were.
+        self._fired_before = MIN_TIME  # Stored timers before this time have fired, or were deleted.
+
+    def flush(self) -> None:
+        self.runs.fired(self._fired_before)  # Not of what is written now: a timer may be registered for the past.
+        super().flush()
+
+    def _written(self) -> None:
+        self.clear()  # All timers are in storage now, and are read again when they are due.
+
+    @abstractmethod
+    def _fill(self, table: pa.Table) -> None:
+        """Takes stored timers into memory, and touches their keys."""
+
+    def _fired(self, before: int) -> None:
+        """Notes that the stored timers before a time have fired."""
+        self._fired_before = max(self._fired_before, before)
+
+    def _read(self, timestamp: int) -> None:
+        """Reads the next due timers from storage; those that were read before must have fired."""
+        self._fired(self._unread_from)
+        self._make_room()  # May clear this table, so it comes first.
+        runs = self.runs.by_time()
+        start, stop = self._unread_from, timestamp
+        due = _due(runs, start, stop)
+        if sum(len(rows) for _, rows in due) > LOAD_TIMERS:
+            earliest = [run.take("time", rows[: LOAD_TIMERS + 1]).to_numpy() for run, rows in due]
+            stop = int(np.partition(np.concatenate(earliest), LOAD_TIMERS)[LOAD_TIMERS])
+            due = _due(runs, start, stop)
+            self._unread_from = stop + 1
+        else:
+            self._unread_from = min((timed.next_time(stop + 1) for timed in runs), default=MAX_TIME + 1)
+        found = [run.rows(np.sort(rows)) for run, rows in due if len(rows)]
+        if found:
+            self._fill(merge_runs(self.layout, found, drop_deleted=True))
+
+
+def _due(newest_first: list[TimedRun], start: int, stop: int) -> list[tuple[Run, Indices]]:
+    """The rows that tell which timers of some times there are: timers, and tombstones that hide some of them."""
+    due = []
+    hidden = MAX_TIME + 1  # What an older run has before this time has fired already; nothing needs to hide it.
+    for timed in reversed(newest_first):
+        due.append((timed.run, timed.rows(start, stop)))
+        due.append((timed.run, timed.rows(max(start, hidden), stop, deleted=True)))
+        hidden = min(hidden, timed.fired_before)
+    return due[::-1]
