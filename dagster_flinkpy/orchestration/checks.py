@@ -24,7 +24,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, CorruptStateError, FlinkPyError
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
 from dagster_flinkpy.storage import ObjectStore
@@ -142,7 +142,6 @@ class _Builder:
             name=f"{self.job.dagster_name}_{name}",
             specs=[AssetCheckSpec(name, asset=key, description=description) for key in by_asset],
             required_resource_keys={self.storage_key},
-            op_tags={JOB_TAG: self.job.job_id},
             can_subset=True,
         )
         def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:

@@ -12,9 +12,27 @@ from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 __all__ = ["active_runs", "recent_runs", "runs_at_work", "works_on"]
 
 
-def works_on(run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]) -> bool:
-    """Whether a run is tagged with the job, or materializes one of its assets."""
-    return run.tags.get(JOB_TAG) == job_id or bool(set(asset_keys) & (run.asset_selection or set()))
+_in_snapshot: dict[str, frozenset[str]] = {}
+"""By the id of a job snapshot, which never changes: the jobs whose steps it has."""
+
+
+def works_on(instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]) -> bool:
+    """Whether a run is tagged with the job, materializes one of its assets, or is of a job that has its step."""
+    if run.tags.get(JOB_TAG) == job_id or set(asset_keys) & (run.asset_selection or set()):
+        return True
+    # A run of a whole asset job, such as a schedule starts, has neither: the job's definition tells.
+    if run.asset_selection or run.asset_check_selection or run.job_snapshot_id is None:
+        return False
+    return job_id in _jobs_in(instance, run.job_snapshot_id)
+
+
+def _jobs_in(instance: DagsterInstance, snapshot_id: str) -> frozenset[str]:
+    if snapshot_id not in _in_snapshot:
+        if not instance.has_job_snapshot(snapshot_id):
+            return frozenset()
+        steps = instance.get_job_snapshot(snapshot_id).node_defs_snapshot.op_def_snaps
+        _in_snapshot[snapshot_id] = frozenset(step.tags[JOB_TAG] for step in steps if JOB_TAG in step.tags)
+    return _in_snapshot[snapshot_id]
 
 
 def active_runs(
@@ -31,7 +49,7 @@ def active_runs(
     return [
         run
         for run in instance.get_runs(RunsFilter(statuses=NOT_FINISHED_STATUSES))
-        if run.run_id != besides and works_on(run, job_id, asset_keys)
+        if run.run_id != besides and works_on(instance, run, job_id, asset_keys)
     ]
 
 
@@ -46,10 +64,12 @@ def recent_runs(
         asset_keys: Its assets.
         among: How many of the instance's newest runs are looked at.
     """
-    return [r for r in instance.get_run_records(limit=among) if works_on(r.dagster_run, job_id, asset_keys)]
+    records = instance.get_run_records(limit=among)
+    return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
 
 
 def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey]) -> list[RunRecord]:
     """Runs of a job that have started and not ended."""
     at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
-    return [r for r in instance.get_run_records(at_work) if works_on(r.dagster_run, job_id, asset_keys)]
+    records = instance.get_run_records(at_work)
+    return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]

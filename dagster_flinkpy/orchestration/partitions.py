@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from dagster import AssetDep, AssetSpec, DagsterInstance, RunRecord, TimeWindow, TimeWindowPartitionMapping
+from dagster import AssetDep, AssetSpec, DagsterInstance, TimeWindow, TimeWindowPartitionMapping
 from dagster import PartitionsDefinition as AnyPartitionsDefinition
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
@@ -146,28 +146,35 @@ def await_turn(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Waits until no run that was there before works on the job.
+    """Waits until no run whose step began earlier works on the job; to be called in the step.
 
     A job has one lineage of checkpoints, so two runs over different partitions take turns; a newer attempt would
-    otherwise end the older one.
+    otherwise end the older one. A run whose step has not begun is not waited for: it may itself wait, for a slot of
+    a pool that this one holds.
     """
-    waited_for: str | None = None
+    step, waited_for = job.dagster_name, None
+    mine = _began(instance, run_id, step)
     while True:
         runs = runs_at_work(instance, job.job_id, [spec.key for spec in assets])
-        ahead = next((r for r in runs if r.dagster_run.run_id != run_id and _is_ahead(r, run_id, runs)), None)
-        if ahead is None:
+        others = [record.dagster_run.run_id for record in runs if record.dagster_run.run_id != run_id]
+        began = {other: _began(instance, other, step) for other in others}
+        ahead = [
+            other for other, at in began.items() if at is not None and (mine is None or (at, other) < (mine, run_id))
+        ]
+        if not ahead:
             return
-        if waited_for != ahead.dagster_run.run_id:
-            waited_for = ahead.dagster_run.run_id
+        if waited_for != ahead[0]:
+            waited_for = ahead[0]
             log(
                 f"waiting for run {waited_for}, which works on job {job.job_id}. If its process is gone, set it to "
-                "canceled in the UI. A pool with limit 1 on the job's assets keeps runs in Dagster's queue instead."
+                "canceled in the UI. With a pool of limit 1 (flink_assets(pool=...)) runs wait in Dagster's queue."
             )
         sleep(_POLL_SECONDS)
 
 
-def _is_ahead(other: RunRecord, run_id: str, runs: Sequence[RunRecord]) -> bool:
-    mine = next((record for record in runs if record.dagster_run.run_id == run_id), None)
-    if mine is None:
-        return True
-    return (other.create_timestamp, other.storage_id) < (mine.create_timestamp, mine.storage_id)
+def _began(instance: DagsterInstance, run_id: str, step: str) -> float | None:
+    """When a step of a run began that has not ended; None if there is none."""
+    for stats in instance.get_run_step_stats(run_id, [step]):
+        if stats.step_key == step and stats.start_time is not None and stats.end_time is None:
+            return stats.start_time
+    return None

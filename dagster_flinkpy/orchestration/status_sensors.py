@@ -66,7 +66,7 @@ def build_job_status_sensors(
         )
         def status_sensor(context: RunStatusSensorContext) -> SkipReason:
             run = context.dagster_run
-            job = _job_of(run, targets)
+            job = _job_of(context.instance, run, targets)
             if job is None:
                 return SkipReason(f"Run {run.run_id} is of no job of {checkpoint_sensor.name}.")
             if run.remote_job_origin is None:
@@ -84,8 +84,9 @@ def build_job_status_sensors(
     return [one(_ON), *(one(status) for status in _OFF)]
 
 
-def _job_of(run: DagsterRun, targets: Sequence[FlinkTarget]) -> str | None:
-    return next((target.job_id for target in targets if works_on(run, target.job_id, target.keys)), None)
+def _job_of(instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget]) -> str | None:
+    mine = (target.job_id for target in targets if works_on(instance, run, target.job_id, target.keys))
+    return next(mine, None)
 
 
 def _overtaken(
@@ -97,7 +98,7 @@ def _overtaken(
         if now is not None and now.status in _OFF:
             return f"Run {run.run_id} started, and is {now.status.value.lower()} by now."
         return None
-    for target in (one for one in targets if works_on(run, one.job_id, one.keys)):
+    for target in (one for one in targets if works_on(instance, run, one.job_id, one.keys)):
         newest = next((r.dagster_run for r in recent_runs(instance, target.job_id, target.keys)), run)
         if newest.run_id != run.run_id and newest.status not in _OFF:
             return f"Run {run.run_id} is {status.value.lower()}, and job {target.job_id} has run {newest.run_id} since."

@@ -13,14 +13,19 @@ import pytest
 from dagster import (
     AssetKey,
     AssetsDefinition,
+    AssetSelection,
     BackfillPolicy,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
+    DagsterRun,
     DagsterRunStatus,
     DailyPartitionsDefinition,
     Definitions,
     ExecuteInProcessResult,
     PartitionsDefinition,
     StaticPartitionsDefinition,
+    define_asset_job,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
@@ -36,8 +41,9 @@ from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
-from dagster_flinkpy.orchestration import build_checkpoint_sensor, flink_assets
+from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_flink_asset_checks, flink_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
+from dagster_flinkpy.orchestration.job_runs import recent_runs
 from dagster_flinkpy.orchestration.partitions import await_turn, outdated, partition_start, time_partition
 from dagster_flinkpy.runtime.job import JobAttempt
 from tests.orchestration.programs import Count, word_count
@@ -305,12 +311,17 @@ def test_partitions_are_found_by_key_when_the_definition_begins_earlier_now() ->
     assert partition_start(head, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
 
 
+def begin_step(instance: DagsterInstance, run: DagsterRun) -> None:
+    start = DagsterEvent(DagsterEventType.STEP_START.value, run.job_name, step_key="letters")
+    instance.report_dagster_event(start, run.run_id)
+
+
 def test_runs_of_one_job_take_turns(instance: DagsterInstance, tmp_path: Path) -> None:
     (job,) = flink_jobs(letters(tmp_path), "letters")
-    tags = {JOB_TAG: "letters"}
-    first = create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    mine = create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
-    create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags=tags)
+    runs = [create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags={JOB_TAG: "letters"}) for _ in range(4)]
+    _without_slot, first, mine, younger = runs
+    for run in (first, mine, younger):
+        begin_step(instance, run)
     said: list[str] = []
 
     def sleep(seconds: float) -> None:
@@ -320,6 +331,20 @@ def test_runs_of_one_job_take_turns(instance: DagsterInstance, tmp_path: Path) -
 
     slept: list[float] = []
     await_turn(instance, job, [], mine.run_id, said.append, sleep=sleep)
-    assert len(slept) == 3
+    assert len(slept) == 3, "not for the younger one, nor for the one whose step has not begun"
     (line,) = said
     assert f"waiting for run {first.run_id}" in line
+
+
+def test_runs_of_whole_jobs_are_found(deployment: Deployment) -> None:
+    """A schedule's runs have no tag and no asset selection."""
+    assets = deployment.assets()
+    checks = build_flink_asset_checks(letters(deployment.tmp_path / "table"), name="letters")
+    daily = define_asset_job("daily", AssetSelection.assets(*assets[0].keys).without_checks())
+    checked = define_asset_job("checked", AssetSelection.checks(*checks))
+    definitions = Definitions(assets, asset_checks=checks, jobs=[daily, checked], resources=deployment.resources)
+    run = definitions.resolve_job_def("daily").execute_in_process(instance=deployment.instance, partition_key=KEYS[0])
+    other = definitions.resolve_job_def("checked").execute_in_process(instance=deployment.instance)
+    found = recent_runs(deployment.instance, "letters", assets[0].keys)
+    assert [record.dagster_run.run_id for record in found] == [run.run_id]
+    assert other.success
