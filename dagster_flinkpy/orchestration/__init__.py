@@ -25,15 +25,26 @@ from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
 from dagster_flinkpy.orchestration.status_sensors import build_job_status_sensors
 from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
+from dagster_flinkpy.runtime.restart_strategies import (
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    restart_strategy_of,
+)
 
 __all__ = [
     "CheckpointStorageResource",
     "DisposeConfig",
+    "ExponentialDelayRestart",
+    "FailureRateRestart",
+    "FixedDelayRestart",
     "FlinkCheckpointMetadataSet",
     "FlinkMetadataSet",
     "FlinkOperatorData",
     "FlinkRunConfig",
     "FlinkTranslator",
+    "NoRestart",
     "PartitionRetention",
     "RescaleConfig",
     "ResetConfig",
@@ -52,4 +63,5 @@ __all__ = [
     "build_retention_sensor",
     "build_savepoint_sensor",
     "flink_assets",
+    "restart_strategy_of",
 ]

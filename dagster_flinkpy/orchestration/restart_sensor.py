@@ -105,6 +105,7 @@ def build_restart_sensor(
     Args:
         assets: What `flink_assets` returned.
         strategy: When, and how often. Default: `ExponentialDelayRestart`, as Flink does for jobs with checkpoints.
+            `restart_strategy_of` makes one of Flink's options.
         name: Of the sensor. Default: ``{job}_restart_sensor``.
         minimum_interval_seconds: Time between ticks, so a restart may be that much later than the strategy says.
         default_status: Whether the sensor runs before anybody has switched it on.

@@ -608,6 +608,10 @@ class JobAttempt:
         metadata, partition, end = self._metadata, self._partition, None
         if partition is not None:
             end = PartitionEnd(partition.key, partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
+        elif self._parent is not None and self._run == self._acknowledge_current:
+            # The same state once more, such as at another parallelism: the next partition is to start from this one.
+            same = (e for e in self._attempt.head.partitions if e.checkpoint_id == self._parent.checkpoint_id)
+            end = next((replace(e, checkpoint_id=metadata.checkpoint_id) for e in same), None)
         self._store.complete(
             self._attempt,
             metadata,

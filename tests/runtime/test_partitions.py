@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.head import Head, read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Time, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
@@ -213,6 +214,19 @@ def test_a_window_stays_open_over_the_end_of_a_day(tmp_path: Path, monkeypatch: 
     assert [(row[0], row[-1]) for row in rows.elements()] == [("a", 7)]
 
 
+def test_a_rescale_between_two_days_lasts(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.run(0, 1)
+    with HarnessAttempt(program(tmp_path / "table"), tmp_path / "state", parallelism=3) as attempt:
+        rescaled = attempt.commit_restored()
+    assert [(e.ordinal, e.checkpoint_id) for e in job.head.partitions] == [(0, 1), (1, rescaled.checkpoint_id)]
+    job.run(2, 4)
+    latest = CompletedCheckpointStore(StorageLocation(str(tmp_path / "state")).child("job").open()).latest()
+    assert latest is not None
+    assert {operator.parallelism for operator in latest.operators} == {3}
+    assert table(tmp_path / "table") == straight_run()
+
+
 def test_a_crash_between_head_and_commit_is_made_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path)
     job.run(0, 1)
@@ -258,7 +272,9 @@ def test_a_checkpoint_between_partitions_releases_no_end_state(tmp_path: Path) -
     job.run(0, 1)
     with HarnessAttempt(program(tmp_path / "table"), tmp_path / "state", config=job.config, parallelism=2) as attempt:
         attempt.commit_restored()
-    assert [(end.ordinal, end.checkpoint_id) for end in job.head.partitions] == [(1, 2)]
+    assert [(end.ordinal, end.checkpoint_id) for end in job.head.partitions] == [(1, 3)], (
+        "the same state, at the new parallelism"
+    )
     job.run(2, 4)
     assert table(tmp_path / "table") == straight_run()
 
