@@ -55,7 +55,7 @@ def _kill_at(point: str, attempt: JobAttempt) -> None:
     if point == "before metadata":
         attempt._store.write_metadata = lambda *_: _die()
     elif point == "before HEAD":
-        attempt._store.complete = lambda *_: _die()
+        attempt._store.complete = lambda *_, **__: _die()
     elif point == "before commit":
         attempt._commit = lambda *_: _die()
     elif point == "within commit":
