@@ -207,3 +207,16 @@ def test_a_timer_for_the_past_fires_though_older_ones_of_its_time_have(make_back
         change(backend, 1, 5, True)
     assert [run.fired_before for run in backend.snapshot().tables[0].runs][-1] is None
     assert fire(backend, 100) == [(5, 1), (50, 1)]
+
+
+def test_a_timer_that_is_next_can_be_deleted(make_backend: MakeBackend) -> None:
+    first = make_backend(key_type=LONG)
+    for key, time in ((1, 4), (1, 5), (2, 5), *((key, 9) for key in range(100))):
+        change(first, key, time, True)
+    second = make_backend(first.snapshot(), key_type=LONG)
+    assert fire(second, 4) == [(4, 1)]
+    third = make_backend(second.snapshot(), key_type=LONG)
+    change(third, 1, 5, False)
+    fourth = make_backend(third.snapshot(), key_type=LONG)
+    assert fourth.snapshot().tables[0].runs[0].fired_before == 5  # It was not merged, or this would prove nothing.
+    assert fire(fourth, 5) == [(5, 2)]
