@@ -46,8 +46,6 @@ storage:
     postgres_url: {url}
 """
 
-REPOSITORY = {"repositoryLocationName": "flights", "repositoryName": "__repository__"}
-
 
 @dataclass(frozen=True)
 class Deployment:
@@ -67,16 +65,6 @@ class Deployment:
         data: dict[str, Any] = answer["data"]
         return data
 
-    def launch(self, job: str, config: dict[str, Any] | None = None) -> str:
-        """Starts a job; gives the id of its run."""
-        parameters = {"selector": {**REPOSITORY, "jobName": job}, "runConfigData": config or {}}
-        answer = self.graphql(
-            "mutation($p: ExecutionParams!) { launchRun(executionParams: $p) "
-            "{ __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }",
-            p=parameters,
-        )["launchRun"]
-        return str(answer["run"]["runId"])
-
     def runs(self, **filters: Any) -> list[dict[str, Any]]:
         """The newest first."""
         answer = self.graphql(
@@ -95,22 +83,6 @@ class Deployment:
             r=run_id,
         )
         return "\n".join(event["message"] for event in answer["logsForRun"]["events"] if event)
-
-    def sensor_is_on(self, name: str) -> bool:
-        """Whether the daemon asks it."""
-        answer = self.graphql(
-            "query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) "
-            "{ ... on Sensor { sensorState { status } } } }",
-            s={**REPOSITORY, "sensorName": name},
-        )
-        return bool(answer["sensorOrError"]["sensorState"]["status"] == "RUNNING")
-
-    def start_sensor(self, name: str) -> None:
-        """As its switch does."""
-        self.graphql(
-            "mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) { __typename } }",
-            s={**REPOSITORY, "sensorName": name},
-        )
 
     def latest_checkpoint(self, job: str) -> dict[str, Any]:
         """Number and end of the job's last completed checkpoint, as the store says."""
