@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from dagster import Failure, MetadataValue
 
+from dagster_flinkpy import errors
 from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
@@ -25,7 +26,8 @@ _RETRY_IS_POINTLESS = (CommittableLostError, ConfigurationError, FencedError, Re
 
 def retry_is_pointless(error: str) -> bool:
     """Whether an error of this type, as `as_failure` names it, comes again however often one tries."""
-    return error in {kind.__name__ for kind in _RETRY_IS_POINTLESS}
+    kind = getattr(errors, error, None)
+    return isinstance(kind, type) and issubclass(kind, _RETRY_IS_POINTLESS)
 
 
 def as_failure(error: FlinkPyError) -> Failure:

@@ -26,6 +26,7 @@ from dagster_flinkpy.orchestration import (
     build_restart_sensor,
     flink_assets,
 )
+from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.restart_sensor import RESTART_TAG, Restart, next_restart
 from dagster_flinkpy.orchestration.targets import FlinkTarget
@@ -187,6 +188,20 @@ def test_a_bad_configuration_is_not_tried_again(
     assert not result.success
     skipped = tick(assets, instance, strategy=FixedDelayRestart(9, timedelta(0))).skip_message or ""
     assert "which trying again does not mend" in skipped
+
+
+@pytest.mark.parametrize(
+    ("error", "pointless"),
+    [
+        ("FencedError", True),
+        ("ParallelismError", True),
+        ("StorageError", False),
+        ("ValueError", False),
+        ("errors", False),
+    ],
+)
+def test_what_is_pointless_to_retry(error: str, pointless: bool) -> None:
+    assert retry_is_pointless(error) == pointless
 
 
 def test_only_assets_of_flink_assets(instance: DagsterInstance) -> None:
