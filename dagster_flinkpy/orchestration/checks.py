@@ -16,6 +16,7 @@ from dagster import (
     AssetKey,
     AssetSpec,
     DagsterInstance,
+    IntMetadataValue,
     MetadataValue,
     multi_asset_check,
 )
@@ -239,12 +240,9 @@ def _trend(view: _View, factor: float) -> _Finding:
     records = view.instance.fetch_materializations(view.asset, limit=_TREND_OVER + 1).records
     said, facts, passed = [], dict[str, Any](), True
     for field, unit in (("duration_ms", "ms"), ("delta_bytes", "bytes")):
-        values = [
-            int(entry.value)  # type: ignore[arg-type]
-            for record in records
-            if record.asset_materialization
-            and (entry := record.asset_materialization.metadata.get(f"flink/{field}")) is not None
-        ]
+        events = (record.asset_materialization for record in records)
+        found = (event.metadata.get(f"flink/{field}") for event in events if event)
+        values = [entry.value for entry in found if isinstance(entry, IntMetadataValue) and entry.value is not None]
         if len(values) <= _TREND_NEEDS:
             continue
         usual = median(values[1:])
