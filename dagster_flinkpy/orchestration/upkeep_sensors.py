@@ -11,25 +11,35 @@ from typing import Any
 
 from dagster import (
     AssetsDefinition,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
     DefaultSensorStatus,
     JobDefinition,
     RunRequest,
+    RunsFilter,
     SensorDefinition,
     SensorEvaluationContext,
     SensorResult,
     sensor,
 )
+from dagster._core.storage.tags import WILL_RETRY_TAG
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
 
-__all__ = ["build_retention_sensor", "build_savepoint_sensor"]
+__all__ = ["SAVEPOINT_TAG", "build_retention_sensor", "build_savepoint_sensor"]
+
+SAVEPOINT_TAG = "flink/savepoint_of"
+"""Run tag: the id of the checkpoint that was the last one when a savepoint of it was asked for."""
 
 _CURSOR_VERSION = 1
+_TRIES = 3
 
 
 def build_savepoint_sensor(
@@ -46,7 +56,9 @@ def build_savepoint_sensor(
 ) -> SensorDefinition:
     """A sensor that takes savepoints: at an interval, when something is true of the last checkpoint, or both.
 
-    There is one for a checkpoint at most, and none while a run is at work on the job.
+    There is one for a checkpoint at most, and none while a run is at work on the job. A run that failed is tried again
+    at the next ticks, twice, under the run key ``{job}-savepoint-of-{checkpoint id}-{attempt}``; then the sensor waits
+    for the next interval, or for the next checkpoint of which the condition is true. A canceled run is not tried again.
 
     Args:
         assets: What `flink_assets` returned.
@@ -81,8 +93,8 @@ def build_savepoint_sensor(
         requests, reasons = [], []
         for target in targets:
             latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
-            last = cursor.jobs.get(target.job_id)
-            reason = _no_savepoint(target, latest, last, interval, condition, now_ms)
+            asked = _Asked.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
+            reason = _no_savepoint(target, latest, asked, interval, condition, now_ms)
             runs = active_runs(context.instance, target.job_id, target.keys)
             if reason is None and runs:
                 reason = f"Job {target.job_id}: run {runs[0].run_id} is still at work on it."
@@ -90,10 +102,11 @@ def build_savepoint_sensor(
                 reasons.append(reason)
                 continue
             assert latest is not None
-            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms}
-            requests.append(
-                _request(target, by_name, "savepoint", f"of-{latest.checkpoint_id}", config or SavepointConfig())
-            )
+            tries = 1 + (asked.tries if asked is not None and asked.is_to_be_tried_again else 0)
+            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
+            tags = _savepoint_of(target, latest.checkpoint_id)
+            what = f"of-{latest.checkpoint_id}-{1 + context.instance.get_runs_count(RunsFilter(tags=tags))}"
+            requests.append(_request(target, by_name, "savepoint", what, config or SavepointConfig(), tags))
         return _result(requests, reasons, cursor)
 
     return savepoint_sensor
@@ -143,12 +156,12 @@ def build_retention_sensor(
         requests, reasons = [], []
         for target in targets:
             last = cursor.jobs.get(target.job_id)
-            left = _left(last, interval, now_ms)
+            left = None if last is None else _left(last["at_ms"], interval, now_ms)
             if left is not None:
                 reasons.append(f"Job {target.job_id}: the next sweep is due in {left}.")
                 continue
             cursor.jobs[target.job_id] = {"at_ms": now_ms}
-            requests.append(_request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig()))
+            requests.append(_request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig(), {}))
         return _result(requests, reasons, cursor)
 
     return retention_sensor
@@ -162,7 +175,7 @@ class _Cursor:
 
     @staticmethod
     def parse(text: str | None) -> _Cursor:
-        """What :meth:`__str__` wrote. One of another version is forgotten: run keys keep a request from being twice."""
+        """What :meth:`__str__` wrote. One of another version is forgotten: runs tell what was asked for."""
         try:
             data = json.loads(text or "{}")
             return _Cursor(dict(data["jobs"])) if data.get("version") == _CURSOR_VERSION else _Cursor()
@@ -173,10 +186,50 @@ class _Cursor:
         return json.dumps({"version": _CURSOR_VERSION, "jobs": self.jobs})
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """The savepoint that was asked for last."""
+
+    checkpoint_id: int
+    at_ms: int
+    tries: int
+    """How often it was asked for in a row, this time included."""
+    failed_in: DagsterRun | None
+    """The run that failed, if it did, and Dagster does not try it again by itself."""
+
+    @property
+    def is_to_be_tried_again(self) -> bool:
+        return self.failed_in is not None and self.tries < _TRIES
+
+    @staticmethod
+    def find(
+        instance: DagsterInstance, target: FlinkTarget, latest: CheckpointMetadata | None, noted: dict[str, int] | None
+    ) -> _Asked | None:
+        """From what the cursor has noted, else from the runs of the last checkpoint's savepoint; None: never."""
+        if noted is not None:
+            checkpoint_id = noted["checkpoint_id"]
+        elif latest is not None:
+            checkpoint_id = latest.checkpoint_id
+        else:
+            return None
+        found = instance.get_run_records(RunsFilter(tags=_savepoint_of(target, checkpoint_id)), limit=1)
+        if noted is None and not found:
+            return None
+        run = found[0].dagster_run if found else None
+        failed = run is not None and run.status == DagsterRunStatus.FAILURE and run.tags.get(WILL_RETRY_TAG) != "true"
+        created_ms = round(found[0].create_timestamp.timestamp() * 1000) if found else 0
+        at_ms, tries = (noted["at_ms"], noted.get("tries", 1)) if noted is not None else (created_ms, 1)
+        return _Asked(checkpoint_id, at_ms, tries, run if failed else None)
+
+
+def _savepoint_of(target: FlinkTarget, checkpoint_id: int) -> dict[str, str]:
+    return {JOB_TAG: target.job_id, SAVEPOINT_TAG: str(checkpoint_id)}
+
+
 def _no_savepoint(
     target: FlinkTarget,
     latest: CheckpointMetadata | None,
-    last: dict[str, int] | None,
+    asked: _Asked | None,
     interval: timedelta | None,
     condition: Callable[[CheckpointMetadata], bool] | None,
     now_ms: int,
@@ -185,20 +238,26 @@ def _no_savepoint(
     job = f"Job {target.job_id}"
     if latest is None:
         return f"{job} has no completed checkpoint yet."
-    if last is not None and last.get("checkpoint_id") == latest.checkpoint_id:
-        return f"{job}: there is a savepoint of checkpoint {latest.checkpoint_id}, the last one."
-    if interval is not None and (left := _left(last, interval, now_ms)) is not None:
-        return f"{job}: the next savepoint is due in {left}."
+    if asked is not None and not asked.is_to_be_tried_again:
+        same = asked.checkpoint_id == latest.checkpoint_id
+        left = None if interval is None else _left(asked.at_ms, interval, now_ms)
+        due = f"due in {left}" if left is not None else "due after the next checkpoint"
+        if asked.failed_in is not None and (left is not None or (same and interval is None)):
+            return (
+                f"{job}: {asked.tries} savepoints in a row failed, see run {asked.failed_in.run_id}; the next is {due}."
+            )
+        if same and asked.failed_in is None:
+            return f"{job}: a savepoint of checkpoint {latest.checkpoint_id}, the last one, has been asked for."
+        if left is not None:
+            return f"{job}: the next savepoint is {due}."
     if condition is not None and not condition(latest):
         return f"{job}: the condition does not hold for checkpoint {latest.checkpoint_id}."
     return None
 
 
-def _left(last: dict[str, int] | None, interval: timedelta, now_ms: int) -> timedelta | None:
+def _left(last_ms: int, interval: timedelta, now_ms: int) -> timedelta | None:
     """The time until the next run is due; None if it is."""
-    if last is None:
-        return None
-    left = timedelta(milliseconds=last["at_ms"] - now_ms) + interval
+    left = timedelta(milliseconds=last_ms - now_ms) + interval
     return timedelta(seconds=round(left.total_seconds())) if left > timedelta(0) else None
 
 
@@ -213,13 +272,18 @@ def _jobs_of(
 
 
 def _request(
-    target: FlinkTarget, jobs: dict[str, JobDefinition], verb: str, what: str, config: SavepointConfig | SweepConfig
+    target: FlinkTarget,
+    jobs: dict[str, JobDefinition],
+    verb: str,
+    what: str,
+    config: SavepointConfig | SweepConfig,
+    tags: dict[str, str],
 ) -> RunRequest:
     job = jobs[f"{target.dagster_name}_{verb}"]
     (node,) = job.nodes
     run_config: dict[str, Any] = {"ops": {node.name: {"config": config.model_dump()}}}
     return RunRequest(
-        run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags=dict(job.tags)
+        run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags={**job.tags, **tags}
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from dagster import (
     AssetsDefinition,
     DagsterInstance,
+    DagsterRun,
     DagsterRunStatus,
     JobDefinition,
     build_sensor_context,
@@ -83,16 +84,16 @@ def test_a_savepoint_each_hour(location: Location) -> None:
     assert location.tick(sensor).skip_message == "Job words has no completed checkpoint yet."
     location.complete_checkpoint()
     first = location.tick(sensor)
-    assert keys(first) == ["words-savepoint-of-1"]
+    assert keys(first) == ["words-savepoint-of-1-1"]
     (request,) = first.run_requests or []
     assert request.job_name == "words_savepoint"
     assert request.run_config == {"ops": {"take_savepoint_of_words": {"config": {"target": "s3://bucket/kept"}}}}
-    assert "there is a savepoint of checkpoint 1" in str(location.tick(sensor).skip_message)
+    assert "a savepoint of checkpoint 1, the last one, has been asked for" in str(location.tick(sensor).skip_message)
     location.complete_checkpoint()
     location.now_ms += 59 * 60_000
     assert location.tick(sensor).skip_message == "Job words: the next savepoint is due in 0:01:00."
     location.now_ms += 60_000
-    assert keys(location.tick(sensor)) == ["words-savepoint-of-2"]
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-2-1"]
 
 
 def test_a_savepoint_on_a_condition(location: Location) -> None:
@@ -100,7 +101,7 @@ def test_a_savepoint_on_a_condition(location: Location) -> None:
     location.complete_checkpoint()
     assert "the condition does not hold for checkpoint 1" in str(location.tick(sensor).skip_message)
     location.complete_checkpoint()
-    assert keys(location.tick(sensor)) == ["words-savepoint-of-2"]
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-2-1"]
 
 
 def test_no_savepoint_beside_a_run(location: Location) -> None:
@@ -109,7 +110,77 @@ def test_no_savepoint_beside_a_run(location: Location) -> None:
     run = create_run_for_test(location.instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.STARTED)
     assert run.run_id in str(location.tick(sensor).skip_message)
     location.instance.report_run_canceled(run)
-    assert keys(location.tick(sensor)) == ["words-savepoint-of-1"]
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-1-1"]
+
+
+def run_of(location: Location, result: SensorExecutionData, status: DagsterRunStatus) -> DagsterRun:
+    """The run that a tick asked for."""
+    (request,) = result.run_requests or []
+    return create_run_for_test(location.instance, tags=dict(request.tags), status=status)
+
+
+def test_a_savepoint_that_failed_is_tried_again_so_many_times(location: Location) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, interval=HOUR)
+    location.complete_checkpoint()
+    asked = []
+    for _ in range(3):
+        result = location.tick(sensor)
+        asked += keys(result)
+        run = run_of(location, result, DagsterRunStatus.FAILURE)
+        location.now_ms += 60_000
+    assert asked == ["words-savepoint-of-1-1", "words-savepoint-of-1-2", "words-savepoint-of-1-3"]
+    said = f"Job words: 3 savepoints in a row failed, see run {run.run_id}; the next is due in 0:59:00."
+    assert location.tick(sensor).skip_message == said
+    location.complete_checkpoint()
+    assert location.tick(sensor).skip_message == said, "a new checkpoint is no reason to go on failing"
+    location.now_ms += 59 * 60_000
+    result = location.tick(sensor)
+    assert keys(result) == ["words-savepoint-of-2-1"]
+    run_of(location, result, DagsterRunStatus.SUCCESS)
+    assert "a savepoint of checkpoint 2, the last one, has been asked for" in str(location.tick(sensor).skip_message)
+
+
+def test_a_savepoint_that_failed_is_tried_again_of_the_checkpoint_that_is_the_last_by_then(location: Location) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, interval=HOUR)
+    location.complete_checkpoint()
+    run_of(location, location.tick(sensor), DagsterRunStatus.FAILURE)
+    location.complete_checkpoint()
+    result = location.tick(sensor)
+    assert keys(result) == ["words-savepoint-of-2-1"]
+    run_of(location, result, DagsterRunStatus.FAILURE)
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-2-2"]
+
+
+def test_without_an_interval_failures_end_with_the_next_checkpoint(location: Location) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, condition=lambda done: True)
+    location.complete_checkpoint()
+    for _ in range(3):
+        run_of(location, location.tick(sensor), DagsterRunStatus.FAILURE)
+    assert "the next is due after the next checkpoint" in str(location.tick(sensor).skip_message)
+    location.complete_checkpoint()
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-2-1"]
+
+
+@pytest.mark.parametrize("tags", [{"dagster/will_retry": "true"}, {}])
+def test_a_savepoint_that_was_canceled_or_that_dagster_tries_again_is_left_alone(
+    location: Location, tags: dict[str, str]
+) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, interval=HOUR)
+    location.complete_checkpoint()
+    (request,) = location.tick(sensor).run_requests or []
+    status = DagsterRunStatus.FAILURE if tags else DagsterRunStatus.CANCELED
+    create_run_for_test(location.instance, tags={**request.tags, **tags}, status=status)
+    assert "a savepoint of checkpoint 1, the last one, has been asked for" in str(location.tick(sensor).skip_message)
+
+
+def test_without_a_cursor_runs_tell_what_was_asked_for(location: Location) -> None:
+    sensor = build_savepoint_sensor(location.assets, location.jobs, interval=HOUR)
+    location.complete_checkpoint()
+    run = run_of(location, location.tick(sensor), DagsterRunStatus.SUCCESS)
+    location.cursor = None
+    assert "a savepoint of checkpoint 1, the last one, has been asked for" in str(location.tick(sensor).skip_message)
+    location.instance.delete_run(run.run_id)
+    assert keys(location.tick(sensor)) == ["words-savepoint-of-1-1"]
 
 
 def test_a_sweep_each_day(location: Location) -> None:
