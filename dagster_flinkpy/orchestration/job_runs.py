@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from dagster import AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus, RunRecord, RunsFilter
+from dagster import (
+    AssetKey,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    EventRecordsFilter,
+    RunRecord,
+    RunsFilter,
+)
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 
-__all__ = ["active_runs", "recent_runs", "runs_at_work", "works_on"]
+__all__ = ["RESTART_TAG", "active_runs", "recent_runs", "runs_at_work", "works_on"]
 
+RESTART_TAG = "flink/restart_of"
+"""Run tag: the failed run that a run replaces."""
+_PLANNED = 50
 
 _in_snapshot: dict[str, frozenset[str]] = {}
 """By the id of a job snapshot, which never changes: the jobs whose steps it has."""
@@ -54,18 +66,26 @@ def active_runs(
 
 
 def recent_runs(
-    instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey], *, among: int = 200
+    instance: DagsterInstance, job_id: str, asset_keys: Sequence[AssetKey], *, most: int = 200
 ) -> list[RunRecord]:
-    """Runs of a job in any state, the newest first.
+    """Runs of a job in any state, the newest first. Whatever else runs in the instance, the newest is among them.
 
     Args:
         instance: Where runs are recorded.
         job_id: The job.
-        asset_keys: Its assets.
-        among: How many of the instance's newest runs are looked at.
+        asset_keys: Its assets, which run together.
+        most: How many are looked at of those that are tagged with the job. Of the others, which somebody or a schedule
+            has started, there are the newest, and those that a tagged one replaces.
     """
-    records = instance.get_run_records(limit=among)
-    return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
+    tagged = instance.get_run_records(RunsFilter(tags={JOB_TAG: job_id}), limit=most)
+    # A run that is to materialize assets says so in their logs when it is created.
+    planned = EventRecordsFilter(DagsterEventType.ASSET_MATERIALIZATION_PLANNED, asset_keys[0])
+    ids = {record.run_id for record in instance.event_log_storage.get_event_records(planned, limit=_PLANNED)}
+    ids |= {record.asset_entry.last_run_id or "" for record in instance.get_asset_records(asset_keys)}
+    ids |= {record.dagster_run.tags.get(RESTART_TAG, "") for record in tagged}
+    ids -= {"", *(record.dagster_run.run_id for record in tagged)}
+    others = instance.get_run_records(RunsFilter(run_ids=list(ids))) if ids else []
+    return sorted([*tagged, *others], key=lambda record: record.storage_id, reverse=True)
 
 
 def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey]) -> list[RunRecord]:

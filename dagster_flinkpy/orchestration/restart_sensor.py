@@ -21,6 +21,7 @@ from dagster import (
     SensorResult,
     sensor,
 )
+from dagster._core.execution.stats import StepEventStatus
 from dagster._core.storage.tags import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
@@ -30,15 +31,11 @@ from dagster._core.storage.tags import (
 
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.job_runs import recent_runs
+from dagster_flinkpy.orchestration.job_runs import RESTART_TAG, recent_runs
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
 from dagster_flinkpy.runtime.restart_strategies import ExponentialDelayRestart, RestartStrategy
 
-__all__ = ["RESTART_TAG", "build_restart_sensor", "next_restart"]
-
-RESTART_TAG = "flink/restart_of"
-"""Run tag: the failed run that a run replaces."""
-
+__all__ = ["build_restart_sensor", "next_restart"]
 
 _PARTITION_RANGE = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG)
 _NO_ASSETS = ("savepoint", "restore", "rescale", "reset", "stop")
@@ -56,7 +53,13 @@ class Restart:
 
 
 def next_restart(
-    target: FlinkTarget, runs: Sequence[RunRecord], strategy: RestartStrategy, now_ms: int, *, hopeless: str | None
+    target: FlinkTarget,
+    runs: Sequence[RunRecord],
+    strategy: RestartStrategy,
+    now_ms: int,
+    *,
+    hopeless: str | None,
+    waits_for: str | None = None,
 ) -> Restart | str:
     """What is to be done about a job, or in plain words why nothing is.
 
@@ -66,6 +69,7 @@ def next_restart(
         strategy: Decides.
         now_ms: Milliseconds since 1970.
         hopeless: What the newest run failed of, if that is nothing that another try could mend.
+        waits_for: The job of which the newest run failed before it came to this one.
     """
     job = f"Job {target.job_id}"
     if not runs:
@@ -75,6 +79,8 @@ def next_restart(
         return f"{job}: its last run {_short(last)} is {last.status.value.lower().replace('_', ' ')}."
     if last.tags.get(WILL_RETRY_TAG) == "true":
         return f"{job}: Dagster tries run {_short(last)} again by itself."
+    if waits_for is not None:
+        return f"{job}: run {_short(last)} failed before it came to it, in job {waits_for}, which has to recover first."
     if hopeless is not None:
         return f"{job}: run {_short(last)} failed of {hopeless}, which trying again does not mend."
     # The jitter depends on the run, so each tick comes to the same answer.
@@ -102,6 +108,9 @@ def build_restart_sensor(
     restore or a rescale that fails is no failure of the job. There is no restart where none would help: a state that
     does not fit, a bad configuration, a run that a newer one has fenced. A canceled run stays canceled.
 
+    Of a run of several jobs only those are started again whose step did not succeed; one that the run did not come to,
+    because another failed before, is so when that one has recovered.
+
     Args:
         assets: What `flink_assets` returned.
         strategy: When, and how often. Default: `ExponentialDelayRestart`, as Flink does for jobs with checkpoints.
@@ -126,14 +135,17 @@ def build_restart_sensor(
     )
     def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
         requests, reasons = [], []
-        for target, job in zip(targets, jobs, strict=True):
-            runs = [
-                record
-                for record in recent_runs(context.instance, target.job_id, target.keys)
-                if not _is_failed_upkeep(record.dagster_run, target)
-            ]
-            hopeless = _hopeless(context.instance, runs[0].dagster_run) if runs else None
-            answer = next_restart(target, runs, chosen, time.time_ns() // 1_000_000, hopeless=hopeless)
+        histories = [_History.of(context.instance, target) for target in targets]
+        failed = [history.target.job_id for history in histories if history.failed]
+        for history, target, job in zip(histories, targets, jobs, strict=True):
+            answer = next_restart(
+                target,
+                history.runs,
+                chosen,
+                time.time_ns() // 1_000_000,
+                hopeless=_hopeless(context.instance, history) if history.failed else None,
+                waits_for=failed[0] if failed and not history.reached else None,
+            )
             if isinstance(answer, Restart):
                 context.log.info(f"Job {target.job_id}: {answer.reason}")
                 requests.append(_request(target, answer, job.name))
@@ -160,23 +172,55 @@ def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy) -> list[int]
     return list(newest_first())[::-1]
 
 
-def _hopeless(instance: DagsterInstance, run: DagsterRun) -> str | None:
-    """What a run failed of, if no other try could mend it."""
-    if run.status != DagsterRunStatus.FAILURE:
-        return None
-    for entry in instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_FAILURE):
+@dataclass(frozen=True)
+class _History:
+    """The runs of a job, as far as they are a matter of this sensor."""
+
+    target: FlinkTarget
+    runs: Sequence[RunRecord]
+    """The newest first. The status of the first is that of the job's part of it."""
+    reached: bool = True
+    """Whether the newest run, if it failed, came to the job."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.runs) and self.reached and self.runs[0].dagster_run.status == DagsterRunStatus.FAILURE
+
+    @staticmethod
+    def of(instance: DagsterInstance, target: FlinkTarget) -> _History:
+        found = recent_runs(instance, target.job_id, target.keys)
+        runs = [record for record in found if not _is_upkeep(record.dagster_run, target)]
+        last = runs[0].dagster_run if runs else None
+        if last is None or last.status != DagsterRunStatus.FAILURE or JOB_TAG in last.tags:
+            return _History(target, runs)
+        # It may be of several jobs, of which each is a step.
+        steps = {step.step_key: step.status for step in instance.get_run_step_stats(last.run_id)}
+        mine = steps.get(target.dagster_name)
+        if mine == StepEventStatus.SUCCESS:
+            done = runs[0]._replace(dagster_run=last.with_status(DagsterRunStatus.SUCCESS))
+            return _History(target, [done, *runs[1:]])
+        reached = mine in (StepEventStatus.FAILURE, StepEventStatus.IN_PROGRESS)
+        return _History(target, runs, reached or StepEventStatus.FAILURE not in steps.values())
+
+
+def _hopeless(instance: DagsterInstance, history: _History) -> str | None:
+    """What the newest run failed of, if no other try could mend it."""
+    run_id = history.runs[0].dagster_run.run_id
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
         data = entry.dagster_event.step_failure_data if entry.dagster_event else None
         said = data.user_failure_data.metadata.get("error") if data and data.user_failure_data else None
-        if said is not None and retry_is_pointless(str(said.value)):
+        if said is not None and entry.step_key == history.target.dagster_name and retry_is_pointless(str(said.value)):
             return str(said.value)
     return None
 
 
-def _is_failed_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
-    """Whether a savepoint, a rescale or the like failed: that is no failure of the job, and its config is another."""
-    return run.status == DagsterRunStatus.FAILURE and run.job_name in {
-        f"{target.dagster_name}_{verb}" for verb in _NO_ASSETS
-    }
+def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
+    """Whether it is over and no matter of the sensor: a savepoint, and a rescale or the like that failed.
+
+    That is no failure of the job, and its config is another. One that succeeded is an intervention.
+    """
+    verbs = _NO_ASSETS[:1] if run.status == DagsterRunStatus.SUCCESS else _NO_ASSETS
+    return run.is_finished and run.job_name in {f"{target.dagster_name}_{verb}" for verb in verbs}
 
 
 def _request(target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:

@@ -345,6 +345,6 @@ def test_runs_of_whole_jobs_are_found(deployment: Deployment) -> None:
     definitions = Definitions(assets, asset_checks=checks, jobs=[daily, checked], resources=deployment.resources)
     run = definitions.resolve_job_def("daily").execute_in_process(instance=deployment.instance, partition_key=KEYS[0])
     other = definitions.resolve_job_def("checked").execute_in_process(instance=deployment.instance)
-    found = recent_runs(deployment.instance, "letters", assets[0].keys)
+    found = recent_runs(deployment.instance, "letters", list(assets[0].keys))
     assert [record.dagster_run.run_id for record in found] == [run.run_id]
     assert other.success

@@ -8,6 +8,8 @@ import pytest
 from dagster import (
     AssetKey,
     AssetsDefinition,
+    DagsterEvent,
+    DagsterEventType,
     DagsterInstance,
     DagsterRun,
     DagsterRunStatus,
@@ -17,9 +19,11 @@ from dagster import (
     materialize,
 )
 from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.events import AssetMaterializationPlannedData
+from dagster._core.execution.plan.objects import StepFailureData, StepSuccessData
 from dagster._core.test_utils import create_run_for_test
 
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
     SparkResource,
@@ -28,8 +32,10 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.restart_sensor import RESTART_TAG, Restart, next_restart
+from dagster_flinkpy.orchestration.job_runs import RESTART_TAG, recent_runs
+from dagster_flinkpy.orchestration.restart_sensor import Restart, next_restart
 from dagster_flinkpy.orchestration.targets import FlinkTarget
+from dagster_flinkpy.runtime.job import JobAttempt
 from dagster_flinkpy.runtime.restart_strategies import (
     ExponentialDelayRestart,
     FailureRateRestart,
@@ -37,7 +43,8 @@ from dagster_flinkpy.runtime.restart_strategies import (
     NoRestart,
     RestartStrategy,
 )
-from tests.orchestration.programs import word_count
+from tests.orchestration.programs import two_regions, word_count
+from tests.runtime.harness import run_rows, spark_order
 
 WORDS = FlinkTarget("words", (AssetKey(["words", "counts"]),), None)
 NOW = 1_700_000_000_000
@@ -151,8 +158,25 @@ def test_the_new_run_has_what_the_failed_one_had(assets: list[AssetsDefinition],
     assert tags == {JOB_TAG: "words", RESTART_TAG: failed.run_id, "team": "b"}
 
 
+def plan(
+    instance: DagsterInstance,
+    assets: AssetsDefinition,
+    status: DagsterRunStatus,
+    run: DagsterRun | None = None,
+    **options: Any,
+) -> DagsterRun:
+    """A run without tags that is to materialize assets, as somebody starts it in the UI."""
+    run = run or create_run_for_test(instance, status=status, **options)
+    assert run is not None
+    for key in assets.keys:
+        data = AssetMaterializationPlannedData(key)
+        event = DagsterEvent.build_asset_materialization_planned_event(run.job_name, str(assets.op.name), data)
+        instance.report_dagster_event(event, run.run_id)
+    return run
+
+
 def test_a_run_from_the_ui_is_found_by_its_assets(assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
-    create_run_for_test(instance, status=FAILED, asset_selection=frozenset(assets[0].keys))
+    plan(instance, assets[0], FAILED)
     assert tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests
 
 
@@ -209,16 +233,122 @@ def test_only_assets_of_flink_assets(instance: DagsterInstance) -> None:
         build_restart_sensor([])
 
 
+def test_runs_of_other_jobs_do_not_hide_the_newest(assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
+    failed = plan(instance, assets[0], FAILED)
+    for _ in range(300):
+        create_run_for_test(instance, status=OK, tags={JOB_TAG: "others"})
+    (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
+    assert request.run_key == f"words-restart-of-{failed.run_id}"
+
+
 def test_a_tick_looks_at_a_bounded_number_of_runs(
     assets: list[AssetsDefinition], instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = []
-    real = instance.get_run_records
+    for _ in range(5):
+        create_run_for_test(instance, status=FAILED, tags=BY_SENSOR)
+    assert [r.storage_id for r in recent_runs(instance, "words", list(assets[0].keys), most=3)] == [5, 4, 3]
 
-    def get_run_records(*args: Any, **kwargs: Any) -> Any:
-        asked.append(kwargs.get("limit"))
-        return real(*args, **kwargs)
 
-    monkeypatch.setattr(instance, "get_run_records", get_run_records)
-    tick(assets, instance)
-    assert asked == [200]
+def test_what_a_restart_replaces_is_in_the_history_however_many_partitions_it_has(
+    assets: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    """By hand a year of partitions was started, and failed; so did its restart, which has planned as many."""
+    by_hand = plan(instance, assets[0], FAILED)
+    again = plan(instance, assets[0], FAILED, tags=BY_SENSOR | {RESTART_TAG: by_hand.run_id})
+    for _ in range(100):
+        data = AssetMaterializationPlannedData(next(iter(assets[0].keys)))
+        event = DagsterEvent.build_asset_materialization_planned_event("words", "words", data)
+        instance.report_dagster_event(event, again.run_id)
+    found = [record.dagster_run.run_id for record in recent_runs(instance, "words", list(assets[0].keys))]
+    assert found == [again.run_id, by_hand.run_id]
+
+
+def test_a_savepoint_that_succeeds_ends_no_failure(assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
+    failed = create_run_for_test(instance, job_name="words_checkpoint", status=FAILED, tags=BY_SENSOR)
+    create_run_for_test(instance, job_name="words_savepoint", status=OK, tags={JOB_TAG: "words"})
+    (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
+    assert request.run_key == f"words-restart-of-{failed.run_id}"
+    create_run_for_test(instance, job_name="words_savepoint", status=RUNNING, tags={JOB_TAG: "words"})
+    assert "is started" in str(tick(assets, instance).skip_message), "an attempt would fence it"
+    create_run_for_test(instance, job_name="words_stop", status=OK, tags={JOB_TAG: "words"})
+    assert "is success" in str(tick(assets, instance).skip_message), "it was stopped on purpose"
+
+
+# --- one run of several jobs ------------------------------------------------------------------------------------------
+
+
+def run_of_both(both: list[AssetsDefinition], instance: DagsterInstance, **steps: Any) -> DagsterRun:
+    """A failed run with a step for each job; how the steps ended."""
+    run = plan(instance, both[0], FAILED, job_name="__ASSET_JOB")
+    plan(instance, both[1], FAILED, run=run)
+    for step, end in steps.items():
+        event = DagsterEvent(DagsterEventType.STEP_START.value, run.job_name, step_key=step)
+        instance.report_dagster_event(event, run.run_id)
+        if end is not None:
+            kind = DagsterEventType.STEP_FAILURE if isinstance(end, StepFailureData) else DagsterEventType.STEP_SUCCESS
+            event = DagsterEvent(kind.value, run.job_name, step_key=step, event_specific_data=end)
+            instance.report_dagster_event(event, run.run_id)
+    return run
+
+
+untyped: Any = (StepFailureData, StepSuccessData)
+BROKE, DONE = untyped[0](error=None, user_failure_data=None), untyped[1](duration_ms=1.0)
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> list[AssetsDefinition]:
+    return flink_assets(two_regions(tmp_path / "tables"), name="both")
+
+
+AT_ONCE = FixedDelayRestart(9, timedelta(0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "restarted"),
+    [
+        ({"both_a": DONE, "both_b": BROKE}, ["both_b_restart"]),
+        ({"both_a": BROKE}, ["both_a_restart"]),
+        ({"both_a": None}, ["both_a_restart", "both_b_restart"]),
+        ({}, ["both_a_restart", "both_b_restart"]),
+    ],
+    ids=["the one that failed", "the one that failed first", "the process died", "it was never started"],
+)
+def test_only_jobs_whose_part_failed_are_started_again(
+    both: list[AssetsDefinition],
+    instance: DagsterInstance,
+    steps: dict[str, Any],
+    restarted: list[str],
+) -> None:
+    run = run_of_both(both, instance, **steps)
+    requests = tick(both, instance, strategy=AT_ONCE).run_requests or []
+    assert [request.job_name for request in requests] == restarted
+    assert {request.tags[RESTART_TAG] for request in requests} == {run.run_id}
+
+
+def test_a_job_that_a_run_did_not_come_to_waits_for_the_one_that_failed(
+    both: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    run = run_of_both(both, instance, both_a=BROKE)
+    (of_a,) = tick(both, instance, strategy=AT_ONCE).run_requests or []
+    assert of_a.job_name == "both_a_restart"
+    never = tick(both, instance, strategy=NoRestart()).skip_message or ""
+    assert "Job both.a has failed for good" in never
+    assert f"Job both.b: run {run.run_id[:8]} failed before it came to it, in job both.a, which has to" in never
+    create_run_for_test(instance, job_name=of_a.job_name, status=OK, tags=dict(of_a.tags))
+    (of_b,) = tick(both, instance, strategy=AT_ONCE).run_requests or []
+    assert (of_b.job_name, of_b.tags[RESTART_TAG]) == ("both_b_restart", run.run_id)
+
+
+def test_a_real_run_of_both(
+    both: list[AssetsDefinition], instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def on_spark(attempt: JobAttempt, epoch: Any) -> Any:
+        if attempt.config.job_id == "both.a":
+            raise StorageError("the store is away")
+        return run_rows(epoch, spark_order)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_spark)
+    failed = materialize(both, instance=instance, resources=resources, raise_on_error=False)
+    assert not failed.success
+    (request,) = tick(both, instance, strategy=AT_ONCE).run_requests or []
+    assert (request.job_name, request.tags[RESTART_TAG]) == ("both_a_restart", failed.run_id)
