@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -139,6 +140,19 @@ def test_stop(job: Path) -> None:
     assert again != savepoint
     printed("savepoint", "restore", again, job)
     assert counts(job.parent) == REST
+
+
+@pytest.mark.parametrize("command", ["stop", "restore"])
+def test_as_many_checkpoints_are_kept_as_before(tmp_path: Path, command: str) -> None:
+    job, config = tmp_path / "job", {"checkpointing": CheckpointConfig(num_retained=2)}
+    with HarnessAttempt(counted(), tmp_path, config=config) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+    savepoint = printed("savepoint", "trigger", job).strip()
+    printed("savepoint", command, *([savepoint] if command == "restore" else []), job)
+    assert CompletedCheckpointStore(LocalObjectStore(job)).retained() == (2, 3)
+    with HarnessAttempt(counted(), tmp_path, restore_from="chk-2") as attempt:
+        assert attempt.run_epoch().checkpoint_id == 4
 
 
 def test_drain_needs_the_program(job: Path) -> None:

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoint import (
+    SavepointFormatType,
+    check_target,
     files_location,
     import_savepoint,
     load_savepoint,
@@ -21,6 +24,7 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LeaderRecord
 
 __all__ = [
+    "number_retained",
     "release_leadership",
     "restore_savepoint",
     "stop_with_savepoint",
@@ -39,17 +43,23 @@ def without_committables(metadata: CheckpointMetadata) -> CheckpointMetadata:
     )
 
 
-def trigger_savepoint(job: StorageLocation, target: StorageLocation | None = None) -> str:
+def trigger_savepoint(
+    job: StorageLocation,
+    target: StorageLocation | None = None,
+    format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+) -> str:
     """Keep the latest checkpoint of a job as a savepoint. A run of the job may be at work.
 
     Args:
         job: the job's prefix.
-        target: the folder that gets the savepoint; None: the job's prefix.
+        target: the folder that gets the savepoint; None: the job's prefix, where a native one must be.
+        format_type: whether it is self-contained, or refers to files of the job's checkpoints.
 
     Returns:
         The URL of the savepoint.
 
     Raises:
+        ConfigurationError: a native savepoint is to be outside of the job's prefix.
         CheckpointError: there is no checkpoint, or it may have something to commit yet.
         CorruptMetadataError: its metadata cannot be read.
         CorruptStateError: a state file is missing or damaged.
@@ -62,21 +72,29 @@ def trigger_savepoint(job: StorageLocation, target: StorageLocation | None = Non
         leader = checkpoints.leader()
         _check_committed(job, latest, None if leader is None else leader.committed)
         try:
-            folder = write_savepoint(without_committables(latest), checkpoints.store, target.open())
+            folder = write_savepoint(without_committables(latest), checkpoints.store, target.open(), format_type)
         except CorruptStateError:
             now = checkpoints.latest()
             if now is None or now.checkpoint_id == latest.checkpoint_id:
                 raise
-            continue  # it was subsumed while it was copied
+            continue  # it was subsumed meanwhile
         return f"{target.url}/{folder}"
 
 
-def stop_with_savepoint(job: StorageLocation, target: StorageLocation | None = None, *, owner: str, now_ms: int) -> str:
+def stop_with_savepoint(
+    job: StorageLocation,
+    target: StorageLocation | None = None,
+    format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+    *,
+    owner: str,
+    now_ms: int,
+) -> str:
     """Keep the latest checkpoint as a savepoint, and have further runs find the job finished until one is restored.
 
     Args:
         job: the job's prefix.
-        target: the folder that gets the savepoint; None: the job's prefix.
+        target: the folder that gets the savepoint; None: the job's prefix, where a native one must be.
+        format_type: whether it is self-contained, or refers to files of the job's checkpoints.
         owner: names who does it.
         now_ms: milliseconds since 1970.
 
@@ -84,9 +102,11 @@ def stop_with_savepoint(job: StorageLocation, target: StorageLocation | None = N
         The URL of the savepoint.
 
     Raises:
+        ConfigurationError: a native savepoint is to be outside of the job's prefix.
         CheckpointError: a run may be at work; or there is no checkpoint, or it may have something to commit yet.
     """
-    checkpoints = CompletedCheckpointStore(job.open())
+    check_target(format_type, job.url, (target or job).url)
+    checkpoints = _checkpoints(job)
     attempt = _begin(checkpoints, owner, now_ms)
     try:
         latest = attempt.latest
@@ -98,7 +118,7 @@ def stop_with_savepoint(job: StorageLocation, target: StorageLocation | None = N
             _complete(checkpoints, attempt, without_committables(latest), latest.checkpoint_id, stopped, now_ms)
     finally:
         checkpoints.end_attempt(attempt)
-    return trigger_savepoint(job, target)
+    return trigger_savepoint(job, target, format_type)
 
 
 def restore_savepoint(
@@ -128,7 +148,7 @@ def restore_savepoint(
             f"savepoint {savepoint.url} has pickled state ({', '.join(pickled)}), which can run code of whoever wrote "
             "it; if you trust it, allow pickled state"
         )
-    checkpoints = CompletedCheckpointStore(job.open())
+    checkpoints = _checkpoints(job)
     attempt = _begin(checkpoints, owner, now_ms)
     try:
         if attempt.latest is not None:
@@ -160,6 +180,24 @@ def release_leadership(job: StorageLocation, *, owner: str, now_ms: int) -> Lead
     attempt = checkpoints.begin_attempt(owner, now_ms)
     checkpoints.end_attempt(attempt)
     return attempt.former
+
+
+def number_retained(job: StorageLocation) -> int:
+    """How many checkpoints a job keeps, as it seems; at least 1.
+
+    Args:
+        job: the job's prefix.
+    """
+    found = read_head(job.open())
+    if found is None:
+        return 1
+    ends = {end.checkpoint_id for end in found[0].partitions}
+    return max(1, len({*found[0].retained} - ends - {*found[0].unclaimed}))
+
+
+def _checkpoints(job: StorageLocation) -> CompletedCheckpointStore:
+    """Keeps as many as the job does, so that nothing goes that a restore can be made of."""
+    return CompletedCheckpointStore(job.open(), number_retained(job))
 
 
 def _begin(checkpoints: CompletedCheckpointStore, owner: str, now_ms: int) -> Attempt:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import (
     METADATA_NAME,
     CheckpointKind,
@@ -30,7 +31,6 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.operator_state import file_of, sha256_of, state_file
 from dagster_flinkpy.state.run_file import as_file, upload_run
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
@@ -38,6 +38,7 @@ __all__ = [
     "SavepointFormatType",
     "as_savepoint",
     "copy_files",
+    "check_target",
     "files_location",
     "has_pickled_values",
     "import_savepoint",
@@ -71,7 +72,11 @@ def write_savepoint(
     """Write a savepoint of a checkpoint.
 
     Args:
-        metadata: all have acknowledged it; it may also be a completed checkpoint.
+    A native one may be written beside a run at work, which deletes files that no checkpoint needs any more: it looks
+    for native savepoints after it has replaced HEAD; and here HEAD is looked at after the savepoint was written. So
+    either the run sees the savepoint, or the savepoint is given up because HEAD keeps its checkpoint no longer.
+
+        metadata: all have acknowledged it; it may also be a completed checkpoint, and of a native one it is.
         source: where its files are: rooted at the job's prefix.
         target: the folder in which the savepoint gets its own.
         format_type: a native one must be where its files are.
@@ -82,16 +87,12 @@ def write_savepoint(
 
     Raises:
         ConfigurationError: a native savepoint is to be somewhere else.
-        CorruptStateError: a file is missing or damaged.
+        CorruptStateError: a file is missing or damaged, or may be as the checkpoint was subsumed meanwhile.
         CheckpointError: the metadata is not JSON.
         StorageError: it could not be written.
     """
     native = format_type is SavepointFormatType.NATIVE
-    if native and source.url != target.url:
-        raise ConfigurationError(
-            f"a native savepoint names files below {source.url}, so it cannot be written to {target.url}; leave the "
-            "target out, or write a canonical one"
-        )
+    check_target(format_type, source.url, target.url)
     folder = f"savepoint-{metadata.job_id}-{secrets.token_hex(6)}{'-native' if native else ''}"
     savepoint = as_savepoint(metadata, metadata.operators, format_type)
     savepoint.to_bytes()  # fails before anything is copied
@@ -102,6 +103,11 @@ def write_savepoint(
             savepoint = replace(savepoint, operators=operators)
         store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
     except BaseException:
+        if native and ((head := read_head(source)) is None or metadata.checkpoint_id not in head[0].kept):
+            raise CorruptStateError(
+                f"{source.url} keeps checkpoint {metadata.checkpoint_id} no longer, and a native savepoint needs its "
+                "files; take one of the latest checkpoint, or a canonical one"
+            )
         with suppress(StorageError):
             store.delete_many([info.key for info in store.list()])
         raise
@@ -109,6 +115,24 @@ def write_savepoint(
 
 
 def as_savepoint(
+def check_target(format_type: SavepointFormatType, job_url: str, target_url: str) -> None:
+    """Refuses a native savepoint that is to be somewhere else than its files.
+
+    Args:
+        format_type: of the savepoint.
+        job_url: the job's prefix.
+        target_url: the folder in which the savepoint gets its own.
+
+    Raises:
+        ConfigurationError: a native savepoint is to be somewhere else.
+    """
+    if format_type is SavepointFormatType.NATIVE and job_url != target_url:
+        raise ConfigurationError(
+            f"a native savepoint names files below {job_url}, so it cannot be written to {target_url}; leave the "
+            "target out, or write a canonical one"
+        )
+
+
     metadata: CheckpointMetadata,
     operators: tuple[OperatorState, ...],
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,

@@ -36,7 +36,6 @@ class SharedStateRegistry:
     def __init__(self) -> None:
         self._entries: dict[str, SharedStateEntry] = {}
         self._checkpoints: set[int] = set()
-        self._not_claimed = 0
 
     def __contains__(self, path: str) -> bool:
         return path in self._entries
@@ -73,27 +72,20 @@ class SharedStateRegistry:
             )
         self._checkpoints.add(checkpoint_id)
 
-    def do_not_claim(self, checkpoint_id: int) -> None:
-        """Leaves the files of a checkpoint and of all before it to somebody else (Flink: ``RestoreMode.NO_CLAIM``).
-
-        They are never returned as unused. A savepoint that only refers to the job's files needs them, for one.
-        """
-        self._not_claimed = max(self._not_claimed, checkpoint_id)
-
     def unregister_unused(self, retained: Collection[int]) -> set[str]:
-        """Forgets the files that none of these checkpoints can name, and returns those that are to be deleted.
+        """Forgets the files that none of these checkpoints can name, and returns them.
 
         Args:
             retained: those that are kept, or under way.
         """
         unused = {
-            path: entry
+            path
             for path, entry in self._entries.items()
             if not any(entry.created_by <= checkpoint_id <= entry.last_used for checkpoint_id in retained)
         }
         for path in unused:
             del self._entries[path]
-        return {path for path, entry in unused.items() if entry.created_by > self._not_claimed}
+        return unused
 
 
 def _written_for(path: str, checkpoint_id: int) -> int:

@@ -83,6 +83,8 @@ class Attempt:
     """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
     registry: SharedStateRegistry = field(default_factory=SharedStateRegistry)
     """Which state files its checkpoints name."""
+    savepoints: dict[str, set[str]] = field(default_factory=dict)
+    """By the ``_metadata`` of each native savepoint: the state files that it names. They never change."""
 
     @property
     def token(self) -> int:
@@ -209,6 +211,11 @@ class CompletedCheckpointStore:
         """
         return lease.read(self.store)
 
+    def native_savepoints(self) -> list[str]:
+        """The paths of the ``_metadata`` of those savepoints that refer to the job's own files."""
+        folders = self.store.list_folders(SAVEPOINT_PREFIX)
+        return [folder + METADATA_NAME for folder in folders if folder.endswith(NATIVE_SUFFIX)]
+
     def statistics(self) -> CheckpointStatistics:
         """Of all checkpoints so far, as an attempt last wrote them down."""
         return self._statistics()[0]
@@ -263,12 +270,6 @@ class CompletedCheckpointStore:
         )
         if latest is not None:
             attempt.registry.register_all(latest.checkpoint_id, latest.files())
-        for folder in self.store.list_folders(SAVEPOINT_PREFIX):
-            if folder.endswith(NATIVE_SUFFIX):
-                with suppress(ObjectNotFoundError):  # it was disposed of just now
-                    savepoint = self.load(folder + METADATA_NAME)
-                    attempt.registry.register_all(savepoint.checkpoint_id, savepoint.files())
-                    attempt.registry.do_not_claim(savepoint.checkpoint_id)
         return attempt
 
     def end_attempt(self, attempt: Attempt) -> None:
@@ -414,12 +415,16 @@ class CompletedCheckpointStore:
     def subsume(self, attempt: Attempt, checkpoint_ids: Sequence[int]) -> None:
         """Delete checkpoints that are no longer retained, and the state files that only they name.
 
+        Anybody may write a native savepoint at any time, so these are looked for here, after HEAD has dropped the
+        checkpoints: see :func:`~dagster_flinkpy.checkpoint.savepoint.write_savepoint`.
+
         A task of a running Spark job may write the content, and so the name, of a file once more: call it between
         Spark jobs.
 
         Raises:
             FencedError: a newer attempt took over; nothing is deleted.
-            CorruptMetadataError: a retained checkpoint cannot be read, so nobody knows what it needs.
+            CorruptMetadataError: a retained checkpoint or a native savepoint cannot be read, so nobody knows what it
+                needs.
         """
         self.check_leader(attempt)
         gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.kept})
@@ -429,7 +434,8 @@ class CompletedCheckpointStore:
             # Without its metadata nobody knows which files were its own: they are orphans.
             with suppress(ObjectNotFoundError, CorruptMetadataError):
                 self._register(attempt, older)
-        _delete(self.store, attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written}))
+        if unused := attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written}):
+            _delete(self.store, unused - self._named_by_savepoints(attempt))
         # The metadata goes last, so that after a crash the files can still be found.
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
 
@@ -490,6 +496,15 @@ class CompletedCheckpointStore:
         with ThreadPoolExecutor(max_workers=_THREADS) as threads:
             for checkpoint_id, metadata in zip(unknown, threads.map(self.load, unknown), strict=True):
                 attempt.registry.register_all(checkpoint_id, metadata.files())
+
+    def _named_by_savepoints(self, attempt: Attempt) -> set[str]:
+        """The state files that native savepoints name."""
+        savepoints: dict[str, set[str]] = {}
+        for path in self.native_savepoints():
+            with suppress(ObjectNotFoundError):  # it was disposed of just now
+                savepoints[path] = attempt.savepoints.get(path) or self.load(path).files()
+        attempt.savepoints = savepoints
+        return set().union(*savepoints.values())
 
     def _latest(self, head: Head) -> CheckpointMetadata | None:
         if head.path is None:

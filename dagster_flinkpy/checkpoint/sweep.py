@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
-from dagster_flinkpy.checkpoint.store import (
-    NATIVE_SUFFIX,
-    SAVEPOINT_PREFIX,
-    SHARED_FOLDER,
-    CompletedCheckpointStore,
-    EntryStatus,
-)
+from dagster_flinkpy.checkpoint.store import SAVEPOINT_PREFIX, SHARED_FOLDER, CompletedCheckpointStore, EntryStatus
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
@@ -146,7 +141,8 @@ def _needed(store: ObjectStore) -> tuple[set[int], set[str]]:
                 ) from error
             continue
         break
-    for folder in store.list_folders(SAVEPOINT_PREFIX):
-        if folder.endswith(NATIVE_SUFFIX) and store.head(folder + METADATA_NAME) is not None:
-            named |= checkpoints.load(folder + METADATA_NAME).files()
+    # After HEAD: one that is written now is of a checkpoint that HEAD kept then.
+    for path in checkpoints.native_savepoints():
+        with suppress(ObjectNotFoundError):  # it was disposed of just now
+            named |= checkpoints.load(path).files()
     return set(kept), named

@@ -818,8 +818,6 @@ class JobAttempt:
         if latest is None:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of")
         location = self._location if target is None else replace(self.config.storage, url=target)
-        if format_type is SavepointFormatType.NATIVE:
-            self._attempt.registry.do_not_claim(latest.checkpoint_id)
         try:
             folder = write_savepoint(without_committables(latest), self._store.store, location.open(), format_type)
         except CorruptStateError:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, DistributionMode, OperatorStateHandle
 from dagster_flinkpy.checkpoint.savepoint import (
     SavepointFormatType,
@@ -123,9 +124,10 @@ def test_copies_are_named_after_the_attempt_that_restores(tmp_path: Path) -> Non
 
 
 def test_a_native_savepoint_names_the_files_of_the_job(job: LocalObjectStore, tmp_path: Path) -> None:
+    job.put("HEAD", Head(1, 3, "chk-3/_metadata", "0", retained=(3,)).to_bytes())
     folder = write_savepoint(STATE, job, job, SavepointFormatType.NATIVE)
     assert folder.endswith("-native")
-    assert set(everything(job)) == {*FILES, f"{folder}/_metadata"}
+    assert set(everything(job)) == {*FILES, f"{folder}/_metadata", "HEAD"}
     location = StorageLocation(str(tmp_path / "job" / folder))
     loaded = load_savepoint(location.open())
     assert loaded.operators == STATE.operators
@@ -138,3 +140,15 @@ def test_a_native_savepoint_names_the_files_of_the_job(job: LocalObjectStore, tm
         write_savepoint(STATE, job, other_job, SavepointFormatType.NATIVE)
     canonical = as_savepoint(loaded, loaded.operators)
     assert files_location(canonical, location) == location
+
+
+@pytest.mark.parametrize("head", [None, Head(1, 4, "chk-4/_metadata", "0", retained=(4,))])
+def test_a_native_savepoint_of_a_checkpoint_that_is_not_kept_is_given_up(
+    job: LocalObjectStore, head: Head | None
+) -> None:
+    if head is not None:
+        job.put("HEAD", head.to_bytes())
+    before = everything(job)
+    with pytest.raises(CorruptStateError, match="keeps checkpoint 3 no longer"):
+        write_savepoint(STATE, job, job, SavepointFormatType.NATIVE)
+    assert everything(job) == before

@@ -39,29 +39,12 @@ def test_an_unknown_placeholder_is_refused_and_nothing_registered() -> None:
     assert "two" not in registry
 
 
-def test_what_is_not_claimed_is_left_alone() -> None:
+@given(checkpoints=st.lists(st.tuples(st.sets(st.sampled_from("abcdef")), st.booleans()), min_size=1, max_size=12))
+def test_nothing_that_is_retained_goes_and_nothing_else_stays(checkpoints: list[tuple[set[str], bool]]) -> None:
     registry = SharedStateRegistry()
-    registry.register_all(5, ["theirs"])
-    registry.do_not_claim(5)
-    registry.do_not_claim(3)  # an older one changes nothing
-    registry.register_all(6, ["ours"], placeholders=["theirs"])
-    assert registry.entry("theirs") == SharedStateEntry(created_by=5, last_used=6)
-    assert registry.unregister_unused([9]) == {"ours"}
-    assert "theirs" not in registry
-
-
-@given(
-    checkpoints=st.lists(st.tuples(st.sets(st.sampled_from("abcdef")), st.booleans()), min_size=1, max_size=12),
-    not_claimed=st.integers(0, 4),
-)
-def test_nothing_that_is_retained_goes_and_nothing_else_stays(
-    checkpoints: list[tuple[set[str], bool]], not_claimed: int
-) -> None:
-    registry = SharedStateRegistry()
-    registry.do_not_claim(not_claimed)
     named: dict[int, set[str]] = {}
     retained: list[int] = []
-    written: dict[str, int] = {}
+    written: set[str] = set()
     deleted: set[str] = set()
     for checkpoint_id, (names, keep) in enumerate(checkpoints, start=1):
         # What the checkpoint before names may be named again; all else is new.
@@ -69,7 +52,7 @@ def test_nothing_that_is_retained_goes_and_nothing_else_stays(
         kept = {path for path in before if path[0] in names}
         new = {f"{name}{checkpoint_id}" for name in names} - {path[0] + str(checkpoint_id) for path in kept}
         named[checkpoint_id] = kept | new
-        written |= dict.fromkeys(new, checkpoint_id)
+        written |= new
         registry.register_all(checkpoint_id, new, placeholders=kept)
         if retained and not keep:
             retained.pop()
@@ -77,7 +60,7 @@ def test_nothing_that_is_retained_goes_and_nothing_else_stays(
         deleted |= registry.unregister_unused(retained)
         needed = set().union(*(named[i] for i in retained))
         assert not deleted & needed
-        assert deleted == {path for path in written if path not in needed and written[path] > not_claimed}
+        assert deleted == written - needed
 
 
 def test_a_file_is_as_old_as_its_name_says() -> None:
