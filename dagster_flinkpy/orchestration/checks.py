@@ -24,7 +24,14 @@ from dagster import (
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
-from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, CorruptStateError, FlinkPyError
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    CorruptMetadataError,
+    CorruptStateError,
+    FlinkPyError,
+    StorageError,
+)
+from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
@@ -35,6 +42,11 @@ __all__ = ["build_flink_asset_checks"]
 _TREND_OVER = 20
 _TREND_NEEDS = 5
 _END_OF_TIME = 2**63 - 1
+_TRIES = 5
+_STORE_FAILED = (
+    "- That says nothing about the checkpoint. Run the check again when the store answers; `flinkpy doctor --storage "
+    "URL` tells whether it does."
+)
 
 WARN, ERROR = AssetCheckSeverity.WARN, AssetCheckSeverity.ERROR
 
@@ -59,7 +71,9 @@ def build_flink_asset_checks(
     - ``checkpoint_trend``, of operators with state, else of sources: time and size of the last checkpoint,
       beside the median of those before.
 
-    They run without Spark, but read the state: the first two all of it.
+    They run without Spark, but read the state: the first two all of it. A checkpoint that a run replaces, and so
+    deletes, while a check reads it is no finding: the check looks at the newer one. Where the store fails, so does the
+    check's step.
 
     Args:
         env: As given to `flink_assets`.
@@ -146,23 +160,44 @@ class _Builder:
             can_subset=True,
         )
         def check(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
-            store = getattr(context.resources, self.storage_key).location().child(self.job.job_id).open()
             selected = [key.asset_key for key in context.selected_asset_check_keys]
             try:
-                latest = CompletedCheckpointStore(store).latest()
-            except CorruptMetadataError as error:
-                yield from (self._result(name, key, _Finding(False, str(error), {})) for key in selected)
-                return
-            for key in selected:
-                if latest is None:
-                    finding = _Finding(True, "There is no completed checkpoint yet.", {})
-                else:
-                    keys = [spec.key for spec in self.specs.values()]
-                    finding = find(_View(self.job, by_asset[key], key, keys, context.instance, store, latest))
-                    finding.metadata["flink/checkpoint_id"] = latest.checkpoint_id
+                store = getattr(context.resources, self.storage_key).location().child(self.job.job_id).open()
+                found = {key: self._look(by_asset[key], key, context.instance, store, find) for key in selected}
+            except StorageError as error:
+                raise as_failure(error, _STORE_FAILED) from error
+            except FlinkPyError as error:
+                raise as_failure(error) from error
+            for key, finding in found.items():
                 yield self._result(name, key, finding)
 
         return check
+
+    def _look(
+        self,
+        uid: str,
+        asset: AssetKey,
+        instance: DagsterInstance,
+        store: ObjectStore,
+        find: Callable[[_View], _Finding],
+    ) -> _Finding:
+        """What is found of the latest checkpoint. A run may complete the next one and delete it meanwhile."""
+        checkpoints, keys = CompletedCheckpointStore(store), [spec.key for spec in self.specs.values()]
+        seen: list[int] = []
+        try:
+            latest = checkpoints.latest()
+            while latest is not None:
+                finding = find(_View(self.job, uid, asset, keys, instance, store, latest))
+                finding.metadata["flink/checkpoint_id"] = latest.checkpoint_id
+                seen.append(latest.checkpoint_id)
+                if finding.passed or (latest := checkpoints.latest()) is None or latest.checkpoint_id == seen[-1]:
+                    return finding
+                if len(seen) == _TRIES:
+                    what = f"Checkpoints {seen} were each replaced while they were read. Check when no run is at work."
+                    return _Finding(False, what, {}, WARN)
+        except CorruptMetadataError as error:
+            return _Finding(False, str(error), {})
+        return _Finding(True, "There is no completed checkpoint yet.", {})
 
     def _result(self, name: str, asset: AssetKey, finding: _Finding) -> AssetCheckResult:
         return AssetCheckResult(
@@ -194,6 +229,8 @@ def _drill(view: _View) -> _Finding:
         drill = restore_drill(view.of_operator(), view.store)
     except (CorruptStateError, CorruptMetadataError) as error:
         return _Finding(False, str(error), {})
+    except StorageError:
+        raise
     except FlinkPyError as error:
         return _Finding(False, str(error), {}, WARN)
     rows = drill.after.get(view.uid, 0)

@@ -30,8 +30,13 @@ def retry_is_pointless(error: str) -> bool:
     return isinstance(kind, type) and issubclass(kind, _RETRY_IS_POINTLESS)
 
 
-def as_failure(error: FlinkPyError) -> Failure:
-    """The step failure of an error, with its parts as metadata; raise it ``from`` the error."""
+def as_failure(error: FlinkPyError, advice: str = "") -> Failure:
+    """The step failure of an error, with its parts as metadata; raise it ``from`` the error.
+
+    Args:
+        error: What was raised.
+        advice: What to do, if the error cannot say that.
+    """
     metadata: dict[str, MetadataValue] = {"error": MetadataValue.text(type(error).__name__)}
     if isinstance(error, UserFunctionError):
         metadata["operator"] = MetadataValue.text(error.operator)
@@ -45,7 +50,7 @@ def as_failure(error: FlinkPyError) -> Failure:
     metadata["traceback"] = MetadataValue.md(f"```\n{trace.rstrip()}\n```")
     retry = not isinstance(error, _RETRY_IS_POINTLESS)
     message = str(error.args[0] if error.args else error)
-    return Failure(message.partition("\n")[0], metadata, allow_retries=retry)
+    return Failure(f"{message.partition(chr(10))[0]} {advice}".rstrip(), metadata, allow_retries=retry)
 
 
 @contextmanager

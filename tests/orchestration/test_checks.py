@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,19 @@ from dagster import (
     AssetSelection,
     DagsterInstance,
     Definitions,
+    Failure,
     define_asset_job,
 )
 
+from dagster_flinkpy.checkpoint import verify
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration import build_flink_asset_checks, flink_assets
+from dagster_flinkpy.errors import ConfigurationError, StorageError
+from dagster_flinkpy.orchestration import CheckpointStorageResource, build_flink_asset_checks, flink_assets
 from dagster_flinkpy.runtime.job import JobAttempt
-from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.orchestration.programs import word_count
 from tests.runtime.harness import run_rows, spark_order
 
@@ -43,9 +49,9 @@ class Deployment:
     def env(self) -> StreamExecutionEnvironment:
         return word_count(self.folder / "table", WORDS, per_epoch=4000)
 
-    def run(self, epochs: int = 1) -> None:
+    def run(self, epochs: int = 1, **options: Any) -> None:
         job = Definitions(flink_assets(self.env(), name="words"), resources=self.resources)
-        config = {"ops": {"words": {"config": {"epochs": epochs}}}}
+        config = {"ops": {"words": {"config": {"epochs": epochs, **options}}}}
         assert job.resolve_implicit_global_asset_job_def().execute_in_process(config, self.instance).success
 
     def check(self, name: str, **options: Any) -> dict[AssetKey, AssetCheckEvaluation]:
@@ -59,6 +65,12 @@ class Deployment:
         )
         result = definitions.resolve_job_def("chosen").execute_in_process(instance=self.instance)
         return {evaluation.asset_key: evaluation for evaluation in result.get_asset_check_evaluations()}
+
+    def failed_check(self, name: str) -> Failure:
+        """How the check's step failed."""
+        with pytest.raises(Failure) as raised:
+            self.check(name)
+        return raised.value
 
     def files(self) -> list[Path]:
         return sorted((self.state / "shared").glob("*.parquet"))
@@ -122,6 +134,70 @@ def test_damaged_metadata_is_a_finding(deployment: Deployment) -> None:
     integrity = deployment.check("snapshot_integrity")[COUNT]
     assert not integrity.passed
     assert "_metadata" in (integrity.description or "")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_finding(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that began anew replaces the checkpoint, so its files go, when the check knows which to look for."""
+    deployment.resources["checkpoint_storage"] = CheckpointStorageResource(url=str(deployment.state.parent))
+    deployment.run()
+    first = set(deployment.files())
+    real, runs, seen = verify.verify_checkpoint, iter([1]), list[bool]()
+
+    def slow(metadata: CheckpointMetadata, store: ObjectStore) -> verify.VerifyResult:
+        for epochs in runs:
+            deployment.run(epochs, start_empty=True, parallelism=3)
+        found = real(metadata, store)
+        seen.append(not found.problems)
+        return found
+
+    monkeypatch.setattr(verify, "verify_checkpoint", slow)
+    found = deployment.check("snapshot_integrity")[COUNT]
+    assert not first & set(deployment.files())
+    assert seen == [False, True]
+    assert found.passed
+    assert found.metadata["flink/checkpoint_id"].value == 2
+
+
+def test_checkpoints_that_come_quicker_than_they_are_read(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.run()
+    ids = iter(range(1, 100))
+    known = CompletedCheckpointStore(StorageLocation(str(deployment.state)).open()).latest()
+    assert known is not None
+    monkeypatch.setattr(
+        CompletedCheckpointStore,
+        "latest",
+        lambda self: replace(known, checkpoint_id=next(ids)),
+    )
+    monkeypatch.setattr(
+        verify, "verify_checkpoint", lambda metadata, store: verify.VerifyResult(1, 0, ("a is missing",))
+    )
+    found = deployment.check("snapshot_integrity")[COUNT]
+    assert not found.passed
+    assert found.severity == AssetCheckSeverity.WARN
+    assert "[1, 2, 3, 4, 5] were each replaced" in (found.description or "")
+
+
+@pytest.mark.parametrize("check", ["snapshot_integrity", "restore_drill", "lag"])
+def test_a_store_that_fails_is_no_finding_but_a_failure_that_says_what_to_do(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    deployment.run()
+
+    def fails(self: LocalObjectStore, *_: object, **__: object) -> Any:
+        raise StorageError("GET s3://b/words: 503 SlowDown")
+
+    for call in ("get", "get_range", "head"):
+        monkeypatch.setattr(LocalObjectStore, call, fails)
+    failure = deployment.failed_check(check)
+    assert str(failure.description).startswith(
+        "GET s3://b/words: 503 SlowDown - That says nothing about the checkpoint."
+    )
+    assert "Run the check again" in str(failure.description)
+    assert failure.metadata["error"].value == "StorageError"
 
 
 def test_lag(deployment: Deployment) -> None:
