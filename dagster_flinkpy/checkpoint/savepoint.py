@@ -32,13 +32,14 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.run_file import as_file, upload_run
+from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = [
     "SavepointFormatType",
     "as_savepoint",
-    "copy_files",
     "check_target",
+    "copy_files",
     "files_location",
     "has_pickled_values",
     "import_savepoint",
@@ -71,11 +72,11 @@ def write_savepoint(
 ) -> str:
     """Write a savepoint of a checkpoint.
 
-    Args:
     A native one may be written beside a run at work, which deletes files that no checkpoint needs any more: it looks
     for native savepoints after it has replaced HEAD; and here HEAD is looked at after the savepoint was written. So
     either the run sees the savepoint, or the savepoint is given up because HEAD keeps its checkpoint no longer.
 
+    Args:
         metadata: all have acknowledged it; it may also be a completed checkpoint, and of a native one it is.
         source: where its files are: rooted at the job's prefix.
         target: the folder in which the savepoint gets its own.
@@ -102,19 +103,18 @@ def write_savepoint(
             operators = tuple(replace(o, subtasks=copy_files(o.subtasks, source, store)) for o in metadata.operators)
             savepoint = replace(savepoint, operators=operators)
         store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
-    except BaseException:
         if native and ((head := read_head(source)) is None or metadata.checkpoint_id not in head[0].kept):
             raise CorruptStateError(
                 f"{source.url} keeps checkpoint {metadata.checkpoint_id} no longer, and a native savepoint needs its "
                 "files; take one of the latest checkpoint, or a canonical one"
             )
+    except BaseException:
         with suppress(StorageError):
             store.delete_many([info.key for info in store.list()])
         raise
     return folder
 
 
-def as_savepoint(
 def check_target(format_type: SavepointFormatType, job_url: str, target_url: str) -> None:
     """Refuses a native savepoint that is to be somewhere else than its files.
 
@@ -133,6 +133,7 @@ def check_target(format_type: SavepointFormatType, job_url: str, target_url: str
         )
 
 
+def as_savepoint(
     metadata: CheckpointMetadata,
     operators: tuple[OperatorState, ...],
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
@@ -190,7 +191,7 @@ def import_savepoint(
     Args:
         source: rooted at the savepoint's folder.
         job: rooted at the job's prefix.
-        written_by: part of the names of the copies; see ``state.operator_state.state_file``. Default: they keep theirs.
+        written_by: part of the names of the copies; see ``state.state_files.state_file``. Default: they keep theirs.
         files: what the paths of its files are relative to, as :func:`files_location` says. Default: its folder.
 
     Returns:

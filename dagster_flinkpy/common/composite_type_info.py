@@ -7,14 +7,14 @@ from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter, itemgetter
-from typing import Any, cast
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any, cast
 
 from dagster_flinkpy.common.type_information import Json, TypeInformation
 from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
 
@@ -35,11 +35,20 @@ class _StructTypeInfo(TypeInformation):
 
     @cached_property
     def _fields(self) -> list[pa.Field]:
+        import pyarrow as pa
+
         return [pa.field(n, t.arrow_type) for n, t in zip(self.field_names, self.field_types, strict=True)]
 
     @property
     def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa
+
         return pa.struct(self._fields)
+
+    @property
+    def arrow_name(self) -> str:
+        fields = (f"{n}: {t.arrow_name}" for n, t in zip(self.field_names, self.field_types, strict=True))
+        return f"struct<{', '.join(fields)}>"
 
     @abstractmethod
     def _positional(self, value: Any) -> Sequence[Any]:
@@ -51,6 +60,8 @@ class _StructTypeInfo(TypeInformation):
         return [blank if v is None else self._positional(v) for v in values]
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        import pyarrow as pa
+
         width, kinds = len(self.field_types), set(map(type, values))
         rows = self._rows(values, kinds)
         if set(map(len, rows)) - {width}:
@@ -69,7 +80,7 @@ class _StructTypeInfo(TypeInformation):
         return pa.StructArray.from_arrays(children, fields=self._fields, mask=mask)
 
     def _columns(self, column: pa.Array) -> list[list[Any]]:
-        struct = cast(pa.StructArray, column)
+        struct = cast("pa.StructArray", column)
         return [t.from_arrow(child) for t, child in zip(self.field_types, struct.flatten(), strict=True)]
 
     def to_json(self) -> Json:
@@ -167,6 +178,8 @@ class TupleTypeInfo(_StructTypeInfo):
 def _null_positions(column: pa.Array) -> list[int]:
     if column.null_count == 0:
         return []
+    import numpy as np
+
     return np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist()
 
 
@@ -179,7 +192,13 @@ class ListTypeInfo(TypeInformation):
 
     @property
     def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa
+
         return pa.list_(self.elem_type.arrow_type)
+
+    @property
+    def arrow_name(self) -> str:
+        return f"list<item: {self.elem_type.arrow_name}>"
 
     def name_fields(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -188,6 +207,8 @@ class ListTypeInfo(TypeInformation):
         return value
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        import pyarrow as pa
+
         for v in values:
             if (
                 v is not None
@@ -200,7 +221,7 @@ class ListTypeInfo(TypeInformation):
         return pa.ListArray.from_arrays(offsets, self.elem_type.to_arrow(flat), type=self.arrow_type)
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        lists = cast(pa.ListArray, column)
+        lists = cast("pa.ListArray", column)
         offsets = lists.offsets.to_pylist()
         base = offsets[0] if offsets else 0
         flat = self.elem_type.from_arrow(lists.values.slice(base, (offsets[-1] if offsets else 0) - base))
@@ -220,9 +241,17 @@ class MapTypeInfo(TypeInformation):
 
     @property
     def arrow_type(self) -> pa.DataType:
+        import pyarrow as pa
+
         return pa.map_(self.key_type.arrow_type, self.value_type.arrow_type)
 
+    @property
+    def arrow_name(self) -> str:
+        return f"map<{self.key_type.arrow_name}, {self.value_type.arrow_name}>"
+
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        import pyarrow as pa
+
         for v in values:
             if v is not None and (not isinstance(v, Mapping) or None in v):
                 raise TypeMismatchError(
@@ -236,7 +265,7 @@ class MapTypeInfo(TypeInformation):
         )
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        maps = cast(pa.MapArray, column)
+        maps = cast("pa.MapArray", column)
         offsets = maps.offsets.to_pylist()
         # Arrow's `keys` and `items` keep the whole child, whatever the slice: the offsets are absolute.
         base = offsets[0] if offsets else 0
@@ -256,5 +285,7 @@ class MapTypeInfo(TypeInformation):
 
 def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:
     """List offsets with nulls where the list is missing, as Arrow's ``from_arrays`` wants them."""
-    ends = np.cumsum([0] + [n or 0 for n in lengths]).tolist()
+    import pyarrow as pa
+
+    ends = list(itertools.accumulate((n or 0 for n in lengths), initial=0))
     return pa.array([None if n is None else ends[i] for i, n in enumerate(lengths)] + [ends[-1]], type=pa.int32())

@@ -6,7 +6,6 @@ import codecs
 from abc import ABC, abstractmethod
 from typing import Any
 
-from dagster_flinkpy.common.text import to_text
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -94,4 +93,6 @@ class Encoder:
 
     def encode(self, type_info: TypeInformation, element: Any) -> bytes:
         """A record as bytes."""
+        from dagster_flinkpy.common.text import to_text  # numpy's digits
+
         return f"{to_text(type_info, element)}\n".encode(self.charset_name)

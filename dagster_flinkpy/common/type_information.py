@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Json", "TypeInformation"]
 
@@ -24,6 +25,11 @@ class TypeInformation(ABC):
     @abstractmethod
     def arrow_type(self) -> pa.DataType:
         """The Arrow type of a column of such values."""
+
+    @property
+    @abstractmethod
+    def arrow_name(self) -> str:
+        """Its name, ``str(arrow_type)``, without importing PyArrow."""
 
     @abstractmethod
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
@@ -52,4 +58,4 @@ class TypeInformation(ABC):
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.arrow_type})"
+        return f"{type(self).__name__}({self.arrow_name})"

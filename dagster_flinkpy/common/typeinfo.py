@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dagster_flinkpy.common.basic_type_info import BASIC_TYPES, BasicTypeInfo, PickledBytesTypeInfo, basic_type
+from dagster_flinkpy.common.basic_type_info import BASIC_TYPES, BasicTypeInfo, PickledBytesTypeInfo
 from dagster_flinkpy.common.composite_type_info import ListTypeInfo, MapTypeInfo, RowTypeInfo, TupleTypeInfo
 from dagster_flinkpy.common.type_information import Json, TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
@@ -32,83 +32,83 @@ class Types:
     @staticmethod
     def STRING() -> TypeInformation:
         """``str``."""
-        return basic_type("STRING")
+        return BasicTypeInfo("STRING")
 
     @staticmethod
     def BOOLEAN() -> TypeInformation:
         """``bool``."""
-        return basic_type("BOOLEAN")
+        return BasicTypeInfo("BOOLEAN")
 
     @staticmethod
     def BYTE() -> TypeInformation:
         """``int`` of 8 bits."""
-        return basic_type("BYTE")
+        return BasicTypeInfo("BYTE")
 
     @staticmethod
     def SHORT() -> TypeInformation:
         """``int`` of 16 bits."""
-        return basic_type("SHORT")
+        return BasicTypeInfo("SHORT")
 
     @staticmethod
     def INT() -> TypeInformation:
         """``int`` of 32 bits."""
-        return basic_type("INT")
+        return BasicTypeInfo("INT")
 
     @staticmethod
     def LONG() -> TypeInformation:
         """``int`` of 64 bits."""
-        return basic_type("LONG")
+        return BasicTypeInfo("LONG")
 
     @staticmethod
     def FLOAT() -> TypeInformation:
         """``float`` of 32 bits."""
-        return basic_type("FLOAT")
+        return BasicTypeInfo("FLOAT")
 
     @staticmethod
     def DOUBLE() -> TypeInformation:
         """``float`` of 64 bits."""
-        return basic_type("DOUBLE")
+        return BasicTypeInfo("DOUBLE")
 
     @staticmethod
     def CHAR() -> TypeInformation:
         """``str`` of one character."""
-        return basic_type("CHAR")
+        return BasicTypeInfo("CHAR")
 
     @staticmethod
     def BIG_DEC() -> TypeInformation:
         """``decimal.Decimal``; 38 digits, 18 of them after the point."""
-        return basic_type("BIG_DEC")
+        return BasicTypeInfo("BIG_DEC")
 
     @staticmethod
     def BIG_INT() -> TypeInformation:
         """``int`` of up to 76 digits."""
-        return basic_type("BIG_INT")
+        return BasicTypeInfo("BIG_INT")
 
     @staticmethod
     def INSTANT() -> TypeInformation:
         """:class:`~dagster_flinkpy.common.time.Instant`, in microseconds."""
-        return basic_type("INSTANT")
+        return BasicTypeInfo("INSTANT")
 
     @staticmethod
     def SQL_DATE() -> TypeInformation:
         """``datetime.date``."""
-        return basic_type("SQL_DATE")
+        return BasicTypeInfo("SQL_DATE")
 
     @staticmethod
     def SQL_TIME() -> TypeInformation:
         """``datetime.time``, in microseconds."""
-        return basic_type("SQL_TIME")
+        return BasicTypeInfo("SQL_TIME")
 
     @staticmethod
     def SQL_TIMESTAMP() -> TypeInformation:
         """``datetime.datetime`` without a zone, in microseconds."""
-        return basic_type("SQL_TIMESTAMP")
+        return BasicTypeInfo("SQL_TIMESTAMP")
 
     @staticmethod
     def PRIMITIVE_ARRAY(element_type: TypeInformation) -> TypeInformation:
         """A list of numbers; ``bytes`` for ``Types.BYTE()``."""
         if element_type == Types.BYTE():
-            return basic_type("BYTES")
+            return BasicTypeInfo("BYTES")
         return ListTypeInfo(element_type, "PRIMITIVE_ARRAY")
 
     @staticmethod
@@ -167,7 +167,7 @@ def type_from_json(description: Json) -> TypeInformation:
 def _from_json(description: Json) -> TypeInformation:
     name = description.get("type")
     if name in BASIC_TYPES:
-        return basic_type(name)
+        return BasicTypeInfo(name)
     builders: dict[str, Callable[[], TypeInformation]] = {
         "PICKLED_BYTE_ARRAY": PickledBytesTypeInfo,
         "ROW": lambda: RowTypeInfo([type_from_json(f) for f in description["fields"]], description["names"]),

@@ -9,8 +9,6 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any, cast
 
-from dagster_flinkpy.key_groups import java_hash_code, row_hash_code
-
 __all__ = ["Row", "RowKind", "row_class", "rows_of"]
 
 
@@ -124,6 +122,12 @@ class Row:
             self._values = list(self._values)
         self._values[item if isinstance(item, (int, slice)) else self._position(item)] = value
 
+    def __java_hash_code__(self) -> int:
+        """The hash of the row as a key."""
+        from dagster_flinkpy.key_groups import row_hash_code
+
+        return row_hash_code(self._row_kind.value, self._values, self._fields)
+
     def __getattr__(self, name: str) -> Any:
         # Private names are never fields: copy and pickle ask for some before the row has any.
         if name.startswith("_") or self._fields is None or name not in self._fields:
@@ -212,8 +216,3 @@ def _as_dict(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_dict(item) for key, item in value.items()}
     return value
-
-
-@java_hash_code.register
-def _row_hash_code(key: Row) -> int:
-    return row_hash_code(key._row_kind.value, key._values, key._fields)

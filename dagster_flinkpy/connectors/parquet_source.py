@@ -8,17 +8,18 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
-
-import pyarrow as pa
-import pyarrow.parquet as pq
+from typing import TYPE_CHECKING
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.connectors.arrow_types import row_type_of
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 __all__ = ["ParquetSource"]
 
@@ -104,6 +105,8 @@ class ParquetSource(PartitionedSource):
         """
         if self._row_type is not None:
             return self._row_type
+        from dagster_flinkpy.connectors.arrow_types import row_type_of
+
         store = self.location.open()
         first = next(iter(self.files(store)), None)
         if first is None:
@@ -245,6 +248,8 @@ class _ParquetEnumerator(SplitEnumerator):
 @contextmanager
 def _naming(store: ObjectStore, key: str) -> Iterator[None]:
     """Turns what goes wrong with one file into a SourceReadError that names it."""
+    import pyarrow as pa
+
     try:
         yield
     except (pa.ArrowException, OSError, StorageError, SourceReadError, ConfigurationError) as error:
@@ -252,6 +257,8 @@ def _naming(store: ObjectStore, key: str) -> Iterator[None]:
 
 
 def _open(store: ObjectStore, key: str, size: int) -> pq.ParquetFile:
+    import pyarrow.parquet as pq
+
     return pq.ParquetFile(RangedFile(store, key, size), pre_buffer=True)
 
 
@@ -261,6 +268,8 @@ def _version(info: ObjectInfo) -> str:
 
 
 def _struct(batch: pa.RecordBatch, row_type: RowTypeInfo) -> pa.Array:
+    import pyarrow as pa
+
     fields = list(row_type.arrow_type)
     columns = []
     for field in fields:

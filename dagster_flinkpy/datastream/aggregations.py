@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import pyarrow as pa
-
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.functions import AggregateFunction, ProcessWindowFunction
@@ -125,6 +123,9 @@ def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | N
     return None, None
 
 
+_NUMBERS = ("BYTE", "SHORT", "INT", "LONG", "FLOAT", "DOUBLE")
+
+
 def check_is_number(record_type: TypeInformation, position: int | str, what: str) -> None:
     """Makes sure that a field is an integer or a floating point number.
 
@@ -132,7 +133,7 @@ def check_is_number(record_type: TypeInformation, position: int | str, what: str
         ConfigurationError: It is not, or there is none.
     """
     _, kind = field_of(record_type, position)
-    if kind is None or not (pa.types.is_integer(kind.arrow_type) or pa.types.is_floating(kind.arrow_type)):
+    if not isinstance(kind, BasicTypeInfo) or kind.name not in _NUMBERS:
         raise ConfigurationError(
             f"{what} of {position!r}: it is {kind or 'no field'} in {record_type}; it must be a number, and the type "
             "of the records declared"

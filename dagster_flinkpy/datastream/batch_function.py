@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.datastream.functions import Function
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["BatchState", "KeyedBatchFunction"]
 

@@ -111,6 +111,11 @@ def _instance(value: Any, inside: tuple[int, ...], lines: list[str]) -> None:
     if is_dataclass(value):
         _describe({field.name: getattr(value, field.name) for field in fields(value)}, inside, lines)
     elif hasattr(value, "__dict__"):
-        _describe(vars(value), inside, lines)
+        _describe({name: of for name, of in vars(value).items() if not _is_cached(type(value), name)}, inside, lines)
     elif " at 0x" not in repr(value):  # a timedelta, an Arrow type, ...
         lines.append(repr(value))
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    """Whether an attribute is there, or not, by what the process has done before."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)

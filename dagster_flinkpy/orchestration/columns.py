@@ -48,5 +48,5 @@ def _columns(type_info: TypeInformation) -> list[TableColumn]:
         return []
     if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
         fields = zip(type_info.field_names, type_info.field_types, strict=True)
-        return [TableColumn(name, str(of.arrow_type)) for name, of in fields]
-    return [TableColumn("value", str(type_info.arrow_type))]
+        return [TableColumn(name, of.arrow_name) for name, of in fields]
+    return [TableColumn("value", type_info.arrow_name)]

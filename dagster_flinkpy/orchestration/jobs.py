@@ -17,9 +17,6 @@ from dagster import (
     op,
 )
 
-from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import active_runs
@@ -38,6 +35,7 @@ from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_s
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
     from dagster_flinkpy.runtime.job import JobAttempt
 
 __all__ = ["build_flink_jobs"]
@@ -176,6 +174,8 @@ class _Jobs:
 
     def sweep(self) -> JobDefinition:
         def sweep_job(context: OpExecutionContext, config: SweepConfig) -> None:
+            from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
+
             location = self._location(context).child(self._id)
             with flink_failures():
                 old: list[str] = []
@@ -261,7 +261,7 @@ class _Jobs:
         context.add_output_metadata({**dict(summary), **origin})
         return epoch.checkpoint_id
 
-    def _observe(self, context: OpExecutionContext, what: str, metadata: CheckpointMetadata, savepoint: str) -> None:
+    def _observe(self, context: OpExecutionContext, what: str, metadata: "CheckpointMetadata", savepoint: str) -> None:
         facts = dict(
             FlinkCheckpointMetadataSet(
                 checkpoint_id=metadata.checkpoint_id, savepoint=place(savepoint), state_bytes=metadata.state_bytes
@@ -272,6 +272,8 @@ class _Jobs:
         context.add_output_metadata(facts)
 
     def _dispose(self, context: OpExecutionContext, savepoint: StorageLocation) -> None:
+        from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+
         owner = f"Dagster run {context.run.run_id} (dispose)"
         dispose_savepoint(savepoint, owner=owner, now_ms=time.time_ns() // 1_000_000)
         context.log.info(f"{savepoint.url} is deleted")

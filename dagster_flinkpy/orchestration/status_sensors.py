@@ -18,7 +18,6 @@ from dagster import (
 )
 from dagster._core.definitions.run_request import InstigatorType
 from dagster._core.definitions.sensor_definition import SensorType
-from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
 
 from dagster_flinkpy.orchestration.job_runs import recent_runs, works_on
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
@@ -107,6 +106,8 @@ def _overtaken(
 
 def _switch(instance: DagsterInstance, run: DagsterRun, sensor: SensorDefinition, *, on: bool) -> bool:
     """Does what the switch in the UI does; says whether that changed anything."""
+    from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
+
     assert run.remote_job_origin is not None  # asked for before
     origin = run.remote_job_origin.repository_origin.get_instigator_origin(sensor.name)
     status = InstigatorStatus.RUNNING if on else InstigatorStatus.STOPPED

@@ -47,7 +47,7 @@ class ChannelStateWriter:
 
     Args:
         open_store: Opens the store, rooted at the job's prefix, if there is something to write.
-        written_by: Part of the names of its files; see ``state.operator_state.state_file``.
+        written_by: Part of the names of its files; see ``state.state_files.state_file``.
     """
 
     def __init__(self, open_store: Callable[[], ObjectStore], written_by: str) -> None:

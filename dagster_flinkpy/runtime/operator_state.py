@@ -243,7 +243,7 @@ class OperatorStateBackend(OperatorStateStore):
         subtask: Index of the subtask.
         store: Rooted at the job's prefix.
         restored: What the subtask goes on from.
-        written_by: Part of the names of its files; see ``state.operator_state.state_file``.
+        written_by: Part of the names of its files; see ``state.state_files.state_file``.
     """
 
     def __init__(

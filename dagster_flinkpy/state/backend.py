@@ -180,7 +180,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         restored: where to start from; None for nothing.
         now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
         overlay_rows: Keys and rows in memory above which the overlay is written out early. Default: 1,000,000.
-        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.operator_state.state_file`.
+        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.state_files.state_file`.
         inline_below: Bytes below which a run is part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
         turn: Whether this subtask is to merge its runs early, before it must. Default: False.

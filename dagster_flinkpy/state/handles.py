@@ -7,13 +7,14 @@ import binascii
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dagster_flinkpy.errors import CorruptMetadataError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.storage import check_relative
+
+if TYPE_CHECKING:
+    import numpy as np
 
 __all__ = ["KeyedSnapshot", "RunHandle", "StateKind", "TableSnapshot", "count_key_groups"]
 
@@ -320,6 +321,8 @@ class KeyedSnapshot:
 
 def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, ...]:
     """Counts the rows of each key group of a sorted, non-empty column, in the form of ``RunHandle``."""
+    import numpy as np
+
     groups, counts = np.unique(key_groups, return_counts=True)
     encoded = [int(groups[0])]
     expected = encoded[0]

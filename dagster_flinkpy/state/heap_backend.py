@@ -75,7 +75,7 @@ class HeapKeyedStateBackend(ColumnarKeyedStateBackend):
         cache: local copies of runs.
         restored: where to start from; None for nothing.
         now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
-        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.operator_state.state_file`.
+        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.state_files.state_file`.
         inline_below: Bytes below which a run is part of the metadata. Default: 20,000.
     """
 

@@ -1,8 +1,6 @@
 """How operator state is stored: typed Arrow in the metadata itself, or in Parquet files where it is larger.
 
-A partition, what redistribution moves, is a JSON object: ``{"arrow": base64}`` holds a record batch;
-``{"file": sha256, "by": writer, "row": n}`` stands for a row of ``shared/<writer>-<sha256>.parquet``, and without
-``row`` for all of them. (Without ``by``, as older files have it, of ``shared/<sha256>.parquet``.)
+``state_files`` says what a partition is.
 """
 
 from __future__ import annotations
@@ -11,41 +9,23 @@ import base64
 import binascii
 import hashlib
 import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dagster_flinkpy.errors import (
-    CorruptMetadataError,
-    CorruptStateError,
-    ObjectNotFoundError,
-    PreconditionFailedError,
-)
+from dagster_flinkpy.errors import CorruptStateError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["INLINE_BELOW", "file_of", "files_of", "read_partitions", "sha256_of", "state_file", "write_partitions"]
+__all__ = ["INLINE_BELOW", "read_partitions", "write_partitions"]
 
 INLINE_BELOW = 20_000
 """Bytes below which a state is part of the metadata (Flink: ``state.storage.fs.memory-threshold``)."""
 
 Json = Any
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_WRITER = re.compile(r"[0-9a-z-]{1,64}")
-
-
-def state_file(sha256: str, written_by: str = "") -> str:
-    """The path of a state file, relative to the job's prefix.
-
-    Args:
-        sha256: of its content.
-        written_by: the execution attempt and the checkpoint. Two attempts never write one name, so what an older one
-            deletes too late is not what a newer one needs. Default: nobody; the folder is written once.
-    """
-    return f"shared/{written_by}-{sha256}.parquet" if written_by else f"shared/{sha256}.parquet"
 
 
 def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, written_by: str = "") -> tuple[Json, ...]:
@@ -54,7 +34,7 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, writte
     Args:
         table: the state, one row per element or entry.
         store: rooted at the job's prefix.
-        written_by: as of :func:`state_file`.
+        written_by: as of ``state_file``.
         split: whether each row is a partition of its own; else all of them are one.
 
     Returns:
@@ -108,33 +88,6 @@ def read_partitions(partitions: Sequence[Json], schema: pa.Schema, store: Object
         except (pa.ArrowException, binascii.Error, KeyError, TypeError, ValueError, OSError) as error:
             raise CorruptStateError(f"{what} cannot be read: {error}") from error
     return pa.concat_tables(parts).combine_chunks()
-
-
-def file_of(partition: Json) -> str | None:
-    """The path of the file that a partition is in, relative to the job's prefix; None for one in the metadata.
-
-    Raises:
-        CorruptMetadataError: it names no such file.
-    """
-    sha256 = partition.get("file") if isinstance(partition, dict) else None
-    if sha256 is None:
-        return None
-    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise CorruptMetadataError(f"operator state names a file by {sha256!r}, which is no SHA-256 checksum")
-    written_by = partition.get("by", "")
-    if not isinstance(written_by, str) or (written_by and not _WRITER.fullmatch(written_by)):
-        raise CorruptMetadataError(f"operator state names a file by its writer {written_by!r}, which is none")
-    return state_file(sha256, written_by)
-
-
-def sha256_of(path: str) -> str:
-    """The checksum in the path of a file of operator state."""
-    return path.removesuffix(".parquet")[-64:]
-
-
-def files_of(partitions: Iterable[Json]) -> set[str]:
-    """The paths of all files that some partitions are in."""
-    return {path for partition in partitions if (path := file_of(partition)) is not None}
 
 
 def _batch(table: pa.Table) -> pa.RecordBatch:

@@ -36,7 +36,7 @@ from dagster_flinkpy.state.layout import (
     key_groups_of,
     make_sort_keys,
 )
-from dagster_flinkpy.state.operator_state import state_file
+from dagster_flinkpy.state.state_files import state_file
 from dagster_flinkpy.state.transfers import fetch
 from dagster_flinkpy.storage import ObjectStore
 

@@ -120,6 +120,7 @@ def test_json_describes_a_type(typed: tuple[TypeInformation, Any]) -> None:
     assert again == kind
     assert hash(again) == hash(kind)
     assert again.arrow_type == kind.arrow_type
+    assert kind.arrow_name == str(kind.arrow_type)
 
 
 def test_pickled_values_round_trip() -> None:

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.connectors.parquet_sink import ParquetSink, ParquetWriter
+from dagster_flinkpy.connectors.parquet_sink import ParquetSink
+from dagster_flinkpy.connectors.parquet_writer import ParquetWriter
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,22 @@ def test_an_object_that_holds_itself_is_described() -> None:
     function = Scaled(1)
     function.factor = [function]
     assert version_of(function) == version_of(function)
+
+
+class Cached:
+    @cached_property
+    def table(self) -> dict[str, int]:
+        return {"a": 1}
+
+    def __call__(self, value: int) -> int:
+        return value
+
+
+def test_does_not_follow_what_is_cached() -> None:
+    function = Cached()
+    before = version_of(function)
+    assert function.table
+    assert version_of(function) == before
 
 
 def test_changes_with_the_key_selector(tmp_path: Path) -> None:

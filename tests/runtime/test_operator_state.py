@@ -43,7 +43,8 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.operator_state import OperatorStateBackend
-from dagster_flinkpy.state.operator_state import file_of, read_partitions, write_partitions
+from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.state_files import file_of
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, run_job

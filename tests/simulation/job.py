@@ -42,8 +42,8 @@ from dagster_flinkpy.runtime.exchange import Kind, WireRow
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
-from dagster_flinkpy.state.operator_state import file_of, state_file
 from dagster_flinkpy.state.run_file import upload_run
+from dagster_flinkpy.state.state_files import file_of, state_file
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from tests.simulation.world import URL, SimulatedStore, World
 

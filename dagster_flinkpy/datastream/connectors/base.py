@@ -10,12 +10,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "CommitRequest",

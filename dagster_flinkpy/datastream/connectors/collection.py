@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["CollectionSource", "SliceEnumerator"]
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import (
@@ -25,6 +23,9 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["ExchangeSink", "ExchangeSource"]
 

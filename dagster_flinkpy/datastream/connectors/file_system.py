@@ -9,9 +9,8 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
-
-import pyarrow as pa
 
 from dagster_flinkpy.common.serialization import Encoder, check_charset
 from dagster_flinkpy.common.time import Duration
@@ -29,6 +28,9 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "BucketAssigner",

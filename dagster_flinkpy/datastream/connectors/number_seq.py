@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-
-import numpy as np
-import pyarrow as pa
+from typing import TYPE_CHECKING
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import SliceEnumerator
 from dagster_flinkpy.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["NumberSequenceSource"]
 
@@ -36,6 +37,9 @@ class NumberSequenceSource(Source):
         return SliceEnumerator(self._end - self._start + 1, None, (restored or {}).get("next", 0))
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        import numpy as np
+        import pyarrow as pa
+
         end = split.properties["end"]
         for start in range(split.offset, end, 1 << 16):
             stop = min(start + (1 << 16), end)

@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.exchange import ExchangeSource
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     DataFrameFactory = Callable[[SparkSession], DataFrame]

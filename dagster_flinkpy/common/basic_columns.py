@@ -1,0 +1,154 @@
+"""The Arrow columns of basic types; imported when data is, so that declaring a job needs neither PyArrow nor numpy."""
+
+from __future__ import annotations
+
+import decimal
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.time import Instant
+from dagster_flinkpy.errors import TypeMismatchError
+
+__all__ = ["BasicColumn", "basic_column"]
+
+_ARROW_REFUSES = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+_ARROW_TYPES: dict[str, pa.DataType] = {
+    "STRING": pa.string(),
+    "BOOLEAN": pa.bool_(),
+    "BYTE": pa.int8(),
+    "SHORT": pa.int16(),
+    "INT": pa.int32(),
+    "LONG": pa.int64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "CHAR": pa.string(),
+    "BIG_DEC": pa.decimal128(38, 18),
+    "SQL_DATE": pa.date32(),
+    "SQL_TIME": pa.time64("us"),
+    "SQL_TIMESTAMP": pa.timestamp("us"),
+    "BYTES": pa.binary(),
+    "BIG_INT": pa.decimal256(76, 0),
+    "INSTANT": pa.timestamp("us", tz="UTC"),
+}
+
+_INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
+    pa.types.is_integer,
+    pa.types.is_date,
+    pa.types.is_time,
+    pa.types.is_string,
+    lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
+)
+"""Types for which Arrow would change values without a word: cut fractions, times of day, time zones; decode bytes."""
+
+
+class BasicColumn:
+    """Python values from and to the column of a basic type."""
+
+    def __init__(self, name: str, arrow_type: pa.DataType) -> None:
+        self.name = name
+        self.arrow_type = arrow_type
+        self._by_numpy = (
+            pa.types.is_integer(arrow_type) or pa.types.is_floating(arrow_type) or pa.types.is_boolean(arrow_type)
+        )
+        self._fits = next((fits for fits in _INFERRED if fits(arrow_type)), None)
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        """As ``TypeInformation.to_arrow``."""
+        try:
+            return self._build(values)
+        except _ARROW_REFUSES as e:
+            raise TypeMismatchError(f"declared {self.name}, produced {self._first_misfit(values)}") from e
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if self._fits is None:
+            return pa.array(values, type=self.arrow_type, from_pandas=False)
+        column = pa.array(values, from_pandas=False)
+        if not self._fits(column.type) and column.null_count < len(column):
+            raise TypeError(f"{column.type} values")
+        return column.cast(self.arrow_type)
+
+    def _first_misfit(self, values: Sequence[Any]) -> str:
+        for value in values:
+            try:
+                self._build([value])
+            except _ARROW_REFUSES:
+                far = isinstance(value, int) and pa.types.is_integer(self.arrow_type) and not isinstance(value, bool)
+                out_of_range = ", out of its range" if far else ""
+                return f"a value that is not: {value!r} is {type(value).__name__}{out_of_range}"
+        return "values of several types"
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        """As ``TypeInformation.from_arrow``."""
+        if not self._by_numpy:
+            return cast("list[Any]", column.to_pylist())
+        if column.null_count == 0:
+            return cast("list[Any]", column.to_numpy(zero_copy_only=False).tolist())
+        values = column.fill_null(False if pa.types.is_boolean(self.arrow_type) else 0)
+        listed: list[Any] = values.to_numpy(zero_copy_only=False).tolist()
+        for i in np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False)).tolist():
+            listed[i] = None
+        return listed
+
+
+class _BigIntColumn(BasicColumn):
+    """Python's ``int``, wider than Arrow's."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if any(not isinstance(v, (int, type(None))) or isinstance(v, bool) for v in values):
+            raise TypeError("not int")
+        return pa.array([None if v is None else decimal.Decimal(v) for v in values], type=self.arrow_type)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        return [None if v is None else int(v) for v in column.to_pylist()]
+
+
+class _BytesColumn(BasicColumn):
+    """``bytes``; Arrow would encode strings, too."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if any(issubclass(kind, str) for kind in set(map(type, values))):
+            raise TypeError("not bytes")
+        return super()._build(values)
+
+
+class _BigDecColumn(BasicColumn):
+    """``Decimal``, without the zeros that its column puts behind the last digit."""
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        return [None if v is None else _without_zeros(v) for v in column.to_pylist()]
+
+
+def _without_zeros(value: decimal.Decimal) -> decimal.Decimal:
+    digits = format(value, "f")
+    return decimal.Decimal(digits.rstrip("0").rstrip(".") if "." in digits else digits)
+
+
+class _InstantColumn(BasicColumn):
+    """:class:`Instant`."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if any(not isinstance(v, (Instant, type(None))) for v in values):
+            raise TypeError("not Instant")
+        micros = [None if v is None else v.seconds * 1_000_000 + v.nanos // 1000 for v in values]
+        return pa.array(micros, type=pa.int64()).cast(self.arrow_type)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        micros = column.cast(pa.int64()).to_pylist()
+        return [None if v is None else Instant(v // 1_000_000, v % 1_000_000 * 1000) for v in micros]
+
+
+@cache
+def basic_column(name: str) -> BasicColumn:
+    """The column of a basic type."""
+    kinds: dict[str, type[BasicColumn]] = {
+        "BIG_DEC": _BigDecColumn,
+        "BIG_INT": _BigIntColumn,
+        "BYTES": _BytesColumn,
+        "INSTANT": _InstantColumn,
+    }
+    return kinds.get(name, BasicColumn)(name, _ARROW_TYPES[name])

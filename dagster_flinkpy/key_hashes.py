@@ -1,0 +1,447 @@
+"""The hash codes of keys, and the key groups that follow from them: Flink's answers, bit for bit.
+
+A key's group is ``murmur(java_hash_code(key)) % max_parallelism``. Each hash exists twice, for one Python key
+(`java_hash_code`) and for an Arrow column of keys (`java_hash_codes`); both give the same numbers. The Java type
+that a Python or Arrow type stands for:
+
+============== ======================================= ==========================
+Java           Python                                  Arrow
+============== ======================================= ==========================
+Boolean        bool, numpy.bool_                       bool
+Byte, Short    numpy.int8, numpy.int16                 int8, int16
+Integer        numpy.int32                             int32
+Long           int (within 64 bits), numpy.int64       int64
+Float          numpy.float32                           float
+Double         float, numpy.float64                    double
+String         str                                     string, large_string
+Tuple2, ...    tuple                                   struct (``struct_as="tuple"``)
+Row            dagster_flinkpy.common.types.Row        struct (``struct_as="row"`` or ``"named_row"``)
+null           None, as a field                        null, as a field
+byte[]         bytes, as a field of a Row              binary, large_binary, as a field of a row
+============== ======================================= ==========================
+
+Source: Flink's ``KeyGroupRangeAssignment``, ``MathUtils.murmurHash``, ``Tuple2``, ``RowUtils``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from functools import singledispatch
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.key_groups import check_parallelism, check_parallelisms
+
+__all__ = [
+    "StructAs",
+    "assign_to_key_group",
+    "java_hash_code",
+    "java_hash_codes",
+    "key_groups",
+    "key_groups_of_hashes",
+    "murmur_hash",
+    "operator_indexes",
+    "row_hash_code",
+]
+
+StructAs = Literal["tuple", "row", "named_row"]
+"""Which Java class the structs of an Arrow column stand for."""
+
+_HashArray = npt.NDArray[np.uint32]
+
+
+# --- one key ----------------------------------------------------------------------------------------------------------
+
+
+def assign_to_key_group(key: object, max_parallelism: int) -> int:
+    """The key group of one key.
+
+    Raises:
+        ParallelismError: ``max_parallelism`` is not within 1 to 32768.
+        UnsupportedKeyTypeError: The key, or a field of it, has no stable hash.
+    """
+    check_parallelism("max_parallelism", max_parallelism)
+    return murmur_hash(java_hash_code(key)) % max_parallelism
+
+
+def murmur_hash(code: int) -> int:
+    """Spreads a hash code over 0 to 2**31 - 1, as ``MathUtils.murmurHash`` does."""
+    return int(_murmur(np.array([code & 0xFFFFFFFF], dtype=np.uint32))[0])
+
+
+@singledispatch
+def java_hash_code(key: object) -> int:
+    """What ``hashCode()`` of the matching Java object returns, as a signed 32-bit number.
+
+    A subclass is hashed as its base: a NamedTuple as a tuple, an IntEnum as an int. Other types join with a method
+    ``__java_hash_code__``, as Row does.
+
+    Raises:
+        UnsupportedKeyTypeError: The type has no stable hash; a field inside a tuple or Row is named.
+    """
+    own: Callable[[object], int] | None = getattr(type(key), "__java_hash_code__", None)
+    if own is not None:
+        return own(key)
+    if key is None:
+        reason = "a key must not be None"
+    elif isinstance(key, bytes):
+        reason = "bytes are a byte[], which Java hashes by identity; use a str, or a Row with a bytes field"
+    else:
+        reason = f"{type(key).__qualname__} is not a key type; use bool, int, float, str, or a tuple or Row of these"
+    raise UnsupportedKeyTypeError(reason)
+
+
+@java_hash_code.register(bool)
+@java_hash_code.register(np.bool_)
+def _boolean_hash_code(key: bool | np.bool_) -> int:
+    return 1231 if key else 1237
+
+
+@java_hash_code.register(np.int8)
+@java_hash_code.register(np.int16)
+@java_hash_code.register(np.int32)
+def _integer_hash_code(key: np.int8 | np.int16 | np.int32) -> int:
+    return int(key)
+
+
+@java_hash_code.register(int)
+@java_hash_code.register(np.int64)
+def _long_hash_code(key: int | np.int64) -> int:
+    value = int(key)
+    if not -(1 << 63) <= value < 1 << 63:
+        raise UnsupportedKeyTypeError(f"int {value} does not fit a Java Long (64 bits); use a str")
+    return _signed(value ^ (value >> 32))
+
+
+@java_hash_code.register
+def _double_hash_code(key: float) -> int:
+    # All NaNs are one key, whatever their bits; 0.0 and -0.0 are two.
+    (bits,) = struct.unpack("<q", struct.pack("<d", math.nan if key != key else key))
+    return _signed(bits ^ (bits >> 32))
+
+
+@java_hash_code.register
+def _float_hash_code(key: np.float32) -> int:
+    return int(np.float32(math.nan if np.isnan(key) else key).view(np.int32))
+
+
+@java_hash_code.register
+def _string_hash_code(key: str) -> int:
+    # Java counts UTF-16 code units; a Python str may hold lone surrogates, as a Java String may.
+    return _signed(_fold(np.frombuffer(key.encode("utf-16-le", "surrogatepass"), dtype="<u2").tolist(), 0))
+
+
+@java_hash_code.register(tuple)
+def _tuple_hash_code(key: tuple[object, ...]) -> int:
+    return _signed(_fold((_field_hash(index, field) for index, field in enumerate(key)), 0))
+
+
+def row_hash_code(kind: int, values: Sequence[object], names: Sequence[str] | None = None) -> int:
+    """``Row.hashCode()``: of a Java row with positions, or of one with names (then their order does not count).
+
+    Args:
+        kind: The byte of the RowKind: 0 to 3.
+        values: The fields; None and bytes may be among them.
+        names: The field names, of a row that has any.
+
+    Raises:
+        UnsupportedKeyTypeError: A field has no stable hash.
+    """
+    if names is None:
+        fields = _fold((_row_field_hash(index, value) for index, value in enumerate(values)), 1)
+    else:
+        fields = 1 + sum(
+            (31 + java_hash_code(name)) ^ _signed(_row_field_hash(name, value))
+            for name, value in zip(names, values, strict=False)
+        )
+    return _signed(31 * kind + fields)
+
+
+def _field_hash(name: str | int, value: object) -> int:
+    if value is None:
+        return 0
+    try:
+        return java_hash_code(value)
+    except UnsupportedKeyTypeError as error:
+        raise UnsupportedKeyTypeError(f"key field {name!r}: {error}") from None
+
+
+def _row_field_hash(name: str | int, value: object) -> int:
+    # RowUtils hashes a field as an array of one, which adds 31 to all but null.
+    if value is None:
+        return 0
+    if isinstance(value, bytes):
+        return 31 + _fold(np.frombuffer(value, dtype=np.int8).tolist(), 1)
+    return 31 + _field_hash(name, value)
+
+
+def _fold(hashes: Iterator[int] | list[int], start: int) -> int:
+    """Java's usual way to join hashes, modulo 2**32."""
+    result = start
+    for code in hashes:
+        result = (31 * result + code) & 0xFFFFFFFF
+    return result
+
+
+def _signed(code: int) -> int:
+    return ((code + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+# --- columns of keys --------------------------------------------------------------------------------------------------
+
+# Elements worked on at a time: the temporaries of some thirty numpy calls stay in the processor's cache.
+_BLOCK = 1 << 14
+
+
+def key_groups(
+    column: pa.Array[Any] | pa.ChunkedArray[Any], max_parallelism: int, *, struct_as: StructAs = "tuple"
+) -> npt.NDArray[np.uint16]:
+    """The key group of each key of an Arrow column; see `java_hash_codes` for what the column may hold.
+
+    Raises:
+        ParallelismError: ``max_parallelism`` is not within 1 to 32768.
+        UnsupportedKeyTypeError: A key is null, or the column or a field of it has no stable hash.
+    """
+    check_parallelism("max_parallelism", max_parallelism)
+    return key_groups_of_hashes(java_hash_codes(column, struct_as=struct_as), max_parallelism)
+
+
+def key_groups_of_hashes(hashes: npt.NDArray[np.int32], max_parallelism: int) -> npt.NDArray[np.uint16]:
+    """The key group of each hash code that `java_hash_codes` gave.
+
+    Raises:
+        ParallelismError: ``max_parallelism`` is not within 1 to 32768.
+    """
+    check_parallelism("max_parallelism", max_parallelism)
+    codes = np.ascontiguousarray(hashes, dtype=np.int32).view(np.uint32)
+    groups = np.empty(len(codes), dtype=np.uint16)
+    divisor = np.uint32(max_parallelism)
+    for start in range(0, len(codes), _BLOCK):
+        block = _murmur(codes[start : start + _BLOCK])
+        # numpy divides by a scalar in SIMD, but takes remainders one by one.
+        groups[start : start + _BLOCK] = block - block // divisor * divisor
+    return groups
+
+
+def operator_indexes(
+    key_groups: npt.NDArray[np.integer[Any]], max_parallelism: int, parallelism: int
+) -> npt.NDArray[np.int32]:
+    """`compute_operator_index_for_key_group` of each element; the elements are not checked.
+
+    Raises:
+        ParallelismError: An argument is out of range, or ``parallelism`` is above ``max_parallelism``.
+    """
+    check_parallelisms(max_parallelism, parallelism)
+    indexes = key_groups.astype(np.int32)  # the product stays below 2**30
+    indexes *= np.int32(parallelism)
+    indexes //= np.int32(max_parallelism)
+    return indexes
+
+
+def java_hash_codes(
+    column: pa.Array[Any] | pa.ChunkedArray[Any], *, struct_as: StructAs = "tuple"
+) -> npt.NDArray[np.int32]:
+    """`java_hash_code` of each key of an Arrow column.
+
+    Args:
+        column: Signed integers, floats, booleans, strings, or structs of these.
+        struct_as: What the structs of the column, at every depth, stand for.
+            ``"tuple"``: a Python tuple of the fields, so a Flink TupleN.
+            ``"row"``: a Row without field names. ``"named_row"``: a Row with the field names of the struct.
+            An Arrow struct has no RowKind, so a row counts as INSERT; for another kind of the outermost row
+            add ``31 * kind`` to its hash, modulo 2**32.
+
+    Raises:
+        UnsupportedKeyTypeError: A key is null, or the column or a field of it has no stable hash.
+    """
+    if column.null_count:
+        raise UnsupportedKeyTypeError(f"{column.null_count} of {len(column)} keys are null; a key must not be null")
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    if not chunks:
+        chunks = [pa.array([], type=column.type)]
+    hashes = [_column_hashes(chunk, struct_as) for chunk in chunks]
+    return (hashes[0] if len(hashes) == 1 else np.concatenate(hashes)).view(np.int32)
+
+
+def _murmur(codes: _HashArray) -> _HashArray:
+    code = codes * np.uint32(0xCC9E2D51)
+    code = code << np.uint32(15) | code >> np.uint32(17)
+    code *= np.uint32(0x1B873593)
+    code = code << np.uint32(13) | code >> np.uint32(19)
+    code *= np.uint32(5)
+    code += np.uint32(0xE6546B64)
+    code ^= np.uint32(4)
+    code ^= code >> np.uint32(16)
+    code *= np.uint32(0x85EBCA6B)
+    code ^= code >> np.uint32(13)
+    code *= np.uint32(0xC2B2AE35)
+    code ^= code >> np.uint32(16)
+    # The absolute value of the code as a signed number; of the least one, which has none, 0.
+    absolute: _HashArray = np.minimum(code, np.negative(code)) & np.uint32(0x7FFFFFFF)
+    return absolute
+
+
+def _column_hashes(column: pa.Array[Any], struct_as: StructAs) -> _HashArray:
+    """The hash of each element; 0 where it is null."""
+    kind = column.type
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), dtype=np.uint32)
+    if isinstance(column, pa.StructArray):
+        hashes = _struct_hashes(column, struct_as)
+    elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        hashes = _string_hashes(column)
+    elif pa.types.is_boolean(kind):
+        hashes = np.where(_values(column, False), np.uint32(1231), np.uint32(1237))
+    elif kind in (pa.int8(), pa.int16(), pa.int32()):
+        hashes = _values(column, 0).astype(np.int32).view(np.uint32)
+    elif kind == pa.int64():
+        hashes = _long_hashes(_values(column, 0))
+    elif kind == pa.float64():
+        hashes = _long_hashes(_canonical(_values(column, 0.0)).view(np.int64))
+    elif kind == pa.float32():
+        hashes = _canonical(_values(column, 0.0)).view(np.uint32).copy()
+    else:
+        raise UnsupportedKeyTypeError(
+            f"Arrow type {kind} is not a key type; cast it to bool, int8 to int64, float, double, string, "
+            "or a struct of these"
+        )
+    if column.null_count:
+        hashes[_is_null(column)] = 0
+    return hashes
+
+
+def _struct_hashes(column: pa.StructArray, struct_as: StructAs) -> _HashArray:
+    result = np.full(len(column), 0 if struct_as == "tuple" else 1, dtype=np.uint32)
+    # flatten() honours the slice and makes the fields of a null struct null.
+    for field, values in zip(column.type, column.flatten(), strict=True):
+        try:
+            hashes = _column_hashes(values, struct_as) if struct_as == "tuple" else _row_field_hashes(values, struct_as)
+        except UnsupportedKeyTypeError as error:
+            raise UnsupportedKeyTypeError(f"key field {field.name!r}: {error}") from None
+        if struct_as == "named_row":
+            result += hashes ^ np.uint32((31 + java_hash_code(field.name)) & 0xFFFFFFFF)
+        else:
+            result = result * np.uint32(31) + hashes
+    return result
+
+
+def _row_field_hashes(column: pa.Array[Any], struct_as: StructAs) -> _HashArray:
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        hashes = _byte_array_hashes(column)
+    else:
+        hashes = _column_hashes(column, struct_as)
+    hashes = hashes + np.uint32(31)
+    if column.null_count:
+        hashes[_is_null(column)] = 0
+    return hashes
+
+
+def _long_hashes(values: npt.NDArray[np.int64]) -> _HashArray:
+    halves = values.view(np.uint32)
+    return halves[0::2] ^ halves[1::2]
+
+
+def _canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The floats, with one bit pattern for all NaNs."""
+    nan = np.isnan(values)
+    return np.where(nan, values.dtype.type(math.nan), values) if nan.any() else values
+
+
+def _string_hashes(column: pa.Array[Any]) -> _HashArray:
+    offsets, data = _offsets_and_data(column, "")
+    hashes = np.empty(len(column), dtype=np.uint32)
+    for rows in _row_blocks(offsets):
+        bounds = offsets[rows.start : rows.stop + 1] - offsets[rows.start]
+        units = data[offsets[rows.start] : offsets[rows.stop]]
+        if len(units) and units.max() >= 0x80:
+            hashes[rows] = _polynomials(*_utf16(bounds, units))
+        else:
+            hashes[rows] = _polynomials(bounds, units)
+    return hashes
+
+
+def _byte_array_hashes(column: pa.Array[Any]) -> _HashArray:
+    """Java's ``Arrays.hashCode(byte[])``: of signed bytes, starting from 1."""
+    offsets, data = _offsets_and_data(column, b"")
+    hashes = np.empty(len(column), dtype=np.uint32)
+    for rows in _row_blocks(offsets):
+        bounds = offsets[rows.start : rows.stop + 1] - offsets[rows.start]
+        signed = data[offsets[rows.start] : offsets[rows.stop]].view(np.int8).astype(np.int32).view(np.uint32)
+        hashes[rows] = _polynomials(bounds, signed) + _powers(31, len(signed) + 1)[np.diff(bounds)]
+    return hashes
+
+
+def _utf16(bounds: npt.NDArray[Any], utf8: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint16]]:
+    """UTF-8 text and the bounds of its strings, as UTF-16 code units."""
+    # Each first byte of a character is one unit; one of four bytes needs a surrogate pair.
+    units_before = np.zeros(len(utf8) + 1, dtype=np.int64)
+    np.cumsum(((utf8 & 0xC0) != 0x80).view(np.int8) + (utf8 >= 0xF0).view(np.int8), out=units_before[1:])
+    units = np.frombuffer(utf8.tobytes().decode("utf-8").encode("utf-16-le"), dtype="<u2")
+    return units_before[bounds], units
+
+
+def _polynomials(bounds: npt.NDArray[Any], units: npt.NDArray[Any]) -> _HashArray:
+    """``s[0] * 31**(n-1) + ... + s[n-1]`` of each run of units between two bounds, modulo 2**32."""
+    # 31 has an inverse modulo 2**32: with weights 31**-(i+1) a running sum serves every run, wherever it starts.
+    sums = np.zeros(len(units) + 1, dtype=np.uint32)
+    np.cumsum(units * _powers(_INVERSE_OF_31, len(units) + 1)[1:], dtype=np.uint32, out=sums[1:])
+    starts, ends = bounds[:-1], bounds[1:]
+    hashes: _HashArray = (sums[ends] - sums[starts]) * _powers(31, len(units) + 1)[ends]
+    return hashes
+
+
+def _row_blocks(offsets: npt.NDArray[Any]) -> Iterator[slice]:
+    """Whole rows, about `_BLOCK` bytes at a time: more only where one row alone has more."""
+    start, rows = 0, len(offsets) - 1
+    while start < rows:
+        limit = offsets[start] + _BLOCK
+        stop = max(start + 1, int(np.searchsorted(offsets, limit, side="right")) - 1)
+        yield slice(start, stop)
+        start = stop
+
+
+def _make_powers(base: int, count: int) -> _HashArray:
+    powers = np.full(count, base, dtype=np.uint32)
+    powers[0] = 1
+    return np.cumprod(powers, dtype=np.uint32)
+
+
+_INVERSE_OF_31 = pow(31, -1, 1 << 32)
+_POWER_TABLES = {base: _make_powers(base, _BLOCK + 1) for base in (31, _INVERSE_OF_31)}
+
+
+def _powers(base: int, count: int) -> _HashArray:
+    table = _POWER_TABLES[base]
+    return table[:count] if count <= len(table) else _make_powers(base, count)
+
+
+def _values(column: pa.Array[Any], default: object) -> npt.NDArray[Any]:
+    values: npt.NDArray[Any] = _filled(column, default).to_numpy(zero_copy_only=False)
+    return values
+
+
+def _offsets_and_data(column: pa.Array[Any], default: str | bytes) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    column = _filled(column, default)
+    _, offsets, data = column.buffers()
+    width = np.int64 if column.type in (pa.large_string(), pa.large_binary()) else np.int32
+    if not len(column):  # an empty column may have no offsets at all
+        return np.zeros(1, dtype=width), np.empty(0, dtype=np.uint8)
+    ints = pa.int64() if width is np.int64 else pa.int32()
+    bounds = pa.Array.from_buffers(ints, len(column) + 1, [None, offsets], offset=column.offset).to_numpy()
+    size = data.size if data is not None else 0
+    return bounds, pa.Array.from_buffers(pa.uint8(), size, [None, data]).to_numpy()
+
+
+def _filled(column: pa.Array[Any], default: object) -> pa.Array[Any]:
+    return column.fill_null(pa.scalar(default, column.type)) if column.null_count else column
+
+
+def _is_null(column: pa.Array[Any]) -> npt.NDArray[np.bool_]:
+    nulls: npt.NDArray[np.bool_] = column.is_null().to_numpy(zero_copy_only=False)
+    return nulls

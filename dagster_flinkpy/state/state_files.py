@@ -1,0 +1,58 @@
+"""Where the files of operator state are, by what the metadata says of it.
+
+A partition, what redistribution moves, is a JSON object: ``{"arrow": base64}`` holds a record batch;
+``{"file": sha256, "by": writer, "row": n}`` stands for a row of ``shared/<writer>-<sha256>.parquet``, and without
+``row`` for all of them. (Without ``by``, as older files have it, of ``shared/<sha256>.parquet``.)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from dagster_flinkpy.errors import CorruptMetadataError
+
+__all__ = ["file_of", "files_of", "sha256_of", "state_file"]
+
+Json = Any
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_WRITER = re.compile(r"[0-9a-z-]{1,64}")
+
+
+def state_file(sha256: str, written_by: str = "") -> str:
+    """The path of a state file, relative to the job's prefix.
+
+    Args:
+        sha256: of its content.
+        written_by: the execution attempt and the checkpoint. Two attempts never write one name, so what an older one
+            deletes too late is not what a newer one needs. Default: nobody; the folder is written once.
+    """
+    return f"shared/{written_by}-{sha256}.parquet" if written_by else f"shared/{sha256}.parquet"
+
+
+def file_of(partition: Json) -> str | None:
+    """The path of the file that a partition is in, relative to the job's prefix; None for one in the metadata.
+
+    Raises:
+        CorruptMetadataError: it names no such file.
+    """
+    sha256 = partition.get("file") if isinstance(partition, dict) else None
+    if sha256 is None:
+        return None
+    if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
+        raise CorruptMetadataError(f"operator state names a file by {sha256!r}, which is no SHA-256 checksum")
+    written_by = partition.get("by", "")
+    if not isinstance(written_by, str) or (written_by and not _WRITER.fullmatch(written_by)):
+        raise CorruptMetadataError(f"operator state names a file by its writer {written_by!r}, which is none")
+    return state_file(sha256, written_by)
+
+
+def sha256_of(path: str) -> str:
+    """The checksum in the path of a file of operator state."""
+    return path.removesuffix(".parquet")[-64:]
+
+
+def files_of(partitions: Iterable[Json]) -> set[str]:
+    """The paths of all files that some partitions are in."""
+    return {path for partition in partitions if (path := file_of(partition)) is not None}
