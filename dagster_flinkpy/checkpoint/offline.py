@@ -212,7 +212,8 @@ def _begin(checkpoints: CompletedCheckpointStore, owner: str, now_ms: int) -> At
 
 def _check_committed(job: StorageLocation, latest: CheckpointMetadata, committed: int | None) -> None:
     prepared = any(s.committables for o in latest.operators for s in o.subtasks)
-    if prepared and committed != latest.checkpoint_id:
+    replaces = latest.partition is not None  # the rows of older checkpoints, though it may have none of its own
+    if (prepared or replaces) and committed != latest.checkpoint_id:
         raise CheckpointError(
             f"checkpoint {latest.checkpoint_id} of {job.url} may have something to commit yet, which only its program "
             "can do: a run that ends in order notes that it has. Run the job once more, or use its Dagster jobs."
@@ -234,6 +235,7 @@ def _complete(
         kind=CheckpointKind.CHECKPOINT,
         parent_id=parent_id,
         timestamp_ms=now_ms,
+        partition=None,  # it reads none, and must not replace the rows of the one before
         fencing_token=attempt.token,
         properties=properties,
     )

@@ -414,7 +414,10 @@ class JobAttempt:
             self._committers.check_partitioned()
             self._partition, self._program = partition, of_partition(self.graph, partition)
             self._planner = SplitPlanner(self._program, {}, self._enumerators, whole=True)
-        return self._checkpoint(self._run_spark_job, barriers)
+        try:
+            return self._checkpoint(self._run_spark_job, barriers)
+        finally:
+            self._partition = None  # a checkpoint without this input, such as to stop with, does not replace its rows
 
     def run_periodic_epoch(self) -> CompletedEpoch:
         """Waits for the next periodic checkpoint, as the program's interval and pause say, and runs its epoch.
@@ -793,7 +796,11 @@ class JobAttempt:
         )
 
     def _commit(self, metadata: CheckpointMetadata) -> int:
-        return self._committers.commit(metadata)
+        try:
+            return self._committers.commit(metadata)
+        except CommittableLostError:
+            self._store.check_leader(self._attempt)  # who took over has committed it, and may have replaced it since
+            raise
 
     # --- savepoints --------------------------------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.head import Head, read_head
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.offline import stop_with_savepoint
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Time, Types, WatermarkStrategy
@@ -26,7 +28,8 @@ from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, 
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
-from dagster_flinkpy.errors import ConfigurationError, RestoreError
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, RestoreError
+from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import FolderSink
@@ -235,6 +238,61 @@ def test_a_crash_between_head_and_commit_is_made_good(tmp_path: Path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             job.run(0, 0)
     job.run(2, 4)
+    assert table(tmp_path / "table") == straight_run()
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_a_job_that_is_stopped_behind_a_partition_keeps_its_rows(tmp_path: Path, drain: bool) -> None:
+    job = Job(tmp_path)
+    with HarnessAttempt(program(tmp_path / "table"), tmp_path / "state", start_empty=True) as attempt:
+        attempt.run_epoch(partition=day(0))
+        attempt.run_epoch(partition=day(1))
+        attempt.stop_with_savepoint(drain=drain)
+    assert set(table(tmp_path / "table")) == {day(0).key, day(1).key}
+    assert job.end_before(2) is not None
+    job.run(2, 4)
+    assert table(tmp_path / "table") == straight_run()
+
+
+def test_a_job_that_is_stopped_from_outside_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tmp_path)
+    job.run(0, 1)
+    with monkeypatch.context() as patched:  # it dies before it can say that nothing is left to commit
+        patched.setattr(CompletedCheckpointStore, "end_attempt", lambda *args: None)
+        stop_with_savepoint(StorageLocation(str(tmp_path / "state" / "job")), owner="cli", now_ms=0)
+    job.run(2, 4)
+    assert table(tmp_path / "table") == straight_run()
+
+
+def test_a_day_whose_rows_are_not_replaced_yet_is_not_stopped_from_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path)
+    job.run(0, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(HarnessAttempt, "_commit", lambda self, metadata: (_ for _ in ()).throw(KeyboardInterrupt))
+        patched.setitem(globals(), "DAYS", ["abba", ""])
+        with pytest.raises(KeyboardInterrupt):
+            job.run(1, 1)
+    with pytest.raises(CheckpointError, match="may have something to commit yet"):
+        stop_with_savepoint(StorageLocation(str(tmp_path / "state" / "job")), owner="cli", now_ms=0)
+
+
+def test_a_fenced_run_whose_rows_were_replaced_meanwhile_has_lost_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(tmp_path)
+    commit = Committers.commit
+
+    def overtaken(committers: Committers, metadata: CheckpointMetadata) -> int:
+        monkeypatch.undo()
+        job.run(0, 0)
+        return commit(committers, metadata)
+
+    monkeypatch.setattr(Committers, "commit", overtaken)
+    with pytest.raises(FencedError, match="was fenced by"):
+        job.run(0, 0)
+    job.run(1, 4)
     assert table(tmp_path / "table") == straight_run()
 
 
