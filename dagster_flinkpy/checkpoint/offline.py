@@ -10,7 +10,6 @@ from dataclasses import replace
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoint import (
-    SavepointFormatType,
     check_target,
     files_location,
     import_savepoint,
@@ -19,6 +18,7 @@ from dagster_flinkpy.checkpoint.savepoint import (
     write_savepoint,
 )
 from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import CheckpointError, CorruptStateError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LeaderRecord

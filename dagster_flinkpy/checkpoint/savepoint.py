@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from enum import Enum
 from typing import Any
 
 from dagster_flinkpy.checkpoint.head import read_head
@@ -22,6 +21,7 @@ from dagster_flinkpy.checkpoint.metadata import (
     fetch_metadata,
 )
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     ConfigurationError,
     CorruptStateError,
@@ -36,7 +36,6 @@ from dagster_flinkpy.state.state_files import file_of, sha256_of, state_file
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
 __all__ = [
-    "SavepointFormatType",
     "as_savepoint",
     "check_target",
     "copy_files",
@@ -52,16 +51,6 @@ _THREADS = 8
 _FORMAT_TYPE = "savepoint_format_type"
 """Property of a savepoint that is not canonical."""
 _PICKLED = json.dumps(PickledBytesTypeInfo().to_json()["type"])
-
-
-class SavepointFormatType(str, Enum):
-    """What is in the folder of a savepoint (Flink: ``SavepointFormatType``)."""
-
-    CANONICAL = "CANONICAL"
-    """All of its files, so the folder can be moved by itself; the same, in Parquet, whatever the state backend is."""
-    NATIVE = "NATIVE"
-    """The ``_metadata`` only, which names files of the job's checkpoints: quick, whatever the size of the state. It is
-    below the job's prefix, keeps these files from being deleted, and is moved by copying the job's folder."""
 
 
 def write_savepoint(

@@ -227,7 +227,7 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
                     assets,
                     jobs,
                     interval=on.savepoint.interval,
-                    config=SavepointConfig(target=on.savepoint.target),
+                    config=SavepointConfig(target=on.savepoint.target, format_type=on.savepoint.format_type),
                     checkpoint_storage_resource_key=storage,
                     **on.savepoint.ticks(),
                 )

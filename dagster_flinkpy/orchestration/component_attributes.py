@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.configuration import parse_duration
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.runtime.restart_strategies import (
     ExponentialDelayRestart,
     FailureRateRestart,
@@ -181,6 +182,9 @@ class _RestartSensor(_SensorModel):
 class _SavepointSensor(_SensorModel):
     interval: Duration
     target: str | None = Field(default=None, description="Folder of the savepoints. Default: beside the checkpoints.")
+    format_type: SavepointFormatType = Field(
+        default=SavepointFormatType.CANONICAL, description="NATIVE: without copies of the state's files."
+    )
 
 
 class _RetentionSensor(_SensorModel):

@@ -52,7 +52,7 @@ def build_flink_jobs(
     """What is done to a job besides checkpoints, as Dagster jobs; for each region of a program.
 
     ==================== ===========================================================================================
-    ``{name}_savepoint`` Copies the last completed checkpoint into a folder of its own, kept until somebody deletes it.
+    ``{name}_savepoint`` Keeps the last completed checkpoint as a savepoint, until somebody deletes it.
     ``{name}_restore``   Makes a savepoint the job's latest checkpoint, at another parallelism if asked.
     ``{name}_rescale``   Spreads the latest checkpoint over another parallelism.
     ``{name}_reset``     Goes back to an older checkpoint that is still kept.
@@ -106,7 +106,7 @@ class _Jobs:
     def savepoint(self) -> JobDefinition:
         def take_savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
             with flink_failures(), self._attempt(context, "savepoint") as attempt:
-                path = attempt.savepoint(config.target)
+                path = attempt.savepoint(config.target, config.format_type)
                 restored = attempt.restored
             assert restored is not None  # else there was nothing to make a savepoint of
             context.log.info(f"Checkpoint {restored.checkpoint_id} of job {self._id} is kept as savepoint {path}")
@@ -119,7 +119,7 @@ class _Jobs:
     def stop(self) -> JobDefinition:
         def stop_with_savepoint(context: OpExecutionContext, config: StopConfig) -> str:
             with flink_failures(), self._attempt(context, "stop") as attempt:
-                path = attempt.stop_with_savepoint(config.target, drain=config.drain)
+                path = attempt.stop_with_savepoint(config.target, config.format_type, drain=config.drain)
                 latest = attempt.latest
             assert latest is not None
             context.log.info(f"Job {self._id} is stopped with checkpoint {latest.checkpoint_id}, savepoint {path}")

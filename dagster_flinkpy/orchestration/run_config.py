@@ -3,6 +3,7 @@
 from dagster import Config
 from pydantic import Field
 
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 
 __all__ = [
@@ -59,6 +60,11 @@ class SavepointConfig(Config):
 
     target: str | None = Field(
         default=None, description="Folder to put the savepoint into. Default: beside the job's checkpoints."
+    )
+    format_type: SavepointFormatType = Field(
+        default=SavepointFormatType.CANONICAL,
+        description="CANONICAL: a folder with all that it names, which can be moved. NATIVE: refers to files of the "
+        "job's checkpoints, beside which it must be; quick, whatever the size of the state.",
     )
 
 

@@ -281,7 +281,7 @@ def _request(
 ) -> RunRequest:
     job = jobs[f"{target.dagster_name}_{verb}"]
     (node,) = job.nodes
-    run_config: dict[str, Any] = {"ops": {node.name: {"config": config.model_dump()}}}
+    run_config: dict[str, Any] = {"ops": {node.name: {"config": config.model_dump(mode="json")}}}
     return RunRequest(
         run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags={**job.tags, **tags}
     )

@@ -54,7 +54,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
 from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
-from dagster_flinkpy.checkpoint.savepoint import SavepointFormatType, write_savepoint
+from dagster_flinkpy.checkpoint.savepoint import check_target, write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
@@ -78,6 +78,7 @@ from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -453,13 +454,20 @@ class JobAttempt:
             )
         return self._checkpoint(self._acknowledge_current)
 
-    def stop_with_savepoint(self, target: str | None = None, *, drain: bool = False) -> str:
+    def stop_with_savepoint(
+        self,
+        target: str | None = None,
+        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+        *,
+        drain: bool = False,
+    ) -> str:
         """Completes a last checkpoint, commits it, and keeps it as a savepoint. Further attempts find the job finished.
 
         It goes on when the savepoint, or another one, is restored by ``restore_from``.
 
         Args:
-            target: The folder that gets the savepoint; None: the job's own prefix.
+            target: The folder that gets the savepoint; None: the job's own prefix, where a native one must be.
+            format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
             drain: Ends event time first, so that all timers and windows fire. What is restored from the savepoint is
                 then finished, too, whatever its sources have still to read.
 
@@ -467,16 +475,18 @@ class JobAttempt:
             The URL of the savepoint.
 
         Raises:
+            ConfigurationError: A native savepoint is to be outside of the job's prefix.
             CheckpointError: There is no completed checkpoint yet, and nothing to drain.
         """
+        check_target(format_type, self._location.url, self._savepoint_location(target).url)
         if self.finished and (self._attempt.latest is None or not drain or self._attempt.latest.end_of_input):
-            return self.savepoint(target)
+            return self.savepoint(target, format_type)
         if self._parent is None and not drain:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
         self._stopping, self._draining = True, drain
         self._checkpoint(self._run_spark_job if drain else self._acknowledge_current)
         self.finished = True
-        return self.savepoint(target)
+        return self.savepoint(target, format_type)
 
     def _checkpoint(self, run: Callable[[int], EpochResults], barriers: int = 1) -> CompletedEpoch:
         if self._error is not None:
@@ -824,13 +834,16 @@ class JobAttempt:
         latest = self._attempt.latest
         if latest is None:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of")
-        location = self._location if target is None else replace(self.config.storage, url=target)
+        location = self._savepoint_location(target)
         try:
             folder = write_savepoint(without_committables(latest), self._store.store, location.open(), format_type)
         except CorruptStateError:
             self._store.check_leader(self._attempt)  # a newer attempt may have subsumed the checkpoint meanwhile
             raise
         return f"{location.url}/{folder}"
+
+    def _savepoint_location(self, target: str | None) -> StorageLocation:
+        return self._location if target is None else replace(self.config.storage, url=target)
 
 
 def _wait(seconds: float) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.offline import trigger_savepoint
-from dagster_flinkpy.checkpoint.savepoint import SavepointFormatType
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore

@@ -11,13 +11,13 @@ import pytest
 from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, DistributionMode, OperatorStateHandle
 from dagster_flinkpy.checkpoint.savepoint import (
-    SavepointFormatType,
     as_savepoint,
     files_location,
     import_savepoint,
     load_savepoint,
     write_savepoint,
 )
+from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError
 from dagster_flinkpy.state.operator_state import write_partitions
 from dagster_flinkpy.storage import StorageLocation

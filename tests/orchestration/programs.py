@@ -13,6 +13,7 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.functions import KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.runtime.job import JobConfig
@@ -85,6 +86,7 @@ class FakeAttempt:
         self.barriers: list[int] = []
         self.periodic = 0
         self.savepoint_target: str | None = None
+        self.format_type: SavepointFormatType | None = None
         self._left, self._error, self._id = epochs, error, 41
         self.restored = self._metadata(41)
 
@@ -126,14 +128,22 @@ class FakeAttempt:
             raise self._error
         return self._epoch(50)
 
-    def savepoint(self, target: str | None = None) -> str:
-        self.savepoint_target = target
+    def savepoint(
+        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
+    ) -> str:
+        self.savepoint_target, self.format_type = target, format_type
         return f"{target or 's3://bucket/flights'}/savepoint-words-1"
 
-    def stop_with_savepoint(self, target: str | None = None, *, drain: bool = False) -> str:
+    def stop_with_savepoint(
+        self,
+        target: str | None = None,
+        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+        *,
+        drain: bool = False,
+    ) -> str:
         self.drained = drain
         self.latest = self._metadata(42)
-        return self.savepoint(target)
+        return self.savepoint(target, format_type)
 
     def _metadata(self, checkpoint_id: int) -> CheckpointMetadata:
         operators = tuple(

@@ -92,7 +92,7 @@ def test_sensors_jobs_and_checks_take_their_settings(load: Any) -> None:
                 "checkpoint": {"min_pause": "5 s", "minimum_interval_seconds": 7, "default_status": "RUNNING"},
                 "job_status": True,
                 "restart": {"strategy": {"type": "fixed-delay", "attempts": 3, "delay": "10 s"}},
-                "savepoint": {"interval": "1 d"},
+                "savepoint": {"interval": "1 d", "format_type": "NATIVE"},
                 "retention": {"savepoint_days": 30},
             },
             "checks": {"max_lag": "1 h"},

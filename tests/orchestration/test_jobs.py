@@ -17,7 +17,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.datastream import RecoveryClaimMode
+from dagster_flinkpy.datastream import RecoveryClaimMode, SavepointFormatType
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import build_flink_jobs
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
@@ -74,12 +74,18 @@ def test_savepoint(run: Any) -> None:
     path = "s3://bucket/elsewhere/savepoint-words-1"
     assert result.output_for_node("take_savepoint_of_words") == path
     [attempt] = FakeAttempt.made
-    assert attempt.savepoint_target == "s3://bucket/elsewhere"
+    assert (attempt.savepoint_target, attempt.format_type) == ("s3://bucket/elsewhere", SavepointFormatType.CANONICAL)
     assert attempt.exited
     observed = observations(result)
     assert set(observed) == {AssetKey(["words", uid]) for uid in ("words", "count", "table")}
     assert observed[AssetKey(["words", "count"])]["flink/savepoint"] == MetadataValue.url(path)
     assert observed[AssetKey(["words", "count"])]["flink/checkpoint_id"] == MetadataValue.int(41)
+
+
+@pytest.mark.parametrize(("job", "op"), [("words_savepoint", "take_savepoint_of_words"), ("words_stop", "stop_words")])
+def test_native(run: Any, job: str, op: str) -> None:
+    assert run(job, op, {"format_type": "NATIVE"}).success
+    assert FakeAttempt.made[0].format_type is SavepointFormatType.NATIVE
 
 
 @pytest.mark.parametrize("drain", [False, True])

@@ -19,6 +19,7 @@ from dagster._core.definitions.sensor_definition import SensorDefinition, Sensor
 from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import (
     SavepointConfig,
@@ -78,16 +79,18 @@ def keys(result: SensorExecutionData) -> list[str | None]:
 
 
 def test_a_savepoint_each_hour(location: Location) -> None:
-    sensor = build_savepoint_sensor(
-        location.assets, location.jobs, interval=HOUR, config=SavepointConfig(target="s3://bucket/kept")
-    )
+    config = SavepointConfig(target="s3://bucket/kept", format_type=SavepointFormatType.NATIVE)
+    sensor = build_savepoint_sensor(location.assets, location.jobs, interval=HOUR, config=config)
     assert location.tick(sensor).skip_message == "Job words has no completed checkpoint yet."
     location.complete_checkpoint()
     first = location.tick(sensor)
     assert keys(first) == ["words-savepoint-of-1-1"]
     (request,) = first.run_requests or []
     assert request.job_name == "words_savepoint"
-    assert request.run_config == {"ops": {"take_savepoint_of_words": {"config": {"target": "s3://bucket/kept"}}}}
+    wanted = {"target": "s3://bucket/kept", "format_type": "NATIVE"}
+    assert request.run_config == {"ops": {"take_savepoint_of_words": {"config": wanted}}}
+    assert json.loads(json.dumps(request.run_config)) == request.run_config
+    assert type(request.run_config["ops"]["take_savepoint_of_words"]["config"]["format_type"]) is str
     assert "a savepoint of checkpoint 1, the last one, has been asked for" in str(location.tick(sensor).skip_message)
     location.complete_checkpoint()
     location.now_ms += 59 * 60_000

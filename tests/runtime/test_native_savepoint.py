@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.checkpoint.savepoint import SavepointFormatType
 from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state_processor import read_savepoint, write_savepoint
 from dagster_flinkpy.storage import StorageLocation
@@ -60,6 +60,21 @@ def test_a_native_savepoint_keeps_files_and_moves_with_the_folder_of_the_job(tmp
             assert {count for _, count, _ in collected(attempt.graph, attempt.collected)} == {2}
     shutil.rmtree(moved)
     assert counts_of(canonical) == {1}
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_stop_with_a_native_savepoint(tmp_path: Path, drain: bool) -> None:
+    with HarnessAttempt(GRAPH, tmp_path / "one") as attempt:
+        attempt.run_epoch()
+        with pytest.raises(ConfigurationError, match="a native savepoint names files below"):
+            attempt.stop_with_savepoint(str(tmp_path / "elsewhere"), SavepointFormatType.NATIVE)
+        assert not attempt.finished  # it is found out before anything is stopped
+        native = attempt.stop_with_savepoint(format_type=SavepointFormatType.NATIVE, drain=drain)
+        assert attempt.finished
+    assert not list((tmp_path / "one" / "job" / native.rpartition("/")[2]).rglob("*.parquet"))
+    with HarnessAttempt(GRAPH, tmp_path / "two", restore_from=native, parallelism=3) as attempt:
+        assert attempt.finished is drain
+    assert counts_of(native) == {1}
 
 
 def test_files_of_a_native_savepoint_go_when_it_is_gone(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_flinkpy.checkpoint.savepoint import SavepointFormatType
+from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.state_processor import read_savepoint, write_savepoint
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
