@@ -11,8 +11,10 @@ import os
 import shutil
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -24,7 +26,7 @@ from resources import CHECKPOINTS, HOME
 DAGSTER_HOME = HOME / "dagster_home"
 os.environ["DAGSTER_HOME"] = str(DAGSTER_HOME)
 
-from dagster import DagsterInstance, ExecuteInProcessResult, build_sensor_context  # noqa: E402
+from dagster import BetaWarning, DagsterInstance, ExecuteInProcessResult, build_sensor_context  # noqa: E402
 from dagster._core.storage.tags import RUN_KEY_TAG  # noqa: E402
 
 from assets.definitions import DATA, FIRST_DAY, JOB, LAST_DAY, RAW_FILES, defs  # noqa: E402
@@ -101,7 +103,7 @@ def run(demo: Demo, console: Console, days: int) -> None:
         for _ in range(days - half):
             demo.checkpoint()
             advance("parallelism 3")
-    console.print(f"Savepoint after day {half}: {savepoint}")
+    console.print(f"Savepoint after day {half}: {savepoint}", soft_wrap=True)
 
 
 @contextmanager
@@ -152,6 +154,7 @@ def fresh_instance() -> Iterator[DagsterInstance]:
 
 def main() -> int:
     """Runs the demo from scratch; returns the exit code."""
+    warnings.simplefilter("ignore", BetaWarning)  # of Dagster, about itself: it copies sensors with their `owners`
     console = Console()
     with fresh_instance() as instance:
         demo = Demo(instance)
@@ -159,7 +162,8 @@ def main() -> int:
         demo.materialize_input()
         run(demo, console, (LAST_DAY - FIRST_DAY).days + 1)
     correct = report(console)
-    console.print(f"Look at it: DAGSTER_HOME={DAGSTER_HOME} dagster dev -w workspace.yaml", soft_wrap=True)
+    dagster = Path(sys.executable).with_name("dagster")
+    console.print(f"Look at it: DAGSTER_HOME={DAGSTER_HOME} {dagster} dev -w workspace.yaml", soft_wrap=True)
     return 0 if correct else 1
 
 
