@@ -659,13 +659,13 @@ class JobAttempt:
             if self._timed_out:
                 self._drive(TimerFired(_now(), checkpoint_id))
                 return
-            self._failure = e
-            self._drive(self._decline(checkpoint_id, None, e))
+            self._failure = cause = self._cause(e)
+            self._drive(self._decline(checkpoint_id, None, cause))
             return
         failure = results.failure
         if failure is not None:
-            self._failure = failure.error
-            self._drive(self._decline(checkpoint_id, failure.task, failure.error))
+            self._failure = cause = self._cause(failure.error)
+            self._drive(self._decline(checkpoint_id, failure.task, cause))
             return
         self.collected = results.collected
         for position, (acknowledged_id, states) in enumerate(sorted(results.acknowledged.items())):
@@ -685,6 +685,16 @@ class JobAttempt:
             self._drive(Acknowledge(_now(), message))
         for uid, state in self._planner.take_states(checkpoint_id).items():
             self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
+
+    def _cause(self, error: FlinkPyError) -> FlinkPyError:
+        """State files that are missing are no damage where a newer attempt has taken over: it has subsumed them."""
+        if isinstance(error, CorruptStateError):
+            with suppress(StorageError):
+                try:
+                    self._store.check_leader(self._attempt)
+                except FencedError as fenced:
+                    return fenced
+        return error
 
     def _decline(self, checkpoint_id: int, task: Task | None, error: FlinkPyError) -> Decline:
         where = task or Task(self.graph.vertices[0].uid, 0)

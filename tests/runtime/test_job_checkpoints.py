@@ -17,7 +17,14 @@ from dagster_flinkpy.datastream import CheckpointListener, MasterTriggerRestoreH
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
-from dagster_flinkpy.errors import CheckpointError, FencedError, RestoreError, StorageError, UserFunctionError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CorruptStateError,
+    FencedError,
+    RestoreError,
+    StorageError,
+    UserFunctionError,
+)
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, collected
@@ -446,6 +453,26 @@ def test_who_takes_over_from_a_run_that_may_be_alive_says_so(tmp_path: Path) -> 
     lines.clear()
     with HarnessAttempt(counted(), tmp_path, on_progress=lines.append):
         assert lines == []
+
+
+@pytest.mark.parametrize(
+    ("overtaken", "error", "message"),
+    [(True, FencedError, "new run"), (False, CorruptStateError, "is missing")],
+)
+def test_files_that_a_newer_run_has_subsumed_are_no_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool, error: type[Exception], message: str
+) -> None:
+    def missing(self: HarnessAttempt, epoch: Any) -> Any:
+        raise CorruptStateError("state file shared/x is missing")
+
+    with HarnessAttempt(counted(), tmp_path, owner="old run") as old:
+        old.run_epoch()
+        if overtaken:
+            with HarnessAttempt(counted(), tmp_path, owner="new run"):
+                pass
+        monkeypatch.setattr(HarnessAttempt, "_on_spark", missing)
+        with pytest.raises(error, match=message):
+            old.run_epoch()
 
 
 def test_a_lease_lasts_as_long_as_a_checkpoint_may(tmp_path: Path) -> None:
