@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -21,8 +21,6 @@ from dagster import (
     multi_asset_check,
 )
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
 from dagster_flinkpy.errors import (
     ConfigurationError,
@@ -36,6 +34,9 @@ from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink
 from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
 from dagster_flinkpy.storage import ObjectStore
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
 __all__ = ["build_flink_asset_checks"]
 
@@ -126,9 +127,9 @@ class _View:
     """Of the whole job."""
     instance: DagsterInstance
     store: ObjectStore
-    latest: CheckpointMetadata
+    latest: "CheckpointMetadata"
 
-    def of_operator(self) -> CheckpointMetadata:
+    def of_operator(self) -> "CheckpointMetadata":
         """The checkpoint, cut down to the operator."""
         return replace(self.latest, operators=tuple(o for o in self.latest.operators if o.uid == self.uid))
 
@@ -182,6 +183,8 @@ class _Builder:
         find: Callable[[_View], _Finding],
     ) -> _Finding:
         """What is found of the latest checkpoint. A run may complete the next one and delete it meanwhile."""
+        from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
         checkpoints, keys = CompletedCheckpointStore(store), [spec.key for spec in self.specs.values()]
         seen: list[int] = []
         try:

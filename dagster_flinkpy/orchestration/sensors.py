@@ -17,10 +17,6 @@ from dagster import (
     sensor,
 )
 
-from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
-from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.job_runs import active_runs
@@ -77,6 +73,9 @@ def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> 
 
     The order is that of Flink's ``CheckpointRequestDecider``; a run is what a pending checkpoint is there.
     """
+    from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
+    from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
+
     job = f"Job {status.job_id}"
     if status.stopped:
         return f"{job} was stopped with a savepoint: it goes on when one is restored."
@@ -166,6 +165,9 @@ def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
 
 
 def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation) -> JobStatus:
+    from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
     store = storage.child(target.job_id).open()
     latest = CompletedCheckpointStore(store).latest()
     completed = store.head(f"chk-{latest.checkpoint_id}/{METADATA_NAME}") if latest else None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dagster import (
     AssetsDefinition,
@@ -25,13 +25,14 @@ from dagster import (
 )
 from dagster._core.storage.tags import WILL_RETRY_TAG
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.job_runs import active_runs
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
 __all__ = ["SAVEPOINT_TAG", "build_retention_sensor", "build_savepoint_sensor"]
 
@@ -88,6 +89,8 @@ def build_savepoint_sensor(
         description="Keeps the last checkpoint of each job as a savepoint, when it is time.",
     )
     def savepoint_sensor(context: SensorEvaluationContext) -> SensorResult:
+        from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
         cursor, now_ms = _Cursor.parse(context.cursor), time.time_ns() // 1_000_000
         requests, reasons = [], []
