@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from dagster import (
     AssetExecutionContext,
@@ -19,10 +19,14 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, Program, flink_jobs
 from dagster_flinkpy.orchestration.partitioned_assets import partitioned_assets
-from dagster_flinkpy.orchestration.partitions import check_partitions, partitioned_spec
+from dagster_flinkpy.orchestration.partitions import check_partitions, partitioned_specs
+from dagster_flinkpy.orchestration.region_run import RegionRun
 from dagster_flinkpy.orchestration.report import checkpoint_line, data_version, operator_metadata
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.translator import FlinkTranslator, operator_specs
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.reports import CompletedEpoch
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
 
@@ -82,14 +86,13 @@ def flink_assets(
 ) -> list[AssetsDefinition] | Callable[[Program], list[AssetsDefinition]]:
     """One asset per operator; one multi-asset, so one step, per pipelined region.
 
-    An operator cannot run without the rest of its region: the UI adds that to a selection, and elsewhere Dagster
-    refuses less than all (``AssetSelection.assets(key).required_multi_asset_neighbors()`` is all). A run restores the
-    last completed checkpoint, reads input up to the next barrier, completes the checkpoint and commits the sinks; only
-    then are the assets materialized, with the checkpoint's numbers as metadata and ``{checkpoint id}-{digest}`` as
-    data version.
+    State and barriers are of the region, so a selection of some of its assets runs all of it, and materializes all of
+    it; the log of the run says so. A run restores the last completed checkpoint, reads input up to the next barrier,
+    completes the checkpoint and commits the sinks; only then are the assets materialized, with the checkpoint's numbers
+    as metadata and ``{checkpoint id}-{digest}`` as data version.
 
     With ``partitions_def`` an epoch reads one partition of time. A run of partition p starts from the end state of
-    p-1, on which each asset depends, and keeps its own for p+1. Running a partition again, alone or in a backfill,
+    p-1, on which the sources depend, and keeps its own for p+1. Running a partition again, alone or in a backfill,
     replaces what the sinks have committed to it, and makes the partitions after it stale. Runs of one job take turns.
 
     Without ``env`` it is a decorator of the function that builds the program, which becomes the assets::
@@ -156,7 +159,7 @@ def flink_assets(
         if windows is None:
             assets.append(_region_assets(job, each, pool, *keys))
         else:
-            partitioned = {uid: partitioned_spec(spec, windows) for uid, spec in each.items()}
+            partitioned = partitioned_specs(job, each, windows)
             job = replace(job, partition_retention=partition_retention or PartitionRetention())
             policy = backfill_policy or BackfillPolicy.single_run()
             assets.append(partitioned_assets(job, partitioned, windows, policy, pool, *keys))
@@ -179,7 +182,7 @@ def build_flink_asset_specs(
     Args:
         env: As given to `flink_assets`, and so are the rest.
         name: Of the job.
-        partitions_def: Time windows; each asset depends on its own partition before.
+        partitions_def: Time windows; each source depends on its own partition before.
         group_name: Asset group.
         owners: Of each asset.
         tags: Of each asset.
@@ -203,7 +206,7 @@ def build_flink_asset_specs(
     built: list[AssetSpec] = []
     for job, each in zip(jobs, specs, strict=True):
         windows = check_partitions(job, partitions_def)
-        built += each.values() if windows is None else (partitioned_spec(spec, windows) for spec in each.values())
+        built += (each if windows is None else partitioned_specs(job, each, windows)).values()
     return built
 
 
@@ -213,15 +216,19 @@ def _region_assets(
     @multi_asset(
         name=job.dagster_name,
         specs=list(specs.values()),
-        can_subset=False,
+        can_subset=True,
         required_resource_keys={spark_key, storage_key},
         op_tags={JOB_TAG: job.job_id},
         pool=pool,
     )
     def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
+        run = RegionRun.begin(context, job, specs)
         with flink_failures():
-            results = _run(context, config, job, specs, spark_key, storage_key)
-        yield from results
+            epoch, token = _run(context, config, job, spark_key, storage_key)
+        if epoch is not None:
+            version = data_version(epoch)
+            for uid, spec in specs.items():
+                yield from run.materialize(spec, version, operator_metadata(epoch, epoch.operator(uid), token))
 
     return region
 
@@ -230,10 +237,10 @@ def _run(
     context: AssetExecutionContext,
     config: FlinkRunConfig,
     job: FlinkJob,
-    specs: dict[str, AssetSpec],
     spark_key: str,
     storage_key: str,
-) -> Sequence[MaterializeResult[Any]]:
+) -> tuple["CompletedEpoch | None", int]:
+    """The last epoch, None if the input had ended, and the attempt's token."""
     attempt = job.attempt(
         getattr(context.resources, storage_key),
         getattr(context.resources, spark_key),
@@ -260,13 +267,4 @@ def _run(
             context.log.info(checkpoint_line(job, epoch))
     if epoch is None:
         context.log.warning(f"The input of job {job.job_id} has ended; there is no checkpoint left to take.")
-        return []
-    version = data_version(epoch)
-    return [
-        MaterializeResult(
-            asset_key=spec.key,
-            metadata=operator_metadata(epoch, epoch.operator(uid), attempt.token),
-            data_version=version,
-        )
-        for uid, spec in specs.items()
-    ]
+    return epoch, attempt.token

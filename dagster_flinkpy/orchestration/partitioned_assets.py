@@ -1,6 +1,6 @@
 """Operators of a time-partitioned job as assets. A partition is an epoch; its end state is kept for the next one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -26,6 +26,7 @@ from dagster_flinkpy.orchestration.partitions import (
     partition_start,
     time_partition,
 )
+from dagster_flinkpy.orchestration.region_run import RegionRun
 from dagster_flinkpy.orchestration.report import checkpoint_line
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
@@ -62,29 +63,30 @@ def partitioned_assets(
         specs=list(specs.values()),
         partitions_def=partitions_def,
         backfill_policy=backfill_policy,
-        can_subset=False,
+        can_subset=True,
         required_resource_keys={spark_key, storage_key},
         op_tags={JOB_TAG: job.job_id},
         pool=pool,
     )
     def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
+        run = RegionRun.begin(context, job, specs)
         with flink_failures():
-            completed, token = _run(context, config, job, specs, partitions_def, spark_key, storage_key)
-        yield from materialize_partitions(context, specs, completed, token)
+            completed, token = _run(run, config, job, partitions_def, spark_key, storage_key)
+        yield from materialize_partitions(run, completed, token)
 
     return region
 
 
 def _run(
-    context: AssetExecutionContext,
+    run: RegionRun,
     config: FlinkRunConfig,
     job: FlinkJob,
-    specs: dict[str, AssetSpec],
     partitions_def: TimeWindowPartitionsDefinition,
     spark_key: str,
     storage_key: str,
 ) -> tuple[dict[str, "CompletedEpoch"], int]:
     """The epochs by partition, in order of time, and the attempt's token."""
+    context, specs = run.context, run.specs
     partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
     storage = getattr(context.resources, storage_key)
     await_turn(context.instance, job, list(specs.values()), context.run.run_id, context.log.info)
@@ -117,7 +119,7 @@ def _run(
     except BaseException:
         # What is complete is complete: its rows are committed, and the next run can start from it.
         if completed:
-            record_completed(context, specs, completed, attempt.token)
+            record_completed(run, completed, attempt.token)
         raise
     if stale:
         context.log.warning(
@@ -129,13 +131,12 @@ def _run(
 
 def _start(
     job: FlinkJob,
-    specs: dict[str, AssetSpec],
+    specs: Mapping[str, AssetSpec],
     partitions_def: TimeWindowPartitionsDefinition,
     storage: CheckpointStorageResource,
     first: TimePartition,
 ) -> PartitionStart:
     found = read_head(storage.location().child(job.job_id).open())
     keys = partitions_def.get_partition_keys()
-    # All of the region: the command line refuses less.
     selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
     return partition_start(found[0] if found else None, first, keys.__getitem__, assets=selection)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dagster import AssetDep, AssetSpec, DagsterInstance, TimeWindow, TimeWindowPartitionMapping
@@ -24,7 +24,7 @@ __all__ = [
     "check_partitions",
     "outdated",
     "partition_start",
-    "partitioned_spec",
+    "partitioned_specs",
     "time_partition",
 ]
 
@@ -48,11 +48,21 @@ def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | No
     return partitions_def
 
 
-def partitioned_spec(spec: AssetSpec, partitions_def: PartitionsDefinition) -> AssetSpec:
-    """An operator's asset with partitions; each depends on the one before, whose end state it starts from."""
+def partitioned_specs(
+    job: FlinkJob, specs: Mapping[str, AssetSpec], partitions_def: PartitionsDefinition
+) -> dict[str, AssetSpec]:
+    """A job's assets with partitions. Its sources depend on their own partition before: it has the state to start from.
+
+    Of the sources only, and through them all that reads from these: a backfill of Dagster puts an asset that depends
+    on itself into another run than what it is made from.
+    """
     before = TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-    deps = [*spec.deps, AssetDep(spec.key, partition_mapping=before)]
-    return spec.replace_attributes(deps=deps, partitions_def=partitions_def)
+    partitioned = {uid: spec.replace_attributes(partitions_def=partitions_def) for uid, spec in specs.items()}
+    for uid, spec in specs.items():
+        if not job.graph.inputs(uid):
+            deps = [*spec.deps, AssetDep(spec.key, partition_mapping=before)]
+            partitioned[uid] = partitioned[uid].replace_attributes(deps=deps)
+    return partitioned
 
 
 def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartition:

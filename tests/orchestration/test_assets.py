@@ -7,12 +7,9 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import (
     AssetKey,
-    AssetSelection,
     AssetSpec,
     DagsterInstance,
-    DagsterInvalidSubsetError,
     DailyPartitionsDefinition,
-    Definitions,
     ExecuteInProcessResult,
     Failure,
     MetadataValue,
@@ -70,7 +67,7 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
         "flink/checkpoint_interval_ms": 60_000,
         "dagster/column_schema": WORDS,
     }
-    assert not assets.can_subset
+    assert assets.can_subset
 
 
 def test_the_program_may_be_a_function(tmp_path: Path) -> None:
@@ -141,15 +138,6 @@ def test_what_is_pickled_has_no_columns(tmp_path: Path) -> None:
     of_a, of_b = (TableColumnDep(AssetKey(["words", uid]), "value") for uid in ("a", "b"))
     assert columns["some"].column_lineage == TableColumnLineage({"value": [of_a]})
     assert columns["table"].column_lineage == TableColumnLineage({"value": [of_a, of_b]})
-
-
-def test_a_selection_of_one_operator_is_refused_with_what_to_select(tmp_path: Path, resources: dict[str, Any]) -> None:
-    defs = Definitions(flink_assets(word_count(tmp_path, ["a"]), name="words"), resources=resources)
-    job, count = defs.resolve_implicit_global_asset_job_def(), AssetKey(["words", "count"])
-    with pytest.raises(DagsterInvalidSubsetError, match="required_multi_asset_neighbors"):
-        job.execute_in_process(asset_selection=[count])
-    region = AssetSelection.assets(count).required_multi_asset_neighbors()
-    assert len(region.resolve(defs.resolve_asset_graph())) == 3
 
 
 def test_one_step_per_region(tmp_path: Path) -> None:

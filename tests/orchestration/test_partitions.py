@@ -138,7 +138,7 @@ class Deployment:
         definitions = Definitions(self.assets(), resources=self.resources)
         graph = definitions.get_repository_def().asset_graph
         resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
-        return [key for key in KEYS if resolver.get_status(AssetKey(["letters", "count"]), key) == StaleStatus.STALE]
+        return [key for key in KEYS if resolver.get_status(AssetKey(["letters", "letters"]), key) == StaleStatus.STALE]
 
 
 def failure_of(result: ExecuteInProcessResult) -> str:

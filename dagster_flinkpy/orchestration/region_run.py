@@ -1,0 +1,131 @@
+"""A run of a region as Dagster sees it: some of its assets are selected, all are materialized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetSpec,
+    DagsterInstance,
+    DataVersion,
+    MaterializeResult,
+)
+from dagster._core.definitions.data_version import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    DEFAULT_DATA_VERSION,
+    NULL_EVENT_POINTER,
+    extract_data_version_from_entry,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
+)
+
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+
+__all__ = ["RegionRun"]
+
+
+@dataclass(frozen=True)
+class RegionRun:
+    """Which assets of a region a run has selected, and the events of all.
+
+    State and barriers are of the region, so the step runs all of it and materializes all of it. Dagster takes the
+    results of selected assets only; those of the others are events in the log of the same run, with the tags that
+    Dagster would have given them: data version, code version, and what they were made from. These are written here
+    for the selected ones, too, as far as it is the region: Dagster looks up the input of a step before it runs, and
+    at that time assets that are not selected have their last version.
+    """
+
+    context: AssetExecutionContext
+    specs: Mapping[str, AssetSpec]
+    """All assets of the region by uid, in topological order."""
+    outside: Mapping[AssetKey, Mapping[str, str]]
+    """Tags of what unselected assets depend on outside of the region, as it was when the step began."""
+
+    @staticmethod
+    def begin(context: AssetExecutionContext, job: FlinkJob, specs: Mapping[str, AssetSpec]) -> RegionRun:
+        """To be called when the step begins; tells about a selection that is not the whole region.
+
+        Args:
+            context: Of the step.
+            job: The region.
+            specs: Its assets by uid, in topological order.
+        """
+        selected, region = context.selected_asset_keys, {spec.key for spec in specs.values()}
+        others = [spec for spec in specs.values() if spec.key not in selected]
+        if others:
+            context.log.info(
+                f"The selection {_names(spec for spec in specs.values() if spec.key in selected)} runs the whole "
+                f"region {job.job_id} of {len(specs)} operators, because state and barriers are of the region. So "
+                f"these are materialized, too: {_names(others)}."
+            )
+        outside = {dep.asset_key for spec in others for dep in spec.deps} - region
+        return RegionRun(context, specs, {key: _input_tags(context.instance, key) for key in outside})
+
+    def is_selected(self, spec: AssetSpec) -> bool:
+        """Whether Dagster expects a result of this asset."""
+        return spec.key in self.context.selected_asset_keys
+
+    def materialize(
+        self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any], *, partition: str | None = None
+    ) -> Iterator[MaterializeResult[Any]]:
+        """One asset; to be called in topological order.
+
+        Args:
+            spec: The asset.
+            version: Of its data, and of all assets in the region.
+            metadata: Of the event.
+            partition: Of the event, if the asset is not selected; Dagster knows that of those which are.
+        """
+        if self.is_selected(spec):
+            yield MaterializeResult(
+                asset_key=spec.key, data_version=version, metadata=metadata, tags=self.input_tags(spec, version)
+            )
+        else:
+            self.record(spec, metadata, self.tags(spec, version), partition=partition)
+
+    def record(
+        self, spec: AssetSpec, metadata: Mapping[str, Any], tags: Mapping[str, str], *, partition: str | None
+    ) -> None:
+        """An event that is no result of the step."""
+        self.context.log_event(AssetMaterialization(spec.key, metadata=metadata, partition=partition, tags=tags))
+
+    def tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
+        """All that Dagster notes on a materialization to tell later whether it is stale."""
+        tags = {
+            DATA_VERSION_TAG: version.value,
+            DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
+            CODE_VERSION_TAG: spec.code_version or self.context.run.run_id,
+        }
+        for dep in spec.deps:
+            tags |= self.outside.get(dep.asset_key, {})
+        return tags | self.input_tags(spec, version)
+
+    def input_tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
+        """What an asset depends on inside the region: this version, in the newest event there is."""
+        newest = str(self.context.instance.event_log_storage.get_maximum_record_id() or 0)
+        region, tags = {each.key for each in self.specs.values()}, dict[str, str]()
+        for dep in spec.deps:
+            if dep.asset_key in region:
+                tags[get_input_data_version_tag(dep.asset_key)] = version.value
+                tags[get_input_event_pointer_tag(dep.asset_key)] = newest
+        return tags
+
+
+def _input_tags(instance: DagsterInstance, key: AssetKey) -> dict[str, str]:
+    record = instance.get_latest_data_version_record(key)
+    version = extract_data_version_from_entry(record.event_log_entry) if record else None
+    return {
+        get_input_data_version_tag(key): (version or DEFAULT_DATA_VERSION).value,
+        get_input_event_pointer_tag(key): str(record.storage_id) if record else NULL_EVENT_POINTER,
+    }
+
+
+def _names(specs: Iterable[AssetSpec]) -> str:
+    return ", ".join(spec.key.to_user_string() for spec in specs)
