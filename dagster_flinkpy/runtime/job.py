@@ -205,6 +205,8 @@ class JobAttempt:
         self._periodic = False
         self._due_ms = 0
         """When the next periodic checkpoint is, in milliseconds since 1970."""
+        self._stopped = False
+        """Whether the job was stopped before, and nobody has restored a savepoint since."""
         self._stopping = False
         self._draining = False
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
@@ -254,9 +256,8 @@ class JobAttempt:
         self._enumerators = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
         self._planner = SplitPlanner(self.graph, coordinators, self._enumerators)
         self._inputs = inputs_of_plan(plan) if plan else {}
-        self.finished = self.restored is not None and (
-            self.restored.end_of_input or (self.restored.stopped and self._restore_from is None)
-        )
+        self._stopped = self.restored is not None and self.restored.stopped and self._restore_from is None
+        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._allow_non_restored_state)
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
@@ -502,7 +503,7 @@ class JobAttempt:
         if metadata is None or metadata is before:
             self._error = self._failure or CheckpointError("the checkpoint was aborted")
             raise self._error
-        self.finished = metadata.end_of_input
+        self.finished = metadata.end_of_input or metadata.stopped
         return CompletedEpoch(
             checkpoint_id=metadata.checkpoint_id,
             metadata=metadata,
@@ -798,7 +799,7 @@ class JobAttempt:
         properties = {
             _PARALLELISM: self._parallelism,
             _RESTORED_BY: self._restored_by,
-            STOPPED: True if self._stopping else None,
+            STOPPED: True if self._stopping or self._stopped else None,
         }
         return CheckpointMetadata(
             job_id=self.config.job_id,

@@ -311,6 +311,20 @@ def test_a_job_that_was_stopped_goes_on_only_from_its_savepoint(tmp_path: Path) 
         assert attempt.finished
 
 
+def test_a_stopped_job_stays_so_when_it_is_rescaled(tmp_path: Path) -> None:
+    with HarnessAttempt(counted(), tmp_path) as attempt:
+        attempt.run_epoch()
+        attempt.stop_with_savepoint()
+    with HarnessAttempt(counted(), tmp_path, parallelism=3) as attempt:
+        attempt.commit_restored()
+        assert attempt.finished
+    with HarnessAttempt(counted(), tmp_path) as attempt:
+        assert attempt.finished
+        assert {vertex.parallelism for vertex in attempt.graph.vertices} == {3}
+    with HarnessAttempt(counted(), tmp_path, restore_from="chk-3") as attempt:
+        assert not attempt.finished
+
+
 def test_draining_fires_what_waits_for_event_time(tmp_path: Path) -> None:
     env = environment(1)
     windows = events(env, RECORDS, per_epoch=8).key_by("key").window(TumblingEventTimeWindows(100_000))
