@@ -70,7 +70,7 @@ def _first_violation(mutation: str, seeds: range) -> Outcome | None:
         outcome = simulate(seed, mutation)
         if outcome.violation is not None and not outcome.violation.startswith("Violation"):
             raise RuntimeError(f"{mutation!r} breaks more than its rule: {outcome.violation}")
-        if outcome.violation is not None:
+        if outcome.violation is not None and MUTATIONS[mutation].noticed in outcome.violation:
             return outcome
     return None
 

@@ -10,39 +10,87 @@ from dataclasses import dataclass, field
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.connectors.staged_files import StagedFile
-from tests.simulation.job import JOB, OUT, SPLIT_RECORDS, SPLITS, key_of, read_counts, read_seen
-from tests.simulation.world import URL, World
+from tests.simulation.job import read_counts, read_seen
+from tests.simulation.partition_rules import expected_ends
+from tests.simulation.program import (
+    JOB,
+    OUT,
+    PARTITION_SPLITS,
+    PARTITIONS,
+    SPLIT_RECORDS,
+    SPLITS,
+    Scenario,
+    count_of,
+    key_of,
+    partition,
+)
+from tests.simulation.savepoint_rules import SavepointRules
+from tests.simulation.world import World
 
-__all__ = ["Invariants"]
+__all__ = ["Asked", "Completed", "Invariants"]
 
 _CHECKPOINT = re.compile(rf"{JOB}/chk-(\d+)/{METADATA_NAME}")
 
 
 @dataclass
-class _Completed:
+class Asked:
+    """What an attempt was asked to do."""
+
+    start: int | None = 0
+    """Id of the checkpoint or savepoint to start from; None: from empty state; 0: from the latest checkpoint."""
+    run_id: str | None = None
+    """Of the run that the attempt is a try of."""
+    ends_input: bool = False
+    """Whether it may end the input early: it stops with draining."""
+    offline: bool = False
+    """Whether it knows nothing of the program's settings."""
+    leaves: int | None = None
+    """Id of the checkpoint that it starts from and leaves to its owner."""
+
+
+@dataclass
+class Completed:
+    """A checkpoint that was completed at some time."""
+
     metadata: CheckpointMetadata
+    read: int
+    """Splits up to it."""
     lineage: tuple[int, ...]
     """Records that are in the files of this checkpoint and those before it."""
-    files: dict[str, StagedFile] = field(default_factory=dict)
+    files: tuple[str, ...]
+    """Keys of those that it has to commit."""
 
 
+@dataclass(frozen=True)
+class _Prepared:
+    upload_id: str
+    checkpoint_id: int
+    partition: str | None
+
+
+@dataclass
 class Invariants:
     """Watches the bucket of a world."""
 
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._bucket = world.bucket
+    world: World
+    scenario: Scenario
+    completed: dict[int, Completed] = field(default_factory=dict)
+    asked: dict[str, Asked] = field(default_factory=dict)
+    """By owner of the attempt."""
+    released: set[int] = field(default_factory=set)
+    """Checkpoints left unclaimed that somebody wanted to claim, or to dispose of."""
+
+    def __post_init__(self) -> None:
+        self._bucket = self.world.bucket
         self._bucket.on_put = self._on_put
         self._bucket.on_delete = self._on_delete
         self._bucket.on_abort = self._on_abort
-        self.completed: dict[int, _Completed] = {}
-        self.savepoints: dict[str, CheckpointMetadata] = {}
-        """By URL; those that whoever asked for them was told of."""
-        self.asked_for: set[int] = set()
-        """Checkpoints that somebody wanted to go back to."""
-        self._head: Head | None = None
-        self._prepared: dict[str, tuple[str, int]] = {}
-        """Key of what a completed checkpoint has to commit -> upload, checkpoint."""
+        self.head: Head | None = None
+        self.savepoints = SavepointRules(self._bucket, self.completed, self._check_contents, self._fail)
+        self._prepared: dict[str, _Prepared] = {}
+        """By key: what a completed checkpoint has to commit."""
+        self._owners: dict[int, str] = {}
+        """By fencing token."""
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -51,59 +99,79 @@ class Invariants:
             return
         if key == f"{JOB}/{HEAD_KEY}":
             self._on_head(new)
+        elif key == f"{JOB}/leader":
+            record = json.loads(new)
+            self._owners[record["token"]] = record["owner"]
         elif old is not None and (_CHECKPOINT.fullmatch(key) or f"{JOB}/shared/" in key or "savepoint-" in key):
             self._fail(f"{key} was overwritten with something else")
         elif key.startswith(f"{OUT}/") and key not in self._prepared:
             self._fail(f"{key} became visible, but no completed checkpoint names it")
 
     def _on_delete(self, key: str) -> None:
-        if self._head is not None:
-            for checkpoint_id in self._head.kept:
-                named = {f"{JOB}/{path}" for path in self.completed[checkpoint_id].metadata.files()}
-                if key in named or key == f"{JOB}/chk-{checkpoint_id}/{METADATA_NAME}":
-                    self._fail(f"{key} was deleted, but retained checkpoint {checkpoint_id} names it")
-        for url in self.savepoints:
-            if key.startswith(f"{_key(url)}/"):
-                self._fail(f"{key} of a savepoint was deleted")
-        if key in (f"{JOB}/{HEAD_KEY}", f"{JOB}/leader") or key.startswith(f"{OUT}/"):
+        for checkpoint_id in self.kept:
+            named = {f"{JOB}/{path}" for path in self.completed[checkpoint_id].metadata.files()}
+            if key in named or key == f"{JOB}/chk-{checkpoint_id}/{METADATA_NAME}":
+                self._fail(f"{key} was deleted, but retained checkpoint {checkpoint_id} names it")
+        self.savepoints.on_delete(key)
+        if key in (f"{JOB}/{HEAD_KEY}", f"{JOB}/leader"):
             self._fail(f"{key} was deleted")
+        if key.startswith(f"{OUT}/"):
+            self._on_replaced(key)
+
+    def _on_replaced(self, key: str) -> None:
+        """Rows go only when newer ones of the same partition of time are all there."""
+        old = self._prepared[key]
+        newer = (
+            done
+            for number, done in self.completed.items()
+            if number > old.checkpoint_id and old.partition is not None and done.metadata.partition == old.partition
+        )
+        if not any(done.files and all(file in self._bucket.objects for file in done.files) for done in newer):
+            self._fail(f"{key} was deleted, but its partition was not written again")
 
     def _on_abort(self, key: str, upload_id: str) -> None:
-        if key in self._prepared and self._prepared[key][0] == upload_id and key not in self._bucket.objects:
-            self._fail(f"{key} was aborted, but completed checkpoint {self._prepared[key][1]} has to commit it")
+        prepared = self._prepared.get(key)
+        if prepared is not None and prepared.upload_id == upload_id and key not in self._bucket.objects:
+            self._fail(f"{key} was aborted, but completed checkpoint {prepared.checkpoint_id} has to commit it")
+
+    # --- what there is ------------------------------------------------------------------------------------------------
 
     @property
     def kept(self) -> list[int]:
         """Checkpoints that one can go back to now."""
-        return sorted(self._head.kept) if self._head is not None else []
+        return sorted({*self.head.kept}) if self.head is not None else []
 
-    def keep_savepoint(self, url: str) -> None:
-        """From now on it must stay whole."""
-        key = f"{_key(url)}/{METADATA_NAME}"
-        savepoint = self.savepoints[url] = CheckpointMetadata.from_bytes(self._bucket.objects[key].data, key)
-        self._check_files(savepoint, _key(url), f"savepoint {url}")
+    @property
+    def latest(self) -> Completed | None:
+        """What HEAD names."""
+        number = self.head.checkpoint_id if self.head is not None else None
+        return None if number is None else self.completed[number]
 
     # --- HEAD ---------------------------------------------------------------------------------------------------------
 
     def _on_head(self, data: bytes) -> None:
-        old, new = self._head, Head.from_bytes(data, HEAD_KEY)
+        old, new = self.head, Head.from_bytes(data, HEAD_KEY)
         if old is not None:
             if new.fencing_token < old.fencing_token:
                 self._fail(f"the token on HEAD went back from {old.fencing_token} to {new.fencing_token}")
             if (new.checkpoint_id or 0) < (old.checkpoint_id or 0):
                 self._fail(f"HEAD went back from {old.checkpoint_id} to {new.checkpoint_id}")
-        self._head = new
+            if lost := {*old.unclaimed} - {*new.unclaimed} - self.released:
+                self._fail(f"HEAD keeps unclaimed checkpoint {min(lost)} no longer, but nobody has given it up")
+        self.head = new
         if new.checkpoint_id is not None and (old is None or new.checkpoint_id != old.checkpoint_id):
-            self._on_complete(new, old.checkpoint_id if old else None)
+            self._on_complete(new, old or Head(0))
         elif old is not None and (new.path, new.metadata_sha256) != (old.path, old.metadata_sha256):
             self._fail(f"checkpoint {new.checkpoint_id} completed twice")
+        elif old is not None and new.partitions != old.partitions:
+            self._fail("end states of partitions changed without a checkpoint")
         for checkpoint_id in new.kept:
             if checkpoint_id not in self.completed:
                 self._fail(f"HEAD retains checkpoint {checkpoint_id}, which never completed")
                 return
             self._check_files(self.completed[checkpoint_id].metadata, JOB, f"retained checkpoint {checkpoint_id}")
 
-    def _on_complete(self, head: Head, previous: int | None) -> None:
+    def _on_complete(self, head: Head, old: Head) -> None:
         where = f"{JOB}/{head.path}"
         data = self._bucket.get(where)
         if data is None or hashlib.sha256(data).hexdigest() != head.metadata_sha256:
@@ -113,67 +181,121 @@ class Invariants:
         number = metadata.checkpoint_id
         if number in self.completed:
             self._fail(f"checkpoint {number} completed twice")
-        if previous is not None and previous not in head.kept and len(head.retained) > 1:
-            self._fail(f"checkpoint {number} drops the one before it from what is retained")
-        parent, lineage = metadata.parent_id, ()
-        if parent is not None:
-            before = self.completed.get(parent)
-            if before is None:
-                self._fail(f"checkpoint {number} goes on from {parent}, which never completed")
-                return
-            lineage = before.lineage
-        restored = {s.checkpoint_id for s in self.savepoints.values()}
-        if parent != previous and parent not in restored | self.asked_for:
-            self._fail(f"checkpoint {number} goes on from {parent}, not from the latest, {previous}")
-        files = [
-            StagedFile.from_json(committable)
-            for operator in metadata.operators
-            for subtask in operator.subtasks
-            for committable in subtask.committables
-        ]
-        written: list[int] = []
-        for file in files:
-            if not self._is_open(file):
-                self._fail(f"checkpoint {number} names {file.key}, whose upload is gone")
-                return
-            upload = self._bucket.uploads[file.upload_id]
-            rows = json.loads(b"".join(upload.parts[part.number] for part in file.parts))
-            written += [record for record, _ in rows]
-            self._prepared[f"{OUT}/{file.key}"] = (file.upload_id, number)
-        done = _Completed(metadata, (*lineage, *written), {file.key: file for file in files})
+        parent = self._parent(metadata, old.checkpoint_id)
+        if metadata.parent_id is not None and parent is None:
+            return
+        read = self._read(metadata, parent)
+        done = Completed(metadata, read, parent.lineage if parent else (), ())
+        self._prepare(done)
         self.completed[number] = done
-        self._check_state(done)
+        self._check_retained(head, old, done)
+        self._check_end_of_input(done, parent)
+        self._check_contents(metadata, read, JOB, f"checkpoint {number}")
+        if sorted(done.lineage) != list(range(read * SPLIT_RECORDS)):
+            self._fail(
+                f"checkpoint {number} has read {read} splits, but the files up to it have {sorted(done.lineage)}"
+            )
 
-    def _is_open(self, file: StagedFile) -> bool:
-        upload = self._bucket.uploads.get(file.upload_id)
-        return upload is not None and all(part.number in upload.parts for part in file.parts)
+    def _parent(self, metadata: CheckpointMetadata, latest: int | None) -> Completed | None:
+        """The checkpoint that this one goes on from: the latest, but for the first one of an attempt."""
+        number, parent_id, asked = metadata.checkpoint_id, metadata.parent_id, self._asked(metadata)
+        first = not any(d.metadata.fencing_token == metadata.fencing_token for d in self.completed.values())
+        if parent_id != latest and not (first and parent_id == asked.start):
+            self._fail(f"checkpoint {number} goes on from {parent_id}, not from the latest, {latest}")
+        before = self.completed.get(latest) if latest is not None else None
+        if parent_id != latest and before is not None and asked.run_id is not None:
+            owner = self._owners[before.metadata.fencing_token]
+            if self.asked[owner].run_id == asked.run_id:
+                self._fail(f"checkpoint {number} goes on from {parent_id}, which an earlier try has restored")
+        parent = None if parent_id is None else self.completed.get(parent_id)
+        if parent is None and parent_id is not None:
+            self._fail(f"checkpoint {number} goes on from {parent_id}, which never completed")
+        return parent
 
-    def _check_state(self, done: _Completed) -> None:
-        """Each record up to where the sources are was counted, and written, exactly once."""
+    def _asked(self, metadata: CheckpointMetadata) -> Asked:
+        return self.asked[self._owners[metadata.fencing_token]]
+
+    def _read(self, metadata: CheckpointMetadata, parent: Completed | None) -> int:
+        if not self.scenario.partitioned:
+            numbers = metadata.operator("numbers")
+            read: int = numbers.coordinator_state["read"] if numbers is not None else 0
+            return read
+        ordinal = next((p for p in range(PARTITIONS) if partition(p).key == metadata.partition), None)
+        if ordinal is not None:
+            return (ordinal + 1) * PARTITION_SPLITS
+        return parent.read if parent is not None else 0
+
+    def _prepare(self, done: Completed) -> None:
+        """Takes note of what a checkpoint has to commit."""
         metadata = done.metadata
-        what = f"checkpoint {metadata.checkpoint_id}"
-        self._check_files(metadata, JOB, what)
+        number = metadata.checkpoint_id
+        for operator in metadata.operators:
+            for subtask in operator.subtasks:
+                for committable in subtask.committables:
+                    file = StagedFile.from_json(committable)
+                    upload = self._bucket.uploads.get(file.upload_id)
+                    if upload is None or any(part.number not in upload.parts for part in file.parts):
+                        self._fail(f"checkpoint {number} names {file.key}, whose upload is gone")
+                        return
+                    rows = json.loads(b"".join(upload.parts[part.number] for part in file.parts))
+                    if wrong := [row for row in rows if row[1] != count_of(row[0])]:
+                        self._fail(f"checkpoint {number} writes {wrong[0]}, which no straight run would")
+                    done.lineage += tuple(record for record, _ in rows)
+                    done.files += (f"{OUT}/{file.key}",)
+                    self._prepared[f"{OUT}/{file.key}"] = _Prepared(file.upload_id, number, metadata.partition)
+
+    def _check_retained(self, head: Head, old: Head, done: Completed) -> None:
+        asked, number = self._asked(done.metadata), done.metadata.checkpoint_id
+        if number not in head.retained:
+            self._fail(f"checkpoint {number} is not retained")
+        previous = old.checkpoint_id
+        most = self.scenario.num_retained
+        if most > 1 and not asked.offline and previous is not None and previous not in head.kept:
+            self._fail(f"checkpoint {number} drops the one before it from what is retained")
+        if len({*head.retained} - {end.checkpoint_id for end in head.partitions}) > most:
+            self._fail(f"with checkpoint {number} more than {most} are retained: {head.retained}")
+        if asked.leaves is not None and asked.leaves not in {*head.unclaimed, *self.released}:
+            self._fail(f"checkpoint {number} does not leave {asked.leaves} to its owner")
+        started_from = None if asked.offline else asked.start or 0
+        if problem := expected_ends(head, old, done.metadata, started_from, self.scenario):
+            self._fail(f"checkpoint {number}: {problem}")
+        for end in head.partitions:
+            if self.completed[end.checkpoint_id].read != (end.ordinal + 1) * PARTITION_SPLITS:
+                self._fail(f"checkpoint {end.checkpoint_id} is not the end state of {end.partition}")
+
+    def _check_end_of_input(self, done: Completed, parent: Completed | None) -> None:
+        metadata = done.metadata
+        all_read = done.read == SPLITS and not self.scenario.partitioned
+        inherited = parent is not None and parent.metadata.end_of_input
+        drained = metadata.stopped and self._asked(metadata).ends_input
+        if metadata.end_of_input and not (all_read or inherited or drained):
+            self._fail(f"checkpoint {metadata.checkpoint_id} ends the input after {done.read} splits")
+        stopped = parent is not None and parent.metadata.stopped and not self._asked(metadata).start
+        if stopped and not metadata.stopped:
+            self._fail(f"checkpoint {metadata.checkpoint_id} goes on with a job that was stopped")
+        if all_read and not metadata.end_of_input:
+            self._fail(f"checkpoint {metadata.checkpoint_id} has read all, but does not end the input")
+
+    def _check_contents(self, metadata: CheckpointMetadata, read: int, prefix: str, what: str) -> None:
+        """Each record up to where the sources are was counted exactly once, in files that are there."""
+        self._check_files(metadata, prefix, what)
         numbers, count = metadata.operator("numbers"), metadata.operator("count")
-        if numbers is None or count is None or self._world.broken is not None:
+        if numbers is None or count is None or self.world.broken is not None:
             self._fail(f"{what} lacks an operator")
             return
-        read = numbers.coordinator_state["read"]
+
+        def file(path: str) -> bytes:
+            return self._bucket.objects[f"{prefix}/{path}"].data
+
         expected: dict[int, list[int]] = {}
         for record in range(read * SPLIT_RECORDS):
             expected.setdefault(key_of(record), []).append(record)
-        counted = read_counts((s.keyed for s in count.subtasks), self._file)
+        counted = read_counts((s.keyed for s in count.subtasks), file)
         if counted != expected:
             self._fail(f"{what} has read {read} splits, but counted {counted}")
-        seen = read_seen((h for s in numbers.subtasks for h in s.operator_state), self._file)
+        seen = read_seen((h for s in numbers.subtasks for h in s.operator_state), file)
         if sorted(seen) != list(range(read)):
             self._fail(f"{what} has read {read} splits, but its operator state has {seen}")
-        if sorted(done.lineage) != list(range(read * SPLIT_RECORDS)):
-            self._fail(f"{what} has read {read} splits, but the files up to it have {sorted(done.lineage)}")
-        if metadata.end_of_input != (read == SPLITS):
-            self._fail(f"{what}: end of input is {metadata.end_of_input} after {read} splits")
-
-    def _file(self, path: str) -> bytes:
-        return self._bucket.objects[f"{JOB}/{path}"].data
 
     def _check_files(self, metadata: CheckpointMetadata, prefix: str, what: str) -> None:
         for path in sorted(metadata.files()):
@@ -184,23 +306,42 @@ class Invariants:
 
     def check_end(self) -> None:
         """All input is read, and what completed checkpoints have prepared is visible; nothing else is."""
-        if self._head is None or self._head.checkpoint_id is None:
+        latest = self.latest
+        if latest is None:
             self._fail("no checkpoint completed")
             return
-        last = self.completed[self._head.checkpoint_id]
-        if not last.metadata.end_of_input or last.metadata.kind is not CheckpointKind.CHECKPOINT:
-            self._fail(f"the last checkpoint, {self._head.checkpoint_id}, is not at the end of the input")
+        if latest.metadata.kind is not CheckpointKind.CHECKPOINT:
+            self._fail(f"HEAD names {latest.metadata.kind.value} {latest.metadata.checkpoint_id}")
+        if not latest.metadata.end_of_input and not self.scenario.partitioned:
+            self._fail(f"the last checkpoint, {latest.metadata.checkpoint_id}, is not at the end of the input")
+        newest = {done.metadata.partition: number for number, done in sorted(self.completed.items())}
+        if self.scenario.partitioned and (missing := [p for p in range(PARTITIONS) if partition(p).key not in newest]):
+            self._fail(f"partition {missing[0]} was never run")
+        due = {
+            key
+            for key, prepared in self._prepared.items()
+            if prepared.partition is None or newest[prepared.partition] == prepared.checkpoint_id
+        }
         visible = {key for key in self._bucket.objects if key.startswith(f"{OUT}/")}
-        if missing := sorted(set(self._prepared) - visible):
-            self._fail(f"{missing[0]} of completed checkpoint {self._prepared[missing[0]][1]} was never committed")
+        if lost := sorted(due - visible):
+            self._fail(f"{lost[0]} of completed checkpoint {self._prepared[lost[0]].checkpoint_id} was never committed")
+        stale = sorted(visible - due)
+        if stale and not self.world.lists_late:  # older files of a partition are found by listing it
+            self._fail(f"{stale[0]} is visible, though its partition was written again")
         if self._bucket.uploads:
             upload_id, upload = next(iter(self._bucket.uploads.items()))
             self._fail(f"{upload_id} of {upload.key} was neither committed nor aborted")
 
+    def check_swept(self) -> None:
+        """When all is quiet, what is left is what is needed."""
+        needed = {f"{JOB}/{path}" for number in self.kept for path in self.completed[number].metadata.files()}
+        needed |= {f"{JOB}/chk-{number}/{METADATA_NAME}" for number in self.kept}
+        needed |= self.savepoints.needed()
+        for key in self._bucket.objects:
+            of_job = key.startswith((f"{JOB}/shared/", f"{JOB}/chk-"))
+            if of_job and key not in needed:
+                self._fail(f"{key} was not swept, though nothing names it")
+
     def _fail(self, message: str) -> None:
         """The one who made the change is ended; the world reports it."""
-        self._world.report(message)
-
-
-def _key(url: str) -> str:
-    return url.removeprefix(f"{URL}/")
+        self.world.report(message)

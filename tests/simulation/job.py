@@ -1,4 +1,4 @@
-"""The simulated job: numbers -> count per key -> files, with small stand-ins for the tasks of its Spark jobs.
+"""The tasks of the simulated job, small stand-ins for those of Spark jobs, and the driver over them.
 
 The driver is the library's own: job loop, coordinator, store, restore, committers. The tasks keep state in the same
 handles and files as real ones, but their rows are JSON, so that an epoch takes a millisecond.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -21,154 +20,47 @@ from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
 from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle, SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
-from dagster_flinkpy.common.typeinfo import TypeInformation, Types
-from dagster_flinkpy.connectors.staged_files import StagedFileCommitter, StagedUpload, file_name
-from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.base import (
-    CommitterInitContext,
-    SinkCommitter,
-    SinkWriter,
-    Source,
-    SourceSplit,
-    SplitEnumerator,
-    TwoPhaseCommittingSink,
-    WriterInitContext,
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, partition_folder
+from dagster_flinkpy.datastream.connectors.base import WriterInitContext
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CorruptStateError,
+    FlinkPyError,
+    ObjectNotFoundError,
+    PreconditionFailedError,
+    StorageError,
 )
-from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import CheckpointError, PreconditionFailedError, StorageError
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.exchange import Kind, WireRow
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.results import EpochResults
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.state.operator_state import file_of, state_file
 from dagster_flinkpy.state.run_file import upload_run
-from dagster_flinkpy.state.state_files import file_of, state_file
-from dagster_flinkpy.storage import ObjectStore, StorageLocation
-from tests.simulation.world import URL, SimulatedStore, World
+from dagster_flinkpy.storage import ObjectStore
+from tests.simulation.bucket import URL, SimulatedStore
+from tests.simulation.program import (
+    JOB,
+    MAX_PARALLELISM,
+    OUT,
+    SPLIT_RECORDS,
+    Scenario,
+    SimulatedLocation,
+    group_of,
+    here,
+    key_of,
+    program,
+)
+from tests.simulation.world import World
 
-__all__ = [
-    "JOB",
-    "KEYS",
-    "MAX_PARALLELISM",
-    "OUT",
-    "SPLITS",
-    "SPLIT_RECORDS",
-    "SimulatedAttempt",
-    "key_of",
-    "read_counts",
-    "read_seen",
-    "simulate_in",
-]
-
-JOB = "job"
-OUT = "out"
-SPLITS = 10
-SPLIT_RECORDS = 4
-KEYS = 5
-MAX_PARALLELISM = 6
+__all__ = ["SimulatedAttempt", "read_counts", "read_seen"]
 
 _MAX_RUNS = 3
 _TASK_TRIES = 2
 _TIMEOUT = timedelta(seconds=60)
-
-_world: World | None = None
-
-
-def simulate_in(world: World) -> None:
-    """Says which world locations, sinks and clocks belong to, in this process."""
-    global _world
-    _world = world
-
-
-def _here() -> World:
-    assert _world is not None
-    return _world
-
-
-@dataclass(frozen=True)
-class SimulatedLocation(StorageLocation):
-    """Opens the world's store."""
-
-    def open(self) -> ObjectStore:
-        return SimulatedStore(_here(), self.url.removeprefix(URL).strip("/"))
-
-
-# --- the program ------------------------------------------------------------------------------------------------------
-
-
-class _Enumerator(SplitEnumerator):
-    def __init__(self, restored: Any) -> None:
-        self._read = restored["read"] if restored else 0
-        self._planned = self._read
-
-    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        if self._planned != self._read:
-            raise AssertionError("splits are planned before the last ones were read")
-        width = _here().rng.randint(1, 3)
-        splits = range(self._read, min(self._read + width, SPLITS))
-        self._planned = splits.stop
-        return [
-            [SourceSplit(f"split-{s}", {"n": s}) for s in splits if s % parallelism == i] for i in range(parallelism)
-        ]
-
-    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        if not all(split.finished for split in splits):
-            raise AssertionError("a split that was not read to its end")
-        self._read = self._planned
-
-    @property
-    def exhausted(self) -> bool:
-        return self._planned >= SPLITS
-
-    def snapshot_state(self) -> dict[str, Any]:
-        return {"read": self._read}
-
-
-class _Numbers(Source):
-    @property
-    def produced_type(self) -> TypeInformation:
-        return Types.LONG()
-
-    def create_enumerator(self, restored: Any) -> SplitEnumerator:
-        return _Enumerator(restored)
-
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        raise AssertionError("simulated tasks read for themselves")
-
-
-class _Count(KeyedProcessFunction):
-    def process_element(self, value: Any, ctx: Any) -> Any:
-        raise AssertionError("simulated tasks count for themselves")
-
-
-class _Files(TwoPhaseCommittingSink):
-    def validate(self, type_info: TypeInformation | None) -> None:
-        pass
-
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
-        raise AssertionError("simulated tasks write for themselves")
-
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
-        return StagedFileCommitter(SimulatedStore(_here(), OUT), context, wait=_here().sleep)
-
-
-@cache
-def program(parallelism: int) -> JobGraph:
-    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
-    env.set_max_parallelism(MAX_PARALLELISM)
-    numbers = env.from_source(_Numbers(), None, "numbers").uid("numbers")
-    counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
-    counts.sink_to(_Files()).uid("files")
-    return env.get_job_graph()
-
-
-def key_of(record: int) -> int:
-    return record % KEYS
-
-
-def _group_of(key: int) -> int:
-    return key * 5 % MAX_PARALLELISM
 
 
 # --- state of the tasks -----------------------------------------------------------------------------------------------
@@ -255,13 +147,16 @@ class _Task:
         return self.epoch.job_storage.open()
 
     def _read(self, path: str) -> bytes:
-        return self._store.get(path)[0]
+        try:
+            return self._store.get(path)[0]
+        except ObjectNotFoundError as error:
+            raise CorruptStateError(f"state file {path} is missing") from error
 
 
 class _SourceTask(_Task):
     def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
         """Per barrier: acknowledgements, records."""
-        world = _here()
+        world = here()
         seen = read_seen(self.epoch.input("numbers", self.index).operator_state, self._read)
         done: list[tuple[list[dict[str, Any]], list[int]]] = []
         for interval in self.epoch.intervals:
@@ -299,7 +194,7 @@ class _CountTask(_Task):
             raise
 
     def _run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        world, epoch = _here(), self.epoch
+        world, epoch = here(), self.epoch
         self._uploads: list[StagedUpload] = []
         width = epoch.graph.vertex("count").parallelism
         groups = self._groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, width, self.index)
@@ -314,7 +209,7 @@ class _CountTask(_Task):
             touched: dict[Any, tuple[int, Any]] = {}
             for record in sorted(arrived):
                 key = key_of(record)
-                group = _group_of(key)
+                group = group_of(key)
                 if group in groups:
                     state[key] = touched[key] = (group, [*state.get(key, (group, []))[1], record])
                     rows.append([record, len(state[key][1])])
@@ -345,8 +240,10 @@ class _CountTask(_Task):
             attempt=self.epoch.attempt,
             checkpoint_id=checkpoint_id,
             execution=self.execution,
+            partition=self.epoch.partition,
         )
-        upload = StagedUpload(SimulatedStore(_here(), OUT), file_name(init), part_bytes=64)
+        key = f"{partition_folder(init.partition)}{file_name(init)}"
+        upload = StagedUpload(SimulatedStore(here(), OUT), key, part_bytes=64)
         self._uploads.append(upload)
         upload.write(json.dumps(rows).encode())
         return SubtaskState(self.index, committables=(upload.finish(len(rows)).to_json(),))
@@ -362,10 +259,6 @@ def _ack(uid: str, checkpoint_id: int, state: SubtaskState) -> dict[str, Any]:
 
 
 # --- the Spark job ----------------------------------------------------------------------------------------------------
-
-
-class _Failed(Exception):
-    """A user function in a task raised."""
 
 
 @dataclass
@@ -402,9 +295,10 @@ class _SparkJob:
                 for position in range(len(self._epoch.intervals))
             ]
             counted = self._stage(range(width), lambda i, e: _CountTask(self._epoch, i, e).run(records))
-        except _Failed:
-            payload = error_to_json(CheckpointError("a task failed"), "count", 0)
-            return [_row(Kind.FAILURE, payload)]
+        except StorageError:
+            raise
+        except FlinkPyError as error:
+            return [_row(Kind.FAILURE, error_to_json(error, "count", 0))]
         acks = [ack for each in sources for acks, _ in each for ack in acks] + [ack for acks in counted for ack in acks]
         return [_row(Kind.ACK, json.dumps(ack).encode()) for ack in acks]
 
@@ -433,14 +327,14 @@ class _SparkJob:
                 world.sleep(world.rng.choice((30, 90, 300)))
             try:
                 if chaos.task_fails and world.rng.random() < chaos.task_fails:
-                    raise _Failed
+                    raise CheckpointError("a task failed")
                 result = stage.run(index, execution)
             except StorageError as error:
                 if tries > 1:
                     self._start(stage, index, tries - 1)
                 else:
                     stage.errors.append(error)
-            except _Failed as error:
+            except FlinkPyError as error:
                 stage.errors.append(error)
             else:
                 stage.results.setdefault(index, result)
@@ -460,23 +354,37 @@ class SimulatedAttempt(JobAttempt):
 
     Args:
         world: The world.
+        scenario: How the job is deployed.
         name: Of its actor.
         width: Parallelism of the program.
-        num_retained: How many checkpoints are kept.
+        interval: Between periodic checkpoints; None: there are none.
         attempt: Arguments of :class:`JobAttempt`.
     """
 
-    def __init__(self, world: World, name: str, *, width: int, num_retained: int, **attempt: Any) -> None:
+    def __init__(
+        self,
+        world: World,
+        scenario: Scenario,
+        name: str,
+        *,
+        width: int,
+        interval: timedelta | None = None,
+        **attempt: Any,
+    ) -> None:
         config = JobConfig(
             JOB,
             SimulatedLocation(URL),
-            checkpointing=CheckpointConfig(timeout=_TIMEOUT, num_retained=num_retained),
+            checkpointing=CheckpointConfig(
+                interval=interval, timeout=_TIMEOUT, max_concurrent=3, num_retained=scenario.num_retained
+            ),
+            partition_retention=scenario.partition_retention,
             cache_dir="/nowhere",
         )
         super().__init__(program(width), config, owner=name, on_progress=world.note, **attempt)
         self._world = world
         self._name = name
         self._strays = False
+        self._results = EpochResults()
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
         world = self._world
@@ -488,11 +396,20 @@ class SimulatedAttempt(JobAttempt):
             self._timed_out = True
             raise CheckpointError("the Spark job was interrupted") from None
 
+    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
+        self._results = super()._run_spark_job(checkpoint_id)
+        return self._results
+
     def _acknowledge(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
-        """In any order, and with messages in between that are not for this checkpoint."""
+        """In any order, and with messages in between that are not for this checkpoint, or for a later one."""
         rng, chaos = self._world.rng, self._world.chaos
         shuffled = list(states.items())
         rng.shuffle(shuffled)
+        for later_id, later in self._results.acknowledged.items():
+            if later_id > checkpoint_id and rng.random() < 0.5:
+                for task in rng.sample(sorted(later), rng.randint(1, len(later))):
+                    message = AcknowledgeCheckpoint(JOB, later_id, self.token, task.uid, task.subtask, later[task])
+                    super()._drive(Acknowledge(self._world.clock(), message))
         self._strays = rng.random() < chaos.stray_messages
         if self._strays:
             self._stray_messages(checkpoint_id, dict(shuffled))

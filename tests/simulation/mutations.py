@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from dagster_flinkpy.checkpoint import shared_state_registry
+from dagster_flinkpy.checkpoint import savepoint, shared_state_registry
 from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, PendingCheckpoint
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, HeadReplaced
-from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
+from dagster_flinkpy.runtime import job as job_loop
+from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.job import JobAttempt
 from dagster_flinkpy.runtime.split_planner import SplitPlanner
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
+from tests.simulation import upkeep
 
 __all__ = ["MUTATIONS"]
 
 Wrapped = Callable[..., Any]
-Mutation = Callable[[], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A broken rule."""
+
+    apply: Callable[[], AbstractContextManager[Any]]
+    noticed: str
+    """Part of what the violation says, so that it is the rule that is missed and not another."""
+    chaos: Mapping[str, float] = field(default_factory=dict)
+    """Makes worlds in which that happens more often."""
+
 
 MUTATIONS: dict[str, Mutation] = {}
 """By what is broken."""
 
 
-def _mutation(what: str, owner: Any, name: str) -> Callable[[Wrapped], Wrapped]:
+def _mutation(what: str, owner: Any, name: str, noticed: str, **chaos: float) -> Callable[[Wrapped], Wrapped]:
     """Registers a function that stands for a method; its first argument is the method itself."""
 
     def register(function: Wrapped) -> Wrapped:
@@ -42,7 +59,7 @@ def _mutation(what: str, owner: Any, name: str) -> Callable[[Wrapped], Wrapped]:
         def stand_in(*args: Any, **kwargs: Any) -> Any:
             return function(real, *args, **kwargs)
 
-        MUTATIONS[what] = lambda: mock.patch.object(owner, name, stand_in)
+        MUTATIONS[what] = Mutation(lambda: mock.patch.object(owner, name, stand_in), noticed, chaos)
         return function
 
     return register
@@ -51,17 +68,17 @@ def _mutation(what: str, owner: Any, name: str) -> Callable[[Wrapped], Wrapped]:
 # --- fencing ----------------------------------------------------------------------------------------------------------
 
 
-@_mutation("HEAD is replaced without If-Match", completed_checkpoint_store, "put_if")
+@_mutation("HEAD is replaced without If-Match", completed_checkpoint_store, "put_if", "HEAD went back")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     return store.put(key, data) if key == HEAD_KEY else real(store, key, data, if_match)
 
 
-@_mutation("nothing is written on a condition", completed_checkpoint_store, "put_if")
+@_mutation("nothing is written on a condition", completed_checkpoint_store, "put_if", "went back")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     return store.put(key, data)
 
 
-@_mutation("a takeover leaves HEAD as it is", completed_checkpoint_store, "put_if")
+@_mutation("a takeover leaves HEAD as it is", completed_checkpoint_store, "put_if", "has to commit it")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     if key == HEAD_KEY and if_match is not None:
         found = read_head(store)
@@ -70,7 +87,7 @@ def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | 
     return real(store, key, data, if_match)
 
 
-def _unfenced(owner: Any, name: str, value: Any) -> Mutation:
+def _unfenced(owner: Any, name: str, value: Any, noticed: str) -> Mutation:
     """Besides, nobody looks whether a newer attempt took over."""
 
     def broken() -> AbstractContextManager[Any]:
@@ -79,13 +96,15 @@ def _unfenced(owner: Any, name: str, value: Any) -> Mutation:
         stack.enter_context(mock.patch.object(owner, name, value))
         return stack
 
-    return broken
+    return Mutation(broken, noticed)
 
 
 MUTATIONS |= {
-    "state files are named by content only, and who deletes them is not fenced": _unfenced(Epoch, "written_by", ""),
+    "state files are named by content only, and who deletes them is not fenced": _unfenced(
+        Epoch, "written_by", "", "names it"
+    ),
     "an attempt aborts what newer ones have staged, and is not fenced": _unfenced(
-        StagedFileCommitter, "_is_mine", lambda committer, key: True
+        StagedFileCommitter, "_is_mine", lambda committer, key: True, "whose upload is gone"
     ),
 }
 
@@ -93,60 +112,293 @@ MUTATIONS |= {
 # --- completing -------------------------------------------------------------------------------------------------------
 
 
-@_mutation("sinks commit before the metadata is written", JobAttempt, "_write_metadata")
+@_mutation(
+    "sinks commit before the metadata is written",
+    JobAttempt,
+    "_write_metadata",
+    "became visible, but no completed checkpoint names it",
+)
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     attempt._commit(attempt._metadata)
     real(attempt)
 
 
-@_mutation("sinks commit before HEAD is replaced", JobAttempt, "_finalize")
+@_mutation(
+    "sinks commit before HEAD is replaced",
+    JobAttempt,
+    "_finalize",
+    "became visible, but no completed checkpoint names it",
+)
 def _(real: Wrapped, attempt: JobAttempt, checkpoint_id: int, write: Wrapped, done: Any) -> Any:
     if isinstance(done, HeadReplaced):
         attempt._commit(attempt._metadata)
     return real(attempt, checkpoint_id, write, done)
 
 
-@_mutation("older checkpoints are subsumed before the new one is added", CompletedCheckpointStore, "complete")
+@_mutation(
+    "older checkpoints are subsumed before the new one is added",
+    CompletedCheckpointStore,
+    "complete",
+    "/_metadata was deleted, but retained checkpoint",
+)
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any, *args: Any, **kwargs: Any) -> None:
     store.store.delete_many([f"chk-{number}/_metadata" for number in attempt.head.retained])
     real(store, attempt, *args, **kwargs)
 
 
-@_mutation("an unknown outcome is taken for a failure", JobAttempt, "_finalize")
+@_mutation(
+    "an unknown outcome is taken for a failure",
+    JobAttempt,
+    "_finalize",
+    "was aborted, but completed checkpoint",
+    fail_after=0.1,
+    outage=1,
+)
 def _(real: Wrapped, attempt: JobAttempt, *args: Any) -> Any:
     answer = real(attempt, *args)
     return replace(answer, unknown_outcome=False) if hasattr(answer, "unknown_outcome") else answer
 
 
-@_mutation("a file is deleted that a retained checkpoint names", SharedStateRegistry, "unregister_unused")
+@_mutation(
+    "a file is deleted that a retained checkpoint names",
+    SharedStateRegistry,
+    "unregister_unused",
+    "was deleted, but retained checkpoint",
+)
 def _(real: Wrapped, registry: SharedStateRegistry, retained: Any) -> set[str]:
     files: set[str] = real(registry, ())
     return files
 
 
-@_mutation("an unclaimed checkpoint loses files that a later one has named", shared_state_registry, "_written_for")
+@_mutation(
+    "an unclaimed checkpoint loses files that a later one has named",
+    shared_state_registry,
+    "_written_for",
+    "was deleted, but retained checkpoint",
+)
 def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
     return checkpoint_id
+
+
+@_mutation(
+    "checkpoints are subsumed while others of their Spark job are to complete",
+    JobAttempt,
+    "_perform",
+    "which does not exist",
+)
+def _(real: Wrapped, attempt: JobAttempt, instruction: Any) -> Iterator[Any]:
+    yield from real(attempt, instruction)
+    if attempt._subsumed:
+        attempt._store.subsume(attempt._attempt, attempt._subsumed)
+
+
+# --- savepoints, and whose they are -----------------------------------------------------------------------------------
+
+
+@_mutation(
+    "subsuming and sweeping ignore native savepoints",
+    CompletedCheckpointStore,
+    "native_savepoints",
+    "-native was deleted",
+)
+def _(real: Wrapped, store: CompletedCheckpointStore) -> list[str]:
+    return []
+
+
+@_mutation(
+    "a native savepoint is kept although its checkpoint was subsumed meanwhile",
+    savepoint,
+    "read_head",
+    "which does not exist",
+    pause=0.03,
+    late_list=0,
+)
+def _(real: Wrapped, store: ObjectStore) -> Any:
+    return Head(0, unclaimed=range(1_000_000)), ""  # type: ignore[arg-type]
+
+
+@_mutation(
+    "a savepoint has to commit what its checkpoint has", job_loop, "without_committables", "has something to commit"
+)
+def _(real: Wrapped, metadata: CheckpointMetadata) -> CheckpointMetadata:
+    return metadata
+
+
+@_mutation(
+    "a claimed savepoint is deleted before the job has a checkpoint of its own",
+    JobAttempt,
+    "_begin",
+    "of savepoint",
+    crash=0.01,
+)
+def _(real: Wrapped, attempt: JobAttempt) -> None:
+    real(attempt)
+    attempt._dispose_claimed()
+
+
+@_mutation(
+    "claiming a native savepoint deletes files that it shares with checkpoints",
+    job_loop,
+    "dispose_savepoint",
+    "was deleted",
+    late_list=0,
+)
+def _(real: Wrapped, location: Any, **options: Any) -> None:
+    files = savepoint.load_savepoint(location.open()).files()
+    real(location, **options)
+    replace(location, url=location.url.rpartition("/")[0]).open().delete_many(sorted(files))
+
+
+@_mutation("a restored checkpoint is claimed though it was not to be", Attempt, "leave_unclaimed", "to its owner")
+def _(real: Wrapped, attempt: Attempt, checkpoint_id: int) -> None:
+    attempt.claim(checkpoint_id)
+
+
+@_mutation(
+    "a checkpoint is disposed of with files that later ones name",
+    CompletedCheckpointStore,
+    "dispose",
+    "was deleted, but retained checkpoint",
+)
+def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoint_id: int) -> None:
+    files = store.load(checkpoint_id).files()
+    real(store, attempt, checkpoint_id)
+    store.store.delete_many(sorted(files))
+
+
+@_mutation(
+    "a run that is tried again restores its savepoint again",
+    JobAttempt,
+    "__init__",
+    "which an earlier try has restored",
+    retry=0.8,
+    crash=0.01,
+)
+def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
+    real(attempt, *args, **{**options, "run_id": None})
+
+
+@_mutation("a stopped job goes on when it is rescaled", JobAttempt, "_begin", "goes on with a job that was stopped")
+def _(real: Wrapped, attempt: JobAttempt) -> None:
+    real(attempt)
+    attempt._stopped = False
+
+
+@_mutation(
+    "a fenced attempt calls what others have deleted damaged", JobAttempt, "_cause", "CorruptStateError", pause=0.03
+)
+def _(real: Wrapped, attempt: JobAttempt, error: Any) -> Any:
+    return error
+
+
+@_mutation("a sweep deletes what an epoch at work has written", upkeep, "sweep", "which does not exist", upkeep=0.8)
+def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> Any:
+    return real(store, timedelta(0), **options)
+
+
+# --- partitions of time -----------------------------------------------------------------------------------------------
+
+
+@_mutation(
+    "retention drops the end state that a run at work has started from",
+    PartitionRetention,
+    "kept",
+    "is not kept, though its run is at work",
+)
+def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | None, started_from: int | None) -> Any:
+    return real(retention, ends, newest)
+
+
+@_mutation(
+    "retention drops the end state that the next partition starts from",
+    PartitionRetention,
+    "kept",
+    "is not kept, though the next partition starts from it",
+)
+def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | None, started_from: int | None) -> Any:
+    return real(retention, ends, started_from)
+
+
+@_mutation(
+    "a partition goes on from the latest checkpoint, not from the partition before",
+    JobAttempt,
+    "_load",
+    "which no straight run would",
+)
+def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> Any:
+    return latest
+
+
+@_mutation(
+    "rows of a partition are deleted before the new ones are there",
+    Committers,
+    "commit",
+    "its partition was not written again",
+)
+def _(real: Wrapped, committers: Committers, metadata: CheckpointMetadata) -> Any:
+    if metadata.partition is not None:
+        for committer in committers:
+            committer.replace_partition(metadata.partition, metadata.checkpoint_id)
+    return real(committers, metadata)
+
+
+@_mutation(
+    "rows of a partition stay when it is run again",
+    StagedFileCommitter,
+    "replace_partition",
+    "though its partition was written again",
+)
+def _(real: Wrapped, committer: StagedFileCommitter, partition: str, checkpoint_id: int) -> int:
+    return 0
+
+
+@_mutation(
+    "a checkpoint that reads nothing replaces the rows of a partition",
+    JobAttempt,
+    "_create_metadata",
+    "its partition was not written again",
+)
+def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
+    metadata: CheckpointMetadata = real(attempt, write)
+    parent = attempt._parent
+    return metadata if metadata.partition or parent is None else replace(metadata, partition=parent.partition)
+
+
+@_mutation(
+    "a fenced attempt takes rows that were replaced for lost", JobAttempt, "_commit", "CommittableLostError", pause=0.03
+)
+def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
+    return attempt._committers.commit(metadata)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-@_mutation("an acknowledgement of another attempt is taken", CheckpointCoordinator, "handle")
+@_mutation("an acknowledgement of another attempt is taken", CheckpointCoordinator, "handle", "but counted")
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     if isinstance(stimulus, Acknowledge):
         stimulus = replace(stimulus, message=replace(stimulus.message, attempt=coordinator._attempt))
     return real(coordinator, stimulus)
 
 
-@_mutation("an acknowledgement of another job is taken", CheckpointCoordinator, "handle")
+@_mutation("an acknowledgement of another job is taken", CheckpointCoordinator, "handle", "but counted")
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     if isinstance(stimulus, Acknowledge):
         stimulus = replace(stimulus, message=replace(stimulus.message, job_id=coordinator._job_id))
     return real(coordinator, stimulus)
 
 
-@_mutation("a second acknowledgement replaces the first", PendingCheckpoint, "acknowledge")
+@_mutation(
+    "an acknowledgement of the second barrier is taken for the first", CheckpointCoordinator, "handle", "but counted"
+)
+def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
+    pending = coordinator.pending
+    if isinstance(stimulus, Acknowledge) and stimulus.message.checkpoint_id in pending:
+        stimulus = replace(stimulus, message=replace(stimulus.message, checkpoint_id=min(pending)))
+    return real(coordinator, stimulus)
+
+
+@_mutation("a second acknowledgement replaces the first", PendingCheckpoint, "acknowledge", "but counted")
 def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> AcknowledgeResult:
     result: AcknowledgeResult = real(pending, task, state)
     if result is AcknowledgeResult.DUPLICATE:
@@ -157,12 +409,19 @@ def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> Ackno
 # --- the next attempt -------------------------------------------------------------------------------------------------
 
 
-@_mutation("the id counter is not advanced", CompletedCheckpointStore, "assign_checkpoint_id")
+@_mutation(
+    "the id counter is not advanced", CompletedCheckpointStore, "assign_checkpoint_id", "no checkpoint completed"
+)
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any) -> int:
     return (attempt.head.checkpoint_id or 0) + 1
 
 
-@_mutation("the newest metadata is restored instead of what HEAD names", CompletedCheckpointStore, "begin_attempt")
+@_mutation(
+    "the newest metadata is restored instead of what HEAD names",
+    CompletedCheckpointStore,
+    "begin_attempt",
+    "no completed checkpoint names it",
+)
 def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any) -> Any:
     attempt = real(store, *args, **kwargs)
     try:
@@ -172,16 +431,18 @@ def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any)
     return attempt
 
 
-@_mutation("a restore does not commit what the last checkpoint has prepared", JobAttempt, "_recover")
+@_mutation(
+    "a restore does not commit what the last checkpoint has prepared", JobAttempt, "_recover", "has to commit it"
+)
 def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> None:
     attempt._abort_lingering()
 
 
-@_mutation("sources start from the beginning after a restore", SplitPlanner, "__init__")
+@_mutation("sources start from the beginning after a restore", SplitPlanner, "__init__", "but counted")
 def _(real: Wrapped, planner: SplitPlanner, graph: Any, restored: Any, *args: Any, **kwargs: Any) -> None:
     real(planner, graph, {}, *args, **kwargs)
 
 
-@_mutation("a rescale hands all rows of a file to each subtask", RunHandle, "clip")
+@_mutation("a rescale hands all rows of a file to each subtask", RunHandle, "clip", "has key groups 0 to")
 def _(real: Wrapped, handle: RunHandle, key_groups: Any) -> RunHandle:
     return handle

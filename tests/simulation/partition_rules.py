@@ -1,0 +1,50 @@
+"""Which end states of time partitions HEAD has to name, told in another way than the library does."""
+
+from __future__ import annotations
+
+from dagster_flinkpy.checkpoint.head import Head
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from tests.simulation.program import Scenario
+
+__all__ = ["expected_ends"]
+
+
+def expected_ends(
+    new: Head, old: Head, metadata: CheckpointMetadata, started_from: int | None, scenario: Scenario
+) -> str | None:
+    """What is wrong with the end states on HEAD; None: nothing.
+
+    Args:
+        new: HEAD as it completes a checkpoint.
+        old: HEAD before.
+        metadata: Of that checkpoint.
+        started_from: What its attempt was asked to start from; 0: nothing that has to stay; None: it does not know the
+            scenario, and drops none.
+        scenario: Says which are kept.
+    """
+    before = {end.partition: end for end in old.partitions}
+    after = {end.partition: end for end in new.partitions}
+    for key, end in after.items():
+        moved = end.checkpoint_id == metadata.checkpoint_id
+        if key in before and end.checkpoint_id != before[key].checkpoint_id and not moved:
+            return f"the end state of {key} is another one without a run"
+        if moved and key != metadata.partition and before[key].checkpoint_id != metadata.parent_id:
+            return f"it is the end state of {key}, which it does not hold"
+    if metadata.partition is not None and metadata.partition not in after:
+        return f"the end state of {metadata.partition} is not kept, though the next partition starts from it"
+    candidates = sorted({**before, **after}.values(), key=lambda end: end.ordinal)
+    policy = scenario.partition_retention
+    newest = max((end.checkpoint_id for end in candidates), default=None)
+    for place, end in enumerate(reversed(candidates)):
+        reasons = {
+            "each k-th is": policy.every is not None and end.ordinal % policy.every == policy.every - 1,
+            "the last ones are": policy.last is not None and place < policy.last,
+            "it is the newest": end.checkpoint_id == newest,
+            "its run is at work, and another try starts from it": end.checkpoint_id == started_from,
+        }
+        why = [reason for reason, holds in reasons.items() if holds]
+        if why and end.partition not in after:
+            return f"the end state of {end.partition} is not kept, though {why[0]}"
+        if not why and end.partition in after and started_from is not None:
+            return f"the end state of {end.partition} is kept for no reason"
+    return None

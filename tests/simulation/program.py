@@ -1,0 +1,204 @@
+"""The simulated program: numbers -> count per key -> files; a stream of splits, or partition by partition of time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
+from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    SinkCommitter,
+    SinkWriter,
+    Source,
+    SourceSplit,
+    SplitEnumerator,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from tests.simulation.bucket import URL, SimulatedStore
+from tests.simulation.world import World
+
+__all__ = [
+    "JOB",
+    "KEYS",
+    "MAX_PARALLELISM",
+    "OUT",
+    "PARTITIONS",
+    "PARTITION_SPLITS",
+    "SPLITS",
+    "SPLIT_RECORDS",
+    "Scenario",
+    "SimulatedLocation",
+    "count_of",
+    "group_of",
+    "here",
+    "key_of",
+    "partition",
+    "program",
+    "simulate_in",
+]
+
+JOB = "job"
+OUT = "out"
+SPLITS = 10
+SPLIT_RECORDS = 4
+PARTITION_SPLITS = 2
+PARTITIONS = SPLITS // PARTITION_SPLITS
+KEYS = 5
+MAX_PARALLELISM = 6
+
+_FIRST_DAY = datetime(2024, 3, 1, tzinfo=timezone.utc)
+
+_world: World | None = None
+
+
+def simulate_in(world: World) -> None:
+    """Says which world locations, sinks and clocks belong to, in this process."""
+    global _world
+    _world = world
+
+
+def here() -> World:
+    """The world that is simulated in this process."""
+    assert _world is not None
+    return _world
+
+
+@dataclass(frozen=True)
+class SimulatedLocation(StorageLocation):
+    """Opens the world's store."""
+
+    def open(self) -> ObjectStore:
+        return SimulatedStore(here(), self.url.removeprefix(URL).strip("/"))
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """How the job is deployed."""
+
+    partitioned: bool
+    """Whether its runs read partitions of time, and not on where the last one was."""
+    num_retained: int
+    partition_retention: PartitionRetention
+
+    @staticmethod
+    def draw(rng: random.Random) -> Scenario:
+        return Scenario(
+            partitioned=rng.random() < 0.35,
+            num_retained=rng.choice((1, 1, 2, 3)),
+            partition_retention=rng.choice(
+                (
+                    PartitionRetention(),
+                    PartitionRetention(every=2),
+                    PartitionRetention(every=3, last=1),
+                    PartitionRetention(every=None, last=1),
+                    PartitionRetention(every=None, last=2),
+                )
+            ),
+        )
+
+
+def key_of(record: int) -> int:
+    return record % KEYS
+
+
+def count_of(record: int) -> int:
+    """The count of its key with which a record is written, whoever ran what again."""
+    return record // KEYS + 1
+
+
+def group_of(key: int) -> int:
+    return key * 5 % MAX_PARALLELISM
+
+
+def partition(ordinal: int) -> TimePartition:
+    start = _FIRST_DAY + timedelta(days=ordinal)
+    return TimePartition(f"{start:%Y-%m-%d}", start, start + timedelta(days=1), ordinal)
+
+
+class _Enumerator(SplitEnumerator):
+    def __init__(self, restored: Any, end: int) -> None:
+        self._read = restored["read"] if restored else 0
+        self._planned = self._read
+        self._end = end
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if self._planned != self._read:
+            raise AssertionError("splits are planned before the last ones were read")
+        width = here().rng.randint(1, 3)
+        splits = range(self._read, min(self._read + width, self._end))
+        self._planned = splits.stop
+        return [
+            [SourceSplit(f"split-{s}", {"n": s}) for s in splits if s % parallelism == i] for i in range(parallelism)
+        ]
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        if not all(split.finished for split in splits):
+            raise AssertionError("a split that was not read to its end")
+        self._read = self._planned
+
+    @property
+    def exhausted(self) -> bool:
+        return self._planned >= self._end
+
+    def snapshot_state(self) -> dict[str, Any]:
+        return {"read": self._read}
+
+
+class _Numbers(PartitionedSource):
+    def __init__(self, first: int = 0, end: int = SPLITS) -> None:
+        self._first, self._end = first, end
+
+    @property
+    def produced_type(self) -> TypeInformation:
+        return Types.LONG()
+
+    def for_partition(self, partition: TimePartition) -> Source:
+        first = partition.ordinal * PARTITION_SPLITS
+        return _Numbers(first, first + PARTITION_SPLITS)
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        return _Enumerator(restored or {"read": self._first}, self._end)
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        raise AssertionError("simulated tasks read for themselves")
+
+
+class _Count(KeyedProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        raise AssertionError("simulated tasks count for themselves")
+
+
+class _Files(TwoPhaseCommittingSink):
+    def validate(self, type_info: TypeInformation | None) -> None:
+        pass
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        raise AssertionError("simulated tasks write for themselves")
+
+    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+        return StagedFileCommitter(SimulatedStore(here(), OUT), context, wait=here().sleep)
+
+
+@cache
+def program(parallelism: int) -> JobGraph:
+    """The program at a parallelism."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
+    env.set_max_parallelism(MAX_PARALLELISM)
+    numbers = env.from_source(_Numbers(), None, "numbers").uid("numbers")
+    counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
+    counts.sink_to(_Files()).uid("files")
+    return env.get_job_graph()

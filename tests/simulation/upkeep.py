@@ -1,0 +1,154 @@
+"""What people and schedules do beside the attempts: sweep, dispose, and savepoints without the program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+
+from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.offline import (
+    release_leadership,
+    restore_savepoint,
+    stop_with_savepoint,
+    trigger_savepoint,
+)
+from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, RestoreError
+from dagster_flinkpy.storage import StorageLocation
+from tests.simulation.bucket import URL
+from tests.simulation.invariants import Asked, Invariants
+from tests.simulation.program import JOB, SimulatedLocation
+from tests.simulation.world import World
+
+__all__ = ["GRACE", "Upkeep"]
+
+_ELSEWHERE = f"{URL}/elsewhere"
+GRACE = timedelta(hours=4)
+"""Of sweeps: longer than the longest epoch, for all that clocks differ by."""
+
+_NEVER = (CorruptMetadataError, CorruptStateError, RestoreError)
+"""Nothing is damaged in the simulation, so nobody may say so."""
+
+
+class Upkeep:
+    """Starts one such thing at a time, each as an actor of its own.
+
+    Args:
+        world: The world.
+        invariants: Are told of what somebody wants to be gone.
+    """
+
+    def __init__(self, world: World, invariants: Invariants) -> None:
+        self._world = world
+        self._invariants = invariants
+        self._job = SimulatedLocation(f"{URL}/{JOB}")
+        self._started = 0
+
+    def start(self) -> None:
+        """Begins whatever is drawn."""
+        verbs = (
+            self._sweep,
+            self._dispose_savepoint,
+            self._dispose_checkpoint,
+            self._trigger_savepoint,
+            self._stop,
+            self._restore,
+            self._release,
+        )
+        self._spawn(self._world.rng.choice(verbs))
+
+    def draw_savepoint(self) -> tuple[str | None, SavepointFormatType]:
+        """Target and format of a savepoint. A run lists native ones before it deletes files: no list may be late."""
+        rng = self._world.rng
+        if not self._world.lists_late and rng.random() < 0.5:
+            return None, SavepointFormatType.NATIVE
+        return rng.choice((None, _ELSEWHERE)), SavepointFormatType.CANONICAL
+
+    def sweep_in_peace(self) -> None:
+        """When all is quiet, and what is left is old."""
+        self._spawn(self._sweep)
+
+    def _spawn(self, verb: Callable[[str], None]) -> None:
+        world = self._world
+        self._started += 1
+        name = f"{verb.__name__.strip('_')}-{self._started}"
+
+        def body() -> None:
+            world.current.skew_ms = world.rng.randrange(-600_000, 600_000) if world.rng.random() < 0.3 else 0
+            world.current.sluggish = 5
+            try:
+                verb(name)
+            except _NEVER as error:
+                world.report(f"{name}: {type(error).__name__}: {error}")
+            except FlinkPyError as error:
+                world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
+
+        world.spawn(name, body)
+
+    # --- verbs --------------------------------------------------------------------------------------------------------
+
+    def _sweep(self, name: str) -> None:
+        if self._invariants.head is None:
+            return
+        now = datetime.fromtimestamp(self._world.clock() / 1000, timezone.utc)
+        swept = sweep(self._job.open(), GRACE, now=now)
+        self._world.note(f"swept {swept.files} files")
+
+    def _dispose_savepoint(self, name: str) -> None:
+        savepoints = self._invariants.savepoints
+        if not savepoints.there:
+            return
+        url = self._world.rng.choice(savepoints.there)
+        savepoints.dispose(url)
+        self._dispose(replace(self._job, url=url), name)
+
+    def _dispose_checkpoint(self, name: str) -> None:
+        head = self._invariants.head
+        if head is None or not head.unclaimed:
+            return
+        checkpoint_id = self._world.rng.choice(head.unclaimed)
+        self._invariants.released.add(checkpoint_id)
+        self._asks(name)
+        self._dispose(self._job.child(f"chk-{checkpoint_id}"), name)
+
+    def _dispose(self, location: StorageLocation, name: str) -> None:
+        try:
+            dispose_savepoint(location, owner=name, now_ms=self._world.clock())
+        except RestoreError as error:
+            self._world.note(f"it is gone already: {error}")
+
+    def _trigger_savepoint(self, name: str) -> None:
+        self._invariants.savepoints.add(trigger_savepoint(self._job, *self._draw()))
+
+    def _stop(self, name: str) -> None:
+        self._asks(name)
+        url = stop_with_savepoint(self._job, *self._draw(), owner=name, now_ms=self._world.clock())
+        self._invariants.savepoints.add(url)
+
+    def _restore(self, name: str) -> None:
+        savepoints = self._invariants.savepoints
+        if not savepoints.there:
+            return
+        url = self._world.rng.choice(savepoints.there)
+        self._asks(name, savepoints.checkpoint_id(url))
+        try:
+            restore_savepoint(self._job, replace(self._job, url=url), owner=name, now_ms=self._world.clock())
+        except _NEVER as error:
+            if url in savepoints.there:
+                raise
+            self._world.note(f"it is gone: {error}")
+
+    def _release(self, name: str) -> None:
+        self._asks(name)
+        release_leadership(self._job, owner=name, now_ms=self._world.clock())
+
+    # --- shared -------------------------------------------------------------------------------------------------------
+
+    def _asks(self, name: str, start: int = 0) -> None:
+        self._invariants.asked[name] = Asked(start, offline=True)
+
+    def _draw(self) -> tuple[StorageLocation | None, SavepointFormatType]:
+        target, format_type = self.draw_savepoint()
+        return None if target is None else SimulatedLocation(target), format_type
