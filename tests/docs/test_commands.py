@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
 import pytest
 from dagster._cli import create_dagster_cli
+from dagster_dg_cli.cli import create_dg_cli
 
 from dagster_flinkpy.cli import main
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 _BLOCK = re.compile(r"^```(?:console|bash|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
-_PROGRAMS = {"flinkpy": main, "dagster": create_dagster_cli()}
+_PROGRAMS = {"flinkpy": main, "dagster": create_dagster_cli(), "dg": create_dg_cli()}
 _TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -58,19 +63,63 @@ def parse(program: click.Command, words: list[str]) -> None:
         context = command.make_context(name, rest, parent=context)
 
 
+class _Parsed(Exception):
+    """The arguments are fine; what they ask for is not done."""
+
+
+def run_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python -m``, up to where it has parsed its arguments; a module without a parser need only be there.
+
+    Raises:
+        SystemExit: There is no such option.
+    """
+    module, *arguments = words
+    spec = find_spec(module)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_spec(f"{module}.__main__")
+    assert spec is not None and spec.origin is not None, module
+    if "argparse" not in Path(spec.origin).read_text():
+        return
+    original = argparse.ArgumentParser.parse_args
+
+    def parse_args(self: argparse.ArgumentParser) -> None:
+        original(self, arguments)
+        raise _Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
+    with pytest.raises(_Parsed):
+        import_module(spec.name).main()
+
+
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: f"{command.page}: {command.line[:60]}")
-def test_command(command: Command) -> None:
+def test_command(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "<" in command.line or subprocess.run(["bash", "-nc", command.line], check=False).returncode == 0
     program, *words = command.words
     if (known := _PROGRAMS.get(Path(program).name)) is not None:
+        monkeypatch.chdir(ROOT / "examples" / "dg_project" if Path(program).name == "dg" else ROOT)
         parse(known, words)
     elif program == "make":
         assert {word for word in words if "=" not in word} <= _TARGETS
+    elif Path(program).name.startswith("python") and words[:1] == ["-m"] and words[1:] != ["venv", ".venv"]:
+        run_module(words[1:], monkeypatch)
 
 
-def test_a_command_with_an_unknown_option_is_found() -> None:
+def test_extras_that_pages_install_are_there() -> None:
+    extras = set(metadata("dagster-flinkpy").get_all("Provides-Extra") or ())
+    named = {
+        extra
+        for page in PAGES
+        for names in re.findall(r"dagster-flinkpy\[([\w,]+)\]", page.read_text())
+        for extra in names.split(",")
+    }
+    assert named and named <= extras
+
+
+def test_a_command_with_an_unknown_option_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shutil.which("bash")
     for line in ("flinkpy checkpoints lists D", "flinkpy checkpoints list --all D", "flinkpy state read D --uid x"):
         with pytest.raises(click.UsageError):
             parse(main, line.split()[1:])
-    assert {"flinkpy", "dagster", "make"} <= {Path(command.words[0]).name for command in COMMANDS}
+    with pytest.raises(SystemExit):
+        run_module(["benchmarks", "--no-such-option"], monkeypatch)
+    assert {"flinkpy", "dagster", "dg", "make"} <= {Path(command.words[0]).name for command in COMMANDS}

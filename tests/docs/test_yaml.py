@@ -1,0 +1,52 @@
+"""YAML of the documentation is loaded by what reads it: Dagster's component loader, or its instance."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from dagster._config import process_config
+from dagster._core.instance.ref import InstanceRef
+from dagster.components.testing import create_defs_folder_sandbox
+from dagster_postgres import DagsterPostgresStorage
+
+from dagster_flinkpy.orchestration.component import FlinkPipelineComponent
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def blocks_of(page: str) -> list[str]:
+    return re.findall(r"^```yaml\n(.*?)^```", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_no_block_is_without_a_test() -> None:
+    with_blocks = {path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md") if "```yaml" in path.read_text()}
+    assert with_blocks == {"component.md", "how-to/postgres.md"}
+
+
+def test_the_pipelines_in_yaml_load() -> None:
+    pipeline, sensors = blocks_of("component.md")
+    more = yaml.safe_load(pipeline)
+    more["attributes"] |= yaml.safe_load(sensors)
+    for document, names in (
+        (pipeline, {"word_count_checkpoint_sensor"}),
+        (yaml.safe_dump(more), {f"word_count_{name}_sensor" for name in ("checkpoint", "restart", "savepoint")}),
+    ):
+        with create_defs_folder_sandbox() as sandbox:
+            folder = sandbox.scaffold_component(FlinkPipelineComponent, "word_count")
+            (folder / "defs.yaml").write_text(document)
+            with sandbox.build_all_defs() as defs:
+                assert names <= {sensor.name for sensor in defs.sensors or ()}
+
+
+def test_the_settings_for_postgres_are_dagsters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (block,) = blocks_of("how-to/postgres.md")
+    (tmp_path / "dagster.yaml").write_text(block)
+    monkeypatch.setenv("DAGSTER_PG_USERNAME", "dagster")
+    monkeypatch.setenv("DAGSTER_PG_PASSWORD", "secret")
+    data = InstanceRef.from_dir(str(tmp_path)).storage_data
+    assert data is not None and data.class_name == "DagsterPostgresStorage"
+    outcome = process_config(DagsterPostgresStorage.config_type(), data.config_dict)
+    assert outcome.success, outcome.errors
