@@ -1,4 +1,7 @@
-"""``flinkpy``: a look at checkpoints, savepoints and the state in them, without Spark or Dagster."""
+"""``flinkpy``: a look at checkpoints, savepoints and the state in them, and what is done to savepoints.
+
+Without Spark or Dagster, unless a program is given.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import pyarrow as pa
@@ -31,10 +35,15 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.common.configuration import parse_duration
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.doctor import Verdict, diagnose
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.state_processor import StoredState, read_savepoint
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.job import JobAttempt
 
 __all__ = ["main"]
 
@@ -238,51 +247,133 @@ def release_leader(directory: str, force: bool, endpoint_url: str | None) -> Non
 
 
 _target = click.option("--target", metavar="PATH", help="Folder that gets it. Default: that of the job.")
+_type = click.option(
+    "--type",
+    "format_type",
+    type=click.Choice([each.name.lower() for each in SavepointFormatType]),
+    default="canonical",
+    show_default=True,
+    callback=lambda context, option, name: SavepointFormatType[name.upper()],
+    help="native: refers to files of the job's checkpoints, beside which it must be.",
+)
+_program = click.option(
+    "--program", metavar="MODULE:NAME", help="The program, or the function that builds it. Also FILE.py:NAME."
+)
+_remote = click.option("--remote", metavar="URL", help="Spark Connect server for the program. Default: a local one.")
 
 
 def _folder(path: str | None, endpoint_url: str | None) -> StorageLocation | None:
     return None if path is None else _location(path, endpoint_url)
 
 
+@contextmanager
+def _attempt(program: str, job: StorageLocation, remote: str | None, what: str, **options: Any) -> Iterator[JobAttempt]:
+    """An attempt of the program, as a Dagster job makes one; what goes on is told on standard error."""
+    from dagster_flinkpy.orchestration.program import load_program, program_attempt
+    from dagster_flinkpy.orchestration.resources import SparkResource
+
+    spark = SparkResource() if remote is None else SparkResource(mode="remote", remote=remote)
+    console = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        console.print(escape(line), soft_wrap=True)
+
+    with (
+        console.status(f"{what} ..."),
+        program_attempt(
+            load_program(program), job, spark=spark, owner=_owner(what), on_progress=tell, **options
+        ) as attempt,
+    ):
+        yield attempt
+
+
 @savepoint.command("trigger")
 @click.argument("directory", metavar="DIR")
 @_target
+@_type
 @_endpoint_url
-def trigger(directory: str, target: str | None, endpoint_url: str | None) -> None:
-    """Keep the latest checkpoint of the job in DIR as a savepoint; print its path."""
-    click.echo(trigger_savepoint(_location(directory, endpoint_url), _folder(target, endpoint_url)))
+def trigger(directory: str, target: str | None, format_type: SavepointFormatType, endpoint_url: str | None) -> None:
+    """Keep the latest checkpoint of the job in DIR as a savepoint; print its path. A run may be at work."""
+    click.echo(trigger_savepoint(_location(directory, endpoint_url), _folder(target, endpoint_url), format_type))
 
 
 @savepoint.command("stop")
 @click.argument("directory", metavar="DIR")
 @_target
-@click.option("--drain", is_flag=True, help="End event time first; needs the program, so not here.")
+@_type
+@click.option("--drain", is_flag=True, help="End event time first, so that all timers fire; needs --program.")
+@_program
+@_remote
 @_endpoint_url
-def stop(directory: str, target: str | None, drain: bool, endpoint_url: str | None) -> None:
+def stop(
+    directory: str,
+    target: str | None,
+    format_type: SavepointFormatType,
+    drain: bool,
+    program: str | None,
+    remote: str | None,
+    endpoint_url: str | None,
+) -> None:
     """Stop the job in DIR with a savepoint; print its path. Runs find the job finished until one is restored."""
-    if drain:
-        raise click.ClickException(
-            "--drain fires timers, which needs the program: use the Dagster job {name}_stop with drain: true, or "
-            "JobAttempt.stop_with_savepoint(drain=True)"
-        )
-    job, folder = _location(directory, endpoint_url), _folder(target, endpoint_url)
-    click.echo(stop_with_savepoint(job, folder, owner=_owner("savepoint stop"), now_ms=_now_ms()))
+    job, folder, what = _location(directory, endpoint_url), _folder(target, endpoint_url), "savepoint stop"
+    if program is not None:
+        with _attempt(program, job, remote, what) as attempt:
+            path = attempt.stop_with_savepoint(None if folder is None else folder.url, format_type, drain=drain)
+    elif drain:
+        raise click.UsageError("--drain fires timers, which needs the program: --program module:function")
+    else:
+        path = stop_with_savepoint(job, folder, format_type, owner=_owner(what), now_ms=_now_ms())
+    click.echo(path)
 
 
 @savepoint.command("restore")
 @click.argument("path", metavar="PATH")
 @click.argument("directory", metavar="DIR")
 @click.option("--allow-pickled-state", is_flag=True, help="Whoever wrote it can run code in the job.")
+@_program
+@click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator from now on; needs --program.")
+@click.option(
+    "--allow-non-restored-state", is_flag=True, help="Leave behind state whose operator is gone; needs --program."
+)
+@click.option(
+    "--claim-mode",
+    type=click.Choice([each.name.lower() for each in RecoveryClaimMode]),
+    help="Whose it is afterwards; needs --program. Default: its owner's, no_claim.",
+)
+@_remote
 @_endpoint_url
-def restore(path: str, directory: str, allow_pickled_state: bool, endpoint_url: str | None) -> None:
-    """Make the savepoint in PATH the latest checkpoint of the job in DIR, which need not exist yet."""
-    checkpoint_id = restore_savepoint(
-        _location(directory, endpoint_url),
-        _location(path, endpoint_url),
-        owner=_owner("savepoint restore"),
-        now_ms=_now_ms(),
-        allow_pickled_state=allow_pickled_state,
-    )
+def restore(
+    path: str,
+    directory: str,
+    allow_pickled_state: bool,
+    program: str | None,
+    parallelism: int | None,
+    allow_non_restored_state: bool,
+    claim_mode: str | None,
+    remote: str | None,
+    endpoint_url: str | None,
+) -> None:
+    """Make the savepoint in PATH the latest checkpoint of the job in DIR, which need not exist yet.
+
+    Without --program nobody looks whether it fits the program; the next run does.
+    """
+    job, savepoint, what = _location(directory, endpoint_url), _location(path, endpoint_url), "savepoint restore"
+    if program is not None:
+        options: dict[str, Any] = {
+            "restore_from": savepoint.url,
+            "parallelism": parallelism,
+            "claim_mode": RecoveryClaimMode.NO_CLAIM if claim_mode is None else RecoveryClaimMode[claim_mode.upper()],
+            "allow_non_restored_state": allow_non_restored_state,
+            "allow_pickled_state": allow_pickled_state,
+        }
+        with _attempt(program, job, remote, what, **options) as attempt:
+            checkpoint_id = attempt.commit_restored().checkpoint_id
+    elif parallelism is not None or allow_non_restored_state or claim_mode is not None:
+        raise click.UsageError("--parallelism, --allow-non-restored-state and --claim-mode need --program")
+    else:
+        checkpoint_id = restore_savepoint(
+            job, savepoint, owner=_owner(what), now_ms=_now_ms(), allow_pickled_state=allow_pickled_state
+        )
     click.echo(f"{directory} goes on from {path}, now its checkpoint {checkpoint_id}")
 
 

@@ -155,8 +155,15 @@ def test_as_many_checkpoints_are_kept_as_before(tmp_path: Path, command: str) ->
         assert attempt.run_epoch().checkpoint_id == 4
 
 
-def test_drain_needs_the_program(job: Path) -> None:
-    assert "{name}_stop" in error_of("savepoint", "stop", job, "--drain")
+@pytest.mark.parametrize("command", ["trigger", "stop"])
+def test_native(job: Path, command: str) -> None:
+    elsewhere = error_of("savepoint", command, job, "--type", "native", "--target", job.parent / "elsewhere")
+    assert "a native savepoint names files below" in elsewhere
+    savepoint = printed("savepoint", command, job, "--type", "native").strip()
+    assert savepoint.endswith("-native")
+    other = job.parent / "other"
+    printed("savepoint", "restore", savepoint, other / "job")
+    assert counts(other) == REST
 
 
 @pytest.mark.parametrize("command", ["stop", "restore"])

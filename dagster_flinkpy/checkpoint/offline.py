@@ -25,6 +25,7 @@ from dagster_flinkpy.storage.lease import LeaderRecord
 
 __all__ = [
     "number_retained",
+    "refuse_beside_run",
     "release_leadership",
     "restore_savepoint",
     "stop_with_savepoint",
@@ -106,8 +107,7 @@ def stop_with_savepoint(
         CheckpointError: a run may be at work; or there is no checkpoint, or it may have something to commit yet.
     """
     check_target(format_type, job.url, (target or job).url)
-    checkpoints = _checkpoints(job)
-    attempt = _begin(checkpoints, owner, now_ms)
+    checkpoints, attempt = _begin(job, owner, now_ms)
     try:
         latest = attempt.latest
         if latest is None:
@@ -148,8 +148,7 @@ def restore_savepoint(
             f"savepoint {savepoint.url} has pickled state ({', '.join(pickled)}), which can run code of whoever wrote "
             "it; if you trust it, allow pickled state"
         )
-    checkpoints = _checkpoints(job)
-    attempt = _begin(checkpoints, owner, now_ms)
+    checkpoints, attempt = _begin(job, owner, now_ms)
     try:
         if attempt.latest is not None:
             _check_committed(job, attempt.latest, attempt.committed)
@@ -195,19 +194,29 @@ def number_retained(job: StorageLocation) -> int:
     return max(1, len({*found[0].retained} - ends - {*found[0].unclaimed}))
 
 
-def _checkpoints(job: StorageLocation) -> CompletedCheckpointStore:
-    """Keeps as many as the job does, so that nothing goes that a restore can be made of."""
-    return CompletedCheckpointStore(job.open(), number_retained(job))
+def refuse_beside_run(job: StorageLocation, now_ms: int) -> None:
+    """Refuses to go on where a run may be at work, which an attempt would fence.
 
+    Args:
+        job: the job's prefix.
+        now_ms: milliseconds since 1970.
 
-def _begin(checkpoints: CompletedCheckpointStore, owner: str, now_ms: int) -> Attempt:
-    leader = checkpoints.leader()
+    Raises:
+        CheckpointError: a run may be at work; says which.
+    """
+    leader = CompletedCheckpointStore(job.open()).leader()
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
-            f"{leader.owner!r} may be at work on {checkpoints.store.url}. Let it end first; if it is dead, run "
+            f"{leader.owner!r} may be at work on {job.url}. Let it end first; if it is dead, run "
             "'flinkpy leader release'."
         )
-    return checkpoints.begin_attempt(owner, now_ms)
+
+
+def _begin(job: StorageLocation, owner: str, now_ms: int) -> tuple[CompletedCheckpointStore, Attempt]:
+    refuse_beside_run(job, now_ms)
+    # As many as the job keeps, so that nothing goes that a restore can be made of.
+    checkpoints = CompletedCheckpointStore(job.open(), number_retained(job))
+    return checkpoints, checkpoints.begin_attempt(owner, now_ms)
 
 
 def _check_committed(job: StorageLocation, latest: CheckpointMetadata, committed: int | None) -> None:

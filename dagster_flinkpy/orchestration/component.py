@@ -45,6 +45,7 @@ from dagster_flinkpy.orchestration.component_attributes import (
 from dagster_flinkpy.orchestration.component_scaffolder import FlinkPipelineScaffolder
 from dagster_flinkpy.orchestration.flink_job import Environment, Program
 from dagster_flinkpy.orchestration.jobs import build_flink_jobs
+from dagster_flinkpy.orchestration.program import find_program
 from dagster_flinkpy.orchestration.restart_sensor import build_restart_sensor
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
 from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
@@ -63,11 +64,7 @@ def _program(context: ResolutionContext, path: str) -> Environment:
     if module.startswith("."):
         folder = ComponentLoadContext.from_resolution_context(context)
         module = f"{folder.defs_relative_module_name(folder.path)}{module}"
-    found = getattr(importlib.import_module(module), name, None)
-    if not callable(found) and not isinstance(found, StreamExecutionEnvironment):
-        raise ConfigurationError(f"{name} of {module} is neither a program nor a function that builds one: {found!r}")
-    program: Environment = found
-    return program
+    return find_program(importlib.import_module(module), name)
 
 
 def _asset_keys(context: ResolutionContext, deps: Mapping[str, Sequence[str]]) -> dict[str, list[AssetKey]]:
