@@ -121,6 +121,17 @@ class CheckpointStatistics:
         """The last 100 that have ended, and those in progress, oldest first."""
         return (*self._ended, *self._in_progress.values())
 
+    def with_growth(self) -> list[tuple[CheckpointStats, int | None]]:
+        """The history, with the bytes of state that a completed one has more than the completed one before."""
+        grown, before = list[tuple[CheckpointStats, int | None]](), None
+        for stats in self.history:
+            if stats.status is not CheckpointStatus.COMPLETED:
+                grown.append((stats, None))
+                continue
+            grown.append((stats, None if before is None else stats.state_bytes - before))
+            before = stats.state_bytes
+        return grown
+
     def record(self, stats: CheckpointStats) -> None:
         """Take note of how a checkpoint stands."""
         if stats.status is CheckpointStatus.IN_PROGRESS:

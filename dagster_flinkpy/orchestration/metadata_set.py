@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dagster import (
+    MarkdownMetadataValue,
     PathMetadataValue,
     TableMetadataValue,
     TextMetadataValue,
@@ -45,13 +46,20 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     state_bytes: int | None = None
     delta_bytes: int | None = None
     """What the checkpoint added to the state."""
+    skew: float | None = None
+    """Rows of keyed state in the largest subtask, over the mean: 1.0 is even."""
+    key_groups: MarkdownMetadataValue | None = None
+    """A picture of the rows of keyed state by key group."""
     watermark: TimestampMetadataValue | TextMetadataValue | None = None
     """Text where it is no time: before the first record and after the last."""
     duration_ms: int | None = None
     """Of the whole checkpoint, from its trigger to its commits."""
     checkpoints_completed: int | None = None
-    """Of the job, over all its runs, as are the next four."""
+    """Of the job, over all its runs, as are the next six."""
     checkpoints_failed: int | None = None
+    job_state_bytes: int | None = None
+    job_state_growth_bytes: int | None = None
+    """Since the completed checkpoint before."""
     alignment_ms: int | None = None
     """The longest that a gate waited for its last barrier."""
     statistics: TableMetadataValue | None = None

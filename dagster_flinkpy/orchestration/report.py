@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from dagster import (
     DataVersion,
+    MarkdownMetadataValue,
     MetadataValue,
     PathMetadataValue,
     TableColumn,
@@ -19,10 +21,13 @@ from dagster import (
     UrlMetadataValue,
 )
 
+from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.skew_chart import skew_chart
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import OperatorState
     from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
     from dagster_flinkpy.runtime.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
@@ -57,11 +62,15 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         key_count=report.keys,
         state_bytes=report.state_bytes,
         delta_bytes=report.delta_bytes,
+        skew=_skew(state) if state else None,
+        key_groups=_key_groups(state) if state else None,
         watermark=watermark(report.watermark),
         duration_ms=epoch.duration_ms,
         subtasks=_subtask_table(report.subtasks),
         checkpoints_completed=epoch.statistics.counts.completed or None,
         checkpoints_failed=epoch.statistics.counts.failed,
+        job_state_bytes=_last(epoch.statistics, "state_bytes"),
+        job_state_growth_bytes=_last_growth(epoch.statistics),
         alignment_ms=_last(epoch.statistics, "alignment_ms"),
         statistics=_summary_table(epoch.statistics),
         history=_history_table(epoch.statistics),
@@ -97,6 +106,10 @@ def _last(statistics: CheckpointStatistics, number: str) -> int | None:
     return None if summary is None else summary.last
 
 
+def _last_growth(statistics: CheckpointStatistics) -> int | None:
+    return next((growth for _, growth in reversed(statistics.with_growth()) if growth is not None), None)
+
+
 def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
     """The last 100 completed checkpoints in numbers; None before the first."""
     records = []
@@ -108,6 +121,16 @@ def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | Non
     return MetadataValue.table(records, TableSchema(columns)) if records else None
 
 
+def _skew(state: OperatorState) -> float | None:
+    found = skew([subtask.keyed.rows for subtask in state.subtasks if subtask.keyed])
+    return None if found is None else round(found, 2)
+
+
+def _key_groups(state: OperatorState) -> MarkdownMetadataValue | None:
+    rows = rows_by_key_group(state)
+    return MetadataValue.md(skew_chart(rows, state.parallelism)) if any(rows) else None
+
+
 def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
     """The last checkpoints, newest first; None if there is none."""
     records = [
@@ -115,23 +138,28 @@ def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | Non
             {
                 "checkpoint": s.checkpoint_id,
                 "status": s.status.value,
-                "reason": s.reason.name if s.reason else "",
+                "triggered": datetime.fromtimestamp(s.trigger_ms / 1000, timezone.utc).strftime("%Y-%m-%d %H:%M:%S"),
                 "duration_ms": s.duration_ms,
                 "state_bytes": s.state_bytes,
+                "growth_bytes": growth,
                 "alignment_ms": s.alignment_ms,
                 "acknowledged": f"{s.acknowledged}/{s.tasks}",
+                "kind": s.kind.value,
+                "reason": s.reason.name if s.reason else "",
             }
         )
-        for s in reversed(statistics.history[-_HISTORY_SHOWN:])
+        for s, growth in reversed(statistics.with_growth()[-_HISTORY_SHOWN:])
     ]
-    texts = ("status", "reason", "acknowledged")
-    columns = ["checkpoint", "status", "reason", "duration_ms", "state_bytes", "alignment_ms", "acknowledged"]
-    schema = TableSchema([TableColumn(c, "string" if c in texts else "int") for c in columns])
+    numbers = ("duration_ms", "state_bytes", "growth_bytes", "alignment_ms")
+    columns = ["checkpoint", "status", "triggered", *numbers, "acknowledged", "kind", "reason"]
+    schema = TableSchema([TableColumn(c, "int" if c in ("checkpoint", *numbers) else "string") for c in columns])
     return MetadataValue.table(records, schema) if records else None
 
 
 def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
-    columns = ["subtask", "key_groups", "keys", "state_bytes", "delta_bytes", "records_in", "records_out"]
+    kinds = {"subtask": "int", "key_groups": "string", "keys": "int", "skew": "float"}
+    kinds |= dict.fromkeys(("state_bytes", "delta_bytes", "records_in", "records_out"), "int")
+    mean = sum(s.keys for s in subtasks) / len(subtasks) if subtasks else 0
     return MetadataValue.table(
         [
             TableRecord(
@@ -139,6 +167,7 @@ def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
                     "subtask": s.index,
                     "key_groups": "-" if s.key_groups is None else f"{s.key_groups[0]}..{s.key_groups[1]}",
                     "keys": s.keys,
+                    "skew": round(s.keys / mean, 2) if mean else None,
                     "state_bytes": s.state_bytes,
                     "delta_bytes": s.delta_bytes,
                     "records_in": s.records_in,
@@ -147,5 +176,5 @@ def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
             )
             for s in subtasks
         ],
-        TableSchema([TableColumn(name, "string" if name == "key_groups" else "int") for name in columns]),
+        TableSchema([TableColumn(name, kind) for name, kind in kinds.items()]),
     )

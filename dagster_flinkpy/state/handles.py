@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -98,15 +98,22 @@ class RunHandle:
         return self if known is not None and known >= before else replace(self, fired_before=before)
 
     def _rows_in(self, key_groups: KeyGroupRange) -> int:
-        group, rows = self.rows_per_key_group[0], 0
+        return sum(rows for _, rows in self.rows_by_key_group(key_groups))
+
+    def rows_by_key_group(self, key_groups: KeyGroupRange | None = None) -> Iterator[tuple[int, int]]:
+        """Key groups and their rows, tombstones included.
+
+        Args:
+            key_groups: Of these. Default: of this handle.
+        """
+        group = self.rows_per_key_group[0]
         for count in self.rows_per_key_group[1:]:
             if count < 0:
                 group -= count
                 continue
-            if group in key_groups:
-                rows += count
+            if group in (key_groups or self.key_groups):
+                yield group, count
             group += 1
-        return rows
 
     def to_json(self) -> Json:
         """A JSON object that :meth:`from_json` reads."""

@@ -1,0 +1,31 @@
+"""How evenly keyed state is spread over key groups and subtasks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import OperatorState
+
+__all__ = ["rows_by_key_group", "skew"]
+
+
+def rows_by_key_group(operator: OperatorState) -> list[int]:
+    """Rows of keyed state and timers of an operator, for each of its key groups.
+
+    As they are stored: what newer rows replace or hide is counted until it is merged away.
+    """
+    rows = [0] * operator.max_parallelism
+    for subtask in operator.subtasks:
+        for table in subtask.keyed.tables if subtask.keyed else ():
+            for run in table.runs:
+                for group, count in run.rows_by_key_group():
+                    rows[group] += count
+    return rows
+
+
+def skew(loads: Sequence[int]) -> float | None:
+    """The largest over the mean: 1.0 is even, and the number of loads is all in one; None if there is nothing."""
+    total = sum(loads)
+    return max(loads) * len(loads) / total if total else None
