@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from dagster import Config
 
 from dagster_flinkpy import errors
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.orchestration import run_config
 from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.storage import s3
@@ -50,3 +52,10 @@ def test_the_page_on_dagster_has_every_option_of_a_run_and_of_a_job() -> None:
         assert issubclass(config, Config)
         missing = [field for field in config.model_fields if f"`{field}`" not in page]
         assert not missing, name
+
+
+def test_the_page_on_the_environment_has_every_option_of_a_program() -> None:
+    page = (DOCS / "api" / "environment.md").read_text()
+    taken = set(re.findall(r'"([a-z]+\.[a-z.-]+)" in options', inspect.getsource(StreamExecutionEnvironment.configure)))
+    assert "parallelism.default" in taken
+    assert not [option for option in sorted(taken) if f"`{option}`" not in page]

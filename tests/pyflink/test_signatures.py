@@ -48,7 +48,7 @@ ABSENT = {
         datastream.connectors.file_system.FileSink.get_transformer
     """,
     "Every two-phase sink is exactly-once": "datastream.connectors.base.DeliveryGuarantee",
-    "There is one state backend, and one kind of checkpoint storage": """
+    "The state backend is an option, `state.backend.type`; there is one kind of checkpoint storage": """
         datastream.StateBackend datastream.HashMapStateBackend datastream.EmbeddedRocksDBStateBackend
         datastream.CustomStateBackend datastream.PredefinedOptions datastream.CheckpointStorage
         datastream.JobManagerCheckpointStorage datastream.FileSystemCheckpointStorage
