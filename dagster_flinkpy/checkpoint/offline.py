@@ -112,7 +112,7 @@ def stop_with_savepoint(
         latest = attempt.latest
         if latest is None:
             raise CheckpointError(f"{job.url} has no completed checkpoint to stop with")
-        _check_committed(job, latest, attempt.committed)
+        _check_committed(job, latest, attempt.committed, superseded=True)
         if not latest.stopped:
             stopped = {**latest.properties, STOPPED: True}
             _complete(checkpoints, attempt, without_committables(latest), latest.checkpoint_id, stopped, now_ms)
@@ -151,7 +151,7 @@ def restore_savepoint(
     checkpoints, attempt = _begin(job, owner, now_ms)
     try:
         if attempt.latest is not None:
-            _check_committed(job, attempt.latest, attempt.committed)
+            _check_committed(job, attempt.latest, attempt.committed, superseded=True)
         files = files_location(metadata, savepoint).open()
         restored = without_committables(import_savepoint(source, checkpoints.store, f"{attempt.token}-0", files=files))
         attempt.start_after(restored.checkpoint_id)
@@ -219,9 +219,12 @@ def _begin(job: StorageLocation, owner: str, now_ms: int) -> tuple[CompletedChec
     return checkpoints, checkpoints.begin_attempt(owner, now_ms)
 
 
-def _check_committed(job: StorageLocation, latest: CheckpointMetadata, committed: int | None) -> None:
+def _check_committed(
+    job: StorageLocation, latest: CheckpointMetadata, committed: int | None, *, superseded: bool = False
+) -> None:
     prepared = any(s.committables for o in latest.operators for s in o.subtasks)
-    replaces = latest.partition is not None  # the rows of older checkpoints, though it may have none of its own
+    # One of a partition replaces the rows of older ones, though it may have none of its own.
+    replaces = superseded and latest.partition is not None
     if (prepared or replaces) and committed != latest.checkpoint_id:
         raise CheckpointError(
             f"checkpoint {latest.checkpoint_id} of {job.url} may have something to commit yet, which only its program "

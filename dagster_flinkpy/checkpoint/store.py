@@ -440,19 +440,21 @@ class CompletedCheckpointStore:
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
 
     def discard(self, attempt: Attempt, files: Iterable[str]) -> None:
-        """Delete state files of aborted checkpoints, those aside that another checkpoint names.
+        """Delete state files of aborted checkpoints, those aside that another checkpoint or a native savepoint names.
 
         Call it between Spark jobs, for the reason that :meth:`subsume` gives.
 
         Raises:
             FencedError: a newer attempt took over; nothing is deleted.
-            CorruptMetadataError: a retained checkpoint cannot be read, so nobody knows what it needs.
+            CorruptMetadataError: a retained checkpoint or a native savepoint cannot be read, so nobody knows what it
+                needs.
         """
         self.check_leader(attempt)
         candidates = {path for path in files if path not in attempt.registry}
         if any(_written_by(path) != attempt.token for path in candidates):
             self._register(attempt, attempt.head.kept)
-        _delete(self.store, (path for path in candidates if path not in attempt.registry))
+        if unused := {path for path in candidates if path not in attempt.registry}:
+            _delete(self.store, unused - self._named_by_savepoints(attempt))
 
     def delete_checkpoints(self, attempt: Attempt) -> None:
         """Delete all completed checkpoints, those aside that the job does not own. Ids and tokens go on growing.

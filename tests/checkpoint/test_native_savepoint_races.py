@@ -175,6 +175,15 @@ def test_a_savepoint_of_an_old_run_is_found_by_a_new_one(job: Job) -> None:
     check_savepoints(job, written)
 
 
+def test_a_late_acknowledgement_deletes_nothing_that_a_savepoint_names(job: Job) -> None:
+    """Its checkpoint is subsumed, so its files are discarded as those of an aborted one are."""
+    late = job.names("shared/")
+    written = native(job)
+    job.epoch("d", drop=3)
+    job.store.discard(job.attempt, late)
+    check_savepoints(job, written)
+
+
 def test_no_savepoint_is_left_of_checkpoints_that_are_all_deleted_meanwhile(job: Job) -> None:
     """As a run does at its end that keeps none; here before the last request, which reads HEAD once more."""
     location = Location(str(job.root))

@@ -385,6 +385,8 @@ class SimulatedAttempt(JobAttempt):
         self._name = name
         self._strays = False
         self._results = EpochResults()
+        self._before: dict[int, dict[Task, SubtaskState]] = {}
+        """What was acknowledged of the checkpoints so far."""
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
         world = self._world
@@ -416,7 +418,11 @@ class SimulatedAttempt(JobAttempt):
         super()._acknowledge(checkpoint_id, dict(shuffled))
         if self._strays:
             self._late_messages(checkpoint_id, dict(shuffled))
+            for earlier in self._before.items():
+                if rng.random() < 0.3:
+                    self._late_messages(*earlier)
         self._strays = False
+        self._before[checkpoint_id] = dict(shuffled)
 
     def _drive(self, stimulus: Stimulus) -> None:
         super()._drive(stimulus)
