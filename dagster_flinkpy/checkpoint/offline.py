@@ -76,9 +76,9 @@ def trigger_savepoint(
             folder = write_savepoint(without_committables(latest), checkpoints.store, target.open(), format_type)
         except CorruptStateError:
             now = checkpoints.latest()
-            if now is None or now.checkpoint_id == latest.checkpoint_id:
+            if now is not None and now.checkpoint_id == latest.checkpoint_id:
                 raise
-            continue  # it was subsumed meanwhile
+            continue  # it was subsumed, or all were deleted, meanwhile
         return f"{target.url}/{folder}"
 
 

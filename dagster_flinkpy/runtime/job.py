@@ -295,6 +295,8 @@ class JobAttempt:
         latest, retention = self._attempt.latest, self.config.checkpointing.retention
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
             return False  # there is something to commit yet
+        if latest is not None and latest.stopped:
+            return False  # nobody else knows that the job is stopped
         if error is None:
             return retention.discards_on_finish and self.finished
         cancelled = not isinstance(error, Exception)

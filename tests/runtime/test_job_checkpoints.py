@@ -276,6 +276,18 @@ def test_a_run_that_merely_ends_deletes_nothing(tmp_path: Path) -> None:
     assert store(tmp_path).latest() is not None
 
 
+@pytest.mark.parametrize("retention", list(Retention), ids=lambda retention: retention.name)
+def test_a_stopped_job_is_not_forgotten(tmp_path: Path, retention: ExternalizedCheckpointRetention) -> None:
+    config = with_checkpointing(retention=retention)
+    with HarnessAttempt(counted(), tmp_path, config=config) as attempt:
+        attempt.run_epoch()
+        attempt.stop_with_savepoint()
+    with pytest.raises(ValueError), HarnessAttempt(counted(), tmp_path, config=config):
+        raise ValueError
+    with HarnessAttempt(counted(), tmp_path, config=config) as attempt:
+        assert attempt.finished
+
+
 # --- stopping ---------------------------------------------------------------------------------------------------------
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.connectors.staged_files import StagedFile
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from tests.simulation.job import read_counts, read_seen
 from tests.simulation.partition_rules import expected_ends
 from tests.simulation.program import (
@@ -154,22 +155,37 @@ class Invariants:
         if old is not None:
             if new.fencing_token < old.fencing_token:
                 self._fail(f"the token on HEAD went back from {old.fencing_token} to {new.fencing_token}")
-            if (new.checkpoint_id or 0) < (old.checkpoint_id or 0):
+            if new.checkpoint_id is None and old.checkpoint_id is not None:
+                self._on_discarded(old)
+            elif (new.checkpoint_id or 0) < max(self.completed, default=0) and new.checkpoint_id != old.checkpoint_id:
                 self._fail(f"HEAD went back from {old.checkpoint_id} to {new.checkpoint_id}")
             if lost := {*old.unclaimed} - {*new.unclaimed} - self.released:
                 self._fail(f"HEAD keeps unclaimed checkpoint {min(lost)} no longer, but nobody has given it up")
         self.head = new
         if new.checkpoint_id is not None and (old is None or new.checkpoint_id != old.checkpoint_id):
             self._on_complete(new, old or Head(0))
-        elif old is not None and (new.path, new.metadata_sha256) != (old.path, old.metadata_sha256):
-            self._fail(f"checkpoint {new.checkpoint_id} completed twice")
-        elif old is not None and new.partitions != old.partitions:
-            self._fail("end states of partitions changed without a checkpoint")
+        elif old is not None and new.checkpoint_id is not None:
+            same = replace(old, fencing_token=new.fencing_token, unclaimed=new.unclaimed)
+            if new != same or not {*new.unclaimed} <= {*old.unclaimed}:
+                self._fail(f"HEAD changed without a checkpoint from {old} to {new}")
         for checkpoint_id in new.kept:
             if checkpoint_id not in self.completed:
                 self._fail(f"HEAD retains checkpoint {checkpoint_id}, which never completed")
                 return
             self._check_files(self.completed[checkpoint_id].metadata, JOB, f"retained checkpoint {checkpoint_id}")
+
+    def _on_discarded(self, old: Head) -> None:
+        """A run deletes its checkpoints at its end only if it is told to, and nothing is left to do for them."""
+        assert old.checkpoint_id is not None
+        latest = self.completed[old.checkpoint_id]
+        if self.scenario.retention is ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION:
+            self._fail(f"checkpoint {old.checkpoint_id} was given up, though checkpoints are retained")
+        if any(key not in self._bucket.objects for key in latest.files):
+            self._fail(f"checkpoint {old.checkpoint_id} was given up before all of it was committed")
+        if latest.metadata.stopped:
+            self._fail(
+                f"checkpoint {old.checkpoint_id} was given up, and nobody knows any more that the job is stopped"
+            )
 
     def _on_complete(self, head: Head, old: Head) -> None:
         where = f"{JOB}/{head.path}"
@@ -306,14 +322,14 @@ class Invariants:
 
     def check_end(self) -> None:
         """All input is read, and what completed checkpoints have prepared is visible; nothing else is."""
-        latest = self.latest
-        if latest is None:
+        if not self.completed:
             self._fail("no checkpoint completed")
             return
-        if latest.metadata.kind is not CheckpointKind.CHECKPOINT:
-            self._fail(f"HEAD names {latest.metadata.kind.value} {latest.metadata.checkpoint_id}")
-        if not latest.metadata.end_of_input and not self.scenario.partitioned:
-            self._fail(f"the last checkpoint, {latest.metadata.checkpoint_id}, is not at the end of the input")
+        last = self.completed[max(self.completed)].metadata
+        if last.kind is not CheckpointKind.CHECKPOINT:
+            self._fail(f"HEAD names {last.kind.value} {last.checkpoint_id}")
+        if not last.end_of_input and not self.scenario.partitioned:
+            self._fail(f"the last checkpoint, {last.checkpoint_id}, is not at the end of the input")
         newest = {done.metadata.partition: number for number, done in sorted(self.completed.items())}
         if self.scenario.partitioned and (missing := [p for p in range(PARTITIONS) if partition(p).key not in newest]):
             self._fail(f"partition {missing[0]} was never run")

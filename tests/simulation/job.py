@@ -375,7 +375,11 @@ class SimulatedAttempt(JobAttempt):
             JOB,
             SimulatedLocation(URL),
             checkpointing=CheckpointConfig(
-                interval=interval, timeout=_TIMEOUT, max_concurrent=3, num_retained=scenario.num_retained
+                interval=interval,
+                timeout=_TIMEOUT,
+                max_concurrent=3,
+                num_retained=scenario.num_retained,
+                retention=scenario.retention,
             ),
             partition_retention=scenario.partition_retention,
             cache_dir="/nowhere",

@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from tests.simulation.bucket import URL, SimulatedStore
@@ -93,6 +94,8 @@ class Scenario:
     """Whether its runs read partitions of time, and not on where the last one was."""
     num_retained: int
     partition_retention: PartitionRetention
+    retention: ExternalizedCheckpointRetention
+    """What becomes of checkpoints when a run ends."""
 
     @staticmethod
     def draw(rng: random.Random) -> Scenario:
@@ -107,6 +110,11 @@ class Scenario:
                     PartitionRetention(every=None, last=1),
                     PartitionRetention(every=None, last=2),
                 )
+            ),
+            retention=(
+                rng.choice(tuple(ExternalizedCheckpointRetention))
+                if rng.random() < 0.2
+                else ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
             ),
         )
 
