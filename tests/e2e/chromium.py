@@ -1,0 +1,40 @@
+"""Debian's Chromium."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from playwright.sync_api import Locator, Page, sync_playwright
+
+__all__ = ["CHROMIUM", "node", "open_page", "switch_of"]
+
+CHROMIUM = shutil.which("chromium")
+"""None if it is not there."""
+_FLAGS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+)
+
+
+@contextmanager
+def open_page(width: int, height: int) -> Iterator[Page]:
+    """An empty page."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
+        page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(60_000)
+        yield page
+        browser.close()
+
+
+def node(page: Page, name: str) -> Locator:
+    """Of an asset, in the graph."""
+    return page.get_by_text(name, exact=True).first
+
+
+def switch_of(page: Page, sensor: str) -> Locator:
+    """Of a sensor on Dagster's page of automations. A row there has two boxes: to select it, and its switch."""
+    row = page.get_by_text(sensor, exact=True).locator("xpath=ancestor::div[count(.//label/input)=2][1]")
+    return row.locator("label").last

@@ -1,0 +1,184 @@
+"""Starts a real ``dagster dev`` with its daemon, for tests and for the pictures of the documentation."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.servers import free_port
+
+__all__ = ["ROOT", "RUN_SECONDS", "Deployment", "dagster_dev"]
+
+ROOT = Path(__file__).parents[2]
+RUN_SECONDS = 240
+"""For a run with a Spark server of its own, on a busy machine."""
+
+_SETTINGS: dict[str, Any] = {
+    "telemetry": {"enabled": False},
+    "nux": {"enabled": False},
+    "run_coordinator": {
+        "module": "dagster._core.run_coordinator",
+        "class": "QueuedRunCoordinator",
+        "config": {"dequeue_interval_seconds": 1},
+    },
+}
+_RUNS = """query($f: RunsFilter) { runsOrError(filter: $f, limit: 50) {
+  ... on Runs { results { runId jobName status tags { key value } } } } }"""
+_LOG = """query($r: ID!) { logsForRun(runId: $r) {
+  ... on EventConnection { events { ... on MessageEvent { message } } } } }"""
+_BACKFILLS = """query { partitionBackfillsOrError(limit: 10) {
+  ... on PartitionBackfills { results { id status } } } }"""
+_SENSOR = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
+  ... on Sensor { id sensorState { selectorId status ticks(limit: 100) { status skipReason runIds } } } } }"""
+_SWITCH_ON = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) {
+  __typename ... on Sensor { name } ... on PythonError { message } } }"""
+_LAUNCH = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) {
+  __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is running."""
+
+    url: str
+    home: Path
+    """Of the flights: data, checkpoints, tables."""
+
+    def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
+        """One request; its errors are raised."""
+        body = json.dumps({"query": query, "variables": variables}).encode()
+        request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            answer = json.load(response)
+        assert "errors" not in answer, answer["errors"]
+        data: dict[str, Any] = answer["data"]
+        return data
+
+    def runs(self, **filters: Any) -> list[dict[str, Any]]:
+        """The newest first; their tags as a dict."""
+        found: list[dict[str, Any]] = self.graphql(_RUNS, f=filters)["runsOrError"]["results"]
+        return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
+
+    def launch(self, location: str, job: str) -> str:
+        """Starts a run; its id."""
+        selector = {**_repository(location), "jobName": job}
+        answer = self.graphql(_LAUNCH, p={"selector": selector, "mode": "default"})["launchRun"]
+        assert answer["__typename"] == "LaunchRunSuccess", answer
+        return str(answer["run"]["runId"])
+
+    def log(self, run_id: str) -> str:
+        """All messages of a run."""
+        events = self.graphql(_LOG, r=run_id)["logsForRun"]["events"]
+        return "\n".join(event["message"] for event in events if event)
+
+    def backfills(self) -> list[dict[str, Any]]:
+        """The newest first."""
+        found: list[dict[str, Any]] = self.graphql(_BACKFILLS)["partitionBackfillsOrError"]["results"]
+        return found
+
+    def sensor(self, location: str, name: str) -> dict[str, Any]:
+        """Status of a sensor, and its ticks, the newest first."""
+        state: dict[str, Any] = self.graphql(_SENSOR, s={**_repository(location), "sensorName": name})["sensorOrError"][
+            "sensorState"
+        ]
+        return state
+
+    def said(self, location: str, sensor: str, what: str) -> bool:
+        """Whether a tick gave such a reason for starting nothing."""
+        return any(what in (tick["skipReason"] or "") for tick in self.sensor(location, sensor)["ticks"])
+
+    def switch_on(self, location: str, sensor: str) -> None:
+        """As the switch in the page does."""
+        answer = self.graphql(_SWITCH_ON, s={**_repository(location), "sensorName": sensor})["startSensor"]
+        assert answer["__typename"] == "Sensor", answer
+
+    def latest_checkpoint(self, job: str) -> dict[str, Any]:
+        """Number and end of the job's last completed checkpoint, as the store says."""
+        head = json.loads((self.home / "checkpoints" / job / "HEAD").read_text())
+        return dict(head)
+
+    def until(self, what: str, holds: Callable[[], Any], seconds: float = RUN_SECONDS) -> Any:
+        """Asks until something is there, and gives it."""
+        deadline = time.monotonic() + seconds
+        while not (found := holds()):
+            log = (self.home / "dagster-dev.log").read_text()[-4000:]
+            assert time.monotonic() < deadline, f"{what}: not within {seconds} s\n{log}"
+            time.sleep(0.25)
+        return found
+
+
+@contextmanager
+def dagster_dev(
+    home: Path, locations: dict[str, str], *, prepare: str, variables: dict[str, str], **settings: Any
+) -> Iterator[Deployment]:
+    """A ``dagster dev`` that ends with the context.
+
+    Args:
+        home: An empty folder for all that it writes.
+        locations: Its code locations, a module for each name.
+        prepare: Python that runs before, with the same settings.
+        variables: Added to the environment.
+        settings: Added to its ``dagster.yaml``.
+    """
+    (home / "dagster_home").mkdir()
+    (home / "dagster_home" / "dagster.yaml").write_text(json.dumps({**_SETTINGS, **settings}))
+    workspace = home / "workspace.yaml"
+    modules = [
+        {"module_name": module, "working_directory": str(ROOT), "location_name": name}
+        for name, module in locations.items()
+    ]
+    workspace.write_text(json.dumps({"load_from": [{"python_module": module} for module in modules]}))
+    environment = {
+        **os.environ,
+        "FLINKPY_HOME": str(home),
+        "DAGSTER_HOME": str(home / "dagster_home"),
+        # One Spark server for what prepares and for `dagster dev`; it depends on the name of the executable, too.
+        "FLINKPY_SPARK_OWNER_PID": str(os.getpid()),
+        "PYTHONWARNINGS": "ignore",
+        **variables,
+    }
+    subprocess.run([sys.executable, "-c", prepare], cwd=ROOT, env=environment, check=True)
+    port = free_port()
+    running = Deployment(f"http://127.0.0.1:{port}", home)
+    log = home / "dagster-dev.log"
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "dagster", "dev", "-w", str(workspace), "-h", "127.0.0.1", "-p", str(port)],
+            cwd=ROOT,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        running.until("dagster dev", lambda: server.poll() is not None or _answers(running.url), 120)
+        assert server.poll() is None, log.read_text()
+        yield running
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+
+
+def _repository(location: str) -> dict[str, str]:
+    return {"repositoryName": "__repository__", "repositoryLocationName": location}
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/server_info", timeout=5):
+            return True
+    except OSError:
+        return False

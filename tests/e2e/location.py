@@ -1,0 +1,100 @@
+"""A second code location: a job with daily partitions in which two sources meet, and one that fails until repaired."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import date, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from dagster import DailyPartitionsDefinition, Definitions
+
+from dagster_flinkpy.common import Row, Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.orchestration import (
+    build_checkpoint_sensor,
+    build_job_status_sensors,
+    build_restart_sensor,
+    flink_assets,
+)
+from resources import HOME, resources
+
+FIRST_DAY = date(2024, 3, 1)
+DAYS = DailyPartitionsDefinition(str(FIRST_DAY), end_date="2024-03-15")
+VISIT = Types.ROW_NAMED(["museum"], [Types.STRING()])
+GATES = ("north_gate", "south_gate")
+WORDS = [["to"], ["be"], ["or"], ["not"], ["to"], ["be"]]
+REPAIRED = HOME / "repaired"
+
+
+def write_visits() -> None:
+    """Each day some visits at each gate."""
+    for number, gate in enumerate(GATES):
+        (HOME / "visits" / gate).mkdir(parents=True)
+        for day in range(14):
+            museums = ["louvre"] * (day + number) + ["prado"] * (day * 3 % 5) + ["met"]
+            file = HOME / "visits" / gate / f"{FIRST_DAY + timedelta(days=day)}.parquet"
+            pq.write_table(pa.table({"museum": museums}), file)
+
+
+def expected_visits(home: Path, days: int) -> Counter[tuple[str, str, int]]:
+    """What one straight run over the first days writes: partition, museum, and the how-manieth visit it is."""
+    counts: Counter[str] = Counter()
+    rows: Counter[tuple[str, str, int]] = Counter()
+    for day in (str(FIRST_DAY + timedelta(days=n)) for n in range(days)):
+        for gate in GATES:
+            for museum in pq.read_table(home / "visits" / gate / f"{day}.parquet")["museum"].to_pylist():
+                counts[museum] += 1
+                rows[day, museum, counts[museum]] += 1
+    return rows
+
+
+def visits_env() -> StreamExecutionEnvironment:
+    """Counts the visits of each museum, at both gates together."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2).set_max_parallelism(16)
+    north, south = (
+        env.from_source(
+            ParquetSource(str(HOME / "visits" / gate), row_type=VISIT, partition_format="%Y-%m-%d"),
+            WatermarkStrategy.no_watermarks(),
+            gate,
+        ).uid(gate)
+        for gate in GATES
+    )
+    counts = north.union(south).key_by("museum").count().uid("counts")
+    counts.sink_to(ParquetSink(str(HOME / "tables" / "visits"))).uid("visits_table")
+    return env
+
+
+def check(word: Row) -> Row:
+    """Does not like *or*, before it is repaired."""
+    if word["word"] == "or" and not REPAIRED.exists():
+        raise ValueError("or is not implemented")
+    return word
+
+
+def words_env() -> StreamExecutionEnvironment:
+    """Counts words, two in an epoch; the sensor would take an hour to ask for the second one."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).enable_checkpointing(3_600_000)
+    row = Types.ROW_NAMED(["word"], [Types.STRING()])
+    words = env.from_source(CollectionSource(WORDS, row, records_per_epoch=2), WatermarkStrategy.no_watermarks(), "w")
+    counts = words.uid("words").map(check, row).key_by("word").count().uid("word_counts")
+    counts.sink_to(ParquetSink(str(HOME / "tables" / "words"))).uid("words_table")
+    return env
+
+
+visits = flink_assets(visits_env, name="visits", group_name="visits", partitions_def=DAYS)
+words = flink_assets(words_env, name="words", group_name="words")
+checkpoint_sensor = build_checkpoint_sensor(words, minimum_interval_seconds=1)
+
+defs = Definitions(
+    assets=[*visits, *words],
+    sensors=[
+        checkpoint_sensor,
+        *build_job_status_sensors(words, checkpoint_sensor, minimum_interval_seconds=1),
+        build_restart_sensor(words, minimum_interval_seconds=1),
+    ],
+    resources=resources,
+)

