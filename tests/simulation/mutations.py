@@ -229,7 +229,7 @@ def _(real: Wrapped, metadata: CheckpointMetadata) -> CheckpointMetadata:
     JobAttempt,
     "_begin",
     "of savepoint",
-    crash=0.01,
+    restore=0.8,
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     real(attempt)
@@ -242,6 +242,7 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
     "dispose_savepoint",
     "was deleted",
     late_list=0,
+    restore=0.8,
 )
 def _(real: Wrapped, location: Any, **options: Any) -> None:
     files = savepoint.load_savepoint(location.open()).files()
@@ -259,6 +260,7 @@ def _(real: Wrapped, attempt: Attempt, checkpoint_id: int) -> None:
     CompletedCheckpointStore,
     "dispose",
     "was deleted, but retained checkpoint",
+    upkeep=0.8,
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoint_id: int) -> None:
     files = store.load(checkpoint_id).files()
@@ -273,12 +275,20 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoi
     "which an earlier try has restored",
     retry=0.8,
     crash=0.01,
+    restore=0.8,
+    partitioned=0,
 )
 def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
     real(attempt, *args, **{**options, "run_id": None})
 
 
-@_mutation("a stopped job goes on when it is rescaled", JobAttempt, "_begin", "goes on with a job that was stopped")
+@_mutation(
+    "a stopped job goes on when it is rescaled",
+    JobAttempt,
+    "_begin",
+    "goes on with a job that was stopped",
+    partitioned=0,
+)
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     real(attempt)
     attempt._stopped = False
@@ -304,6 +314,7 @@ def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> An
     PartitionRetention,
     "kept",
     "is not kept, though its run is at work",
+    partitioned=1,
 )
 def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | None, started_from: int | None) -> Any:
     return real(retention, ends, newest)
@@ -365,10 +376,37 @@ def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
 
 
 @_mutation(
-    "a fenced attempt takes rows that were replaced for lost", JobAttempt, "_commit", "CommittableLostError", pause=0.03
+    "a fenced attempt takes rows that were replaced for lost",
+    JobAttempt,
+    "_commit",
+    "CommittableLostError",
+    pause=0.03,
+    partitioned=1,
 )
 def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
     return attempt._committers.commit(metadata)
+
+
+# --- what becomes of checkpoints when a run ends ----------------------------------------------------------------------
+
+
+@_mutation(
+    "checkpoints of a stopped job are deleted", JobAttempt, "_discards_checkpoints", "knows any more", deleting=1
+)
+def _(real: Wrapped, attempt: JobAttempt, error: Any) -> bool:
+    return attempt.finished and attempt.config.checkpointing.retention.discards_on_finish
+
+
+@_mutation(
+    "checkpoints are deleted that have something to commit",
+    JobAttempt,
+    "_discards_checkpoints",
+    "was committed",
+    deleting=1,
+    fail_before=0.05,
+)
+def _(real: Wrapped, attempt: JobAttempt, error: Any) -> bool:
+    return error is not None and attempt.config.checkpointing.retention.discards_on_failure
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

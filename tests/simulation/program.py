@@ -30,7 +30,7 @@ from dagster_flinkpy.datastream.externalized_checkpoint_retention import Externa
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from tests.simulation.bucket import URL, SimulatedStore
-from tests.simulation.world import World
+from tests.simulation.world import Chaos, World
 
 __all__ = [
     "JOB",
@@ -91,16 +91,15 @@ class Scenario:
     """How the job is deployed."""
 
     partitioned: bool
-    """Whether its runs read partitions of time, and not on where the last one was."""
     num_retained: int
     partition_retention: PartitionRetention
     retention: ExternalizedCheckpointRetention
     """What becomes of checkpoints when a run ends."""
 
     @staticmethod
-    def draw(rng: random.Random) -> Scenario:
+    def draw(rng: random.Random, chaos: Chaos) -> Scenario:
         return Scenario(
-            partitioned=rng.random() < 0.35,
+            partitioned=rng.random() < chaos.partitioned,
             num_retained=rng.choice((1, 1, 2, 3)),
             partition_retention=rng.choice(
                 (
@@ -113,7 +112,7 @@ class Scenario:
             ),
             retention=(
                 rng.choice(tuple(ExternalizedCheckpointRetention))
-                if rng.random() < 0.2
+                if rng.random() < chaos.deleting
                 else ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
             ),
         )

@@ -61,7 +61,7 @@ def simulate(seed: int, mutation: str | None = None) -> Outcome:
     """
     broken = MUTATIONS[mutation] if mutation else None
     world = World(seed, **(broken.chaos if broken else {}))
-    invariants = Invariants(world, Scenario.draw(world.rng))
+    invariants = Invariants(world, Scenario.draw(world.rng, world.chaos))
     supervisor = Supervisor(world, invariants)
     world.spawn("supervisor", supervisor.run)
     violation: str | None = None

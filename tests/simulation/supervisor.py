@@ -107,7 +107,7 @@ class Supervisor:
         if rng.random() < 0.3:
             options["parallelism"] = rng.randint(1, 3)
         claim_mode = rng.choice(tuple(RecoveryClaimMode))
-        if savepoints.there and rng.random() < 0.35:
+        if savepoints.there and rng.random() < self._world.chaos.restore:
             url = rng.choice(savepoints.there)
             options |= {"restore_from": url, "claim_mode": claim_mode}
             asked = Asked(savepoints.checkpoint_id(url))

@@ -60,6 +60,12 @@ class Chaos:
     """Per task of a Spark job: it runs twice, and the first to end is taken."""
     stray_messages: float = 0.0
     """Per checkpoint: duplicate, late and foreign messages arrive, too."""
+    partitioned: float = 0.35
+    """Per world: its runs read partitions of time, and not on where the last one was."""
+    deleting: float = 0.2
+    """Per world: checkpoints may be deleted when a run ends."""
+    restore: float = 0.35
+    """Per attempt: it starts from a savepoint, if there is one."""
     retry: float = 0.3
     """Per attempt: the next one tries the same again."""
     upkeep: float = 0.5
