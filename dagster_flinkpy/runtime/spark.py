@@ -251,15 +251,19 @@ def _connect(
         builder.set(builder.PARAM_USER_ID, "flinkpy")
         session_id = uuid.UUID(bytes=hashlib.sha256(shared_by.encode()).digest()[:16], version=4)
         builder.set(builder.PARAM_SESSION_ID, str(session_id))
-    with builder.toChannel() as channel:
-        try:
-            # PySpark by itself would try again for ten minutes.
-            grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT_SECONDS)
-        except grpc.FutureTimeoutError:
-            raise SparkUnavailableError(
-                f"No Spark Connect server answered at sc://{builder.endpoint} within {_CONNECT_TIMEOUT_SECONDS} s: "
-                f"{advice}."
-            ) from None
+    channel = builder.toChannel()
+    try:
+        # PySpark by itself would try again for ten minutes.
+        grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT_SECONDS)
+    except grpc.FutureTimeoutError:
+        channel.close()
+        raise SparkUnavailableError(
+            f"No Spark Connect server answered at sc://{builder.endpoint} within {_CONNECT_TIMEOUT_SECONDS} s: "
+            f"{advice}."
+        ) from None
+    # The session takes the channel that was tried: to close it, and open another, takes 0.2 s.
+    opened, open_another = [channel], builder.toChannel
+    builder.toChannel = lambda: opened.pop() if opened else open_another()
     # The functions of `pyspark.sql` look here for the kind of session they serve.
     os.environ[_CONNECT_VARIABLE] = "1"
     _connected.set()
