@@ -24,6 +24,7 @@ from dagster_flinkpy.orchestration.partitions import (
     await_turn,
     outdated,
     partition_start,
+    renumbered,
     time_partition,
 )
 from dagster_flinkpy.orchestration.region_run import RegionRun
@@ -111,6 +112,7 @@ def _run(
     completed: dict[str, CompletedEpoch] = {}
     try:
         with attempt:
+            attempt.renumber_partitions(lambda ends: renumbered(ends, partitions_def, job_id=job.job_id))
             for number, partition in enumerate(partitions, 1):
                 context.log.info(f"partition {partition.key} ({number} of {len(partitions)})")
                 epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
@@ -139,4 +141,5 @@ def _start(
     found = read_head(storage.location().child(job.job_id).open())
     keys = partitions_def.get_partition_keys()
     selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
-    return partition_start(found[0] if found else None, first, keys.__getitem__, assets=selection)
+    kept = renumbered(found[0].partitions if found else (), partitions_def, job_id=job.job_id)
+    return partition_start(kept, first, keys.__getitem__, assets=selection)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from dagster import AssetDep, AssetSpec, DagsterInstance, TimeWindow, TimeWindowPartitionMapping
 from dagster import PartitionsDefinition as AnyPartitionsDefinition
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
-from dagster_flinkpy.checkpoint.head import Head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
@@ -25,17 +25,20 @@ __all__ = [
     "outdated",
     "partition_start",
     "partitioned_specs",
+    "renumbered",
     "time_partition",
 ]
 
 _POLL_SECONDS = 2.0
+_SHORTEST_DAY = timedelta(hours=23)
 
 
 def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | None) -> PartitionsDefinition | None:
     """The partitions of a job, if it can have these.
 
     Raises:
-        ConfigurationError: They are no partitions of time, or a source of the job cannot be read by partition.
+        ConfigurationError: They are no partitions of time, or shorter than a day in a time zone with daylight saving
+            time, or a source of the job cannot be read by partition.
     """
     if partitions_def is None:
         return None
@@ -44,8 +47,21 @@ def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | No
             f"partitions_def of job {job.job_id!r} is a {type(partitions_def).__name__}: state goes on from one "
             "partition to the next, so they must be time windows, such as DailyPartitionsDefinition"
         )
+    start = partitions_def.start
+    window = partitions_def.time_window_for_partition_key(start.strftime(partitions_def.fmt))
+    if window.end - window.start < _SHORTEST_DAY and len({_offset(start, month) for month in range(13)}) > 1:
+        raise ConfigurationError(
+            f"partitions_def of job {job.job_id!r} has windows of {window.end - window.start} in time zone "
+            f"{partitions_def.timezone}, where once a year an hour comes twice: names of files cannot tell the two "
+            "apart. Use timezone='UTC', or partitions of a day or longer."
+        )
     check_partitioned(job.graph)
     return partitions_def
+
+
+def _offset(start: datetime, month: int) -> timedelta | None:
+    """From UTC, about so many months later."""
+    return (start + timedelta(days=30 * month)).utcoffset()
 
 
 def partitioned_specs(
@@ -97,13 +113,52 @@ class PartitionStart:
         return None if self.checkpoint_id is None else f"chk-{self.checkpoint_id}"
 
 
+def renumbered(
+    ends: Iterable[PartitionEnd], partitions_def: PartitionsDefinition, *, job_id: str
+) -> tuple[PartitionEnd, ...]:
+    """Kept end states, with the ordinals of their partitions in the definition as it is now.
+
+    Those that are stored are of the definition as it was, which may have begun on another day. Partitions before its
+    start have negative ordinals.
+
+    Raises:
+        ConfigurationError: One is of a partition that this definition could not have, whenever it began.
+    """
+    known = {key: ordinal for ordinal, key in enumerate(partitions_def.get_partition_keys())}
+
+    def ordinal(key: str) -> int:
+        if key in known:
+            return known[key]
+        start = _start_of(partitions_def, key)
+        if start is None:
+            raise ConfigurationError(
+                f"job {job_id!r} keeps the end state of partition {key!r}, which cannot be one of {partitions_def}: "
+                "its windows were others. Take back that change; or give the job another name, and start its first "
+                "partition with restore_from."
+            )
+        if start >= partitions_def.start:
+            return partitions_def.get_num_partitions_in_window(TimeWindow(partitions_def.start, start))
+        return -partitions_def.get_num_partitions_in_window(TimeWindow(start, partitions_def.start))
+
+    return tuple(replace(end, ordinal=ordinal(end.partition)) for end in ends)
+
+
+def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None:
+    """Of a partition, whenever the definition begins and ends; None if that is no key of it."""
+    try:
+        start = partitions_def.time_window_for_partition_key(key).start
+    except ValueError:
+        return None
+    return start if partitions_def.get_partition_key_for_timestamp(start.timestamp()) == key else None
+
+
 def partition_start(
-    head: Head | None, first: TimePartition, key_of: Callable[[int], str], *, assets: str
+    kept: Iterable[PartitionEnd], first: TimePartition, key_of: Callable[[int], str], *, assets: str
 ) -> PartitionStart:
     """What a run whose first partition is ``first`` starts from.
 
     Args:
-        head: What the store says; None: the job has not run yet.
+        kept: The end states there are, as `renumbered` gives them.
         first: The first partition of the run.
         key_of: Partition keys by ordinal.
         assets: How to select the job's assets on the command line.
@@ -111,22 +166,21 @@ def partition_start(
     Raises:
         RestoreError: The end state of the partition before is missing. Says which one there is, and what to run.
     """
-    if first.ordinal == 0:
-        return PartitionStart(None, f"partition {first.key} is the first: it starts from empty state")
-    # By key: the ordinals of HEAD are of the definition as it was then, which may have begun on another day.
-    ends = {end.partition: end for end in (head.partitions if head else ())}
+    ends = {end.ordinal: end for end in kept}
     before = first.ordinal - 1
-    if chosen := ends.get(key_of(before)):
+    if chosen := ends.get(before):
         return PartitionStart(
             chosen.checkpoint_id,
             f"partition {first.key} starts from the end state of {chosen.partition}, checkpoint {chosen.checkpoint_id}",
         )
-    nearest = next((ordinal for ordinal in range(before - 1, -1, -1) if key_of(ordinal) in ends), None)
+    if first.ordinal == 0:
+        return PartitionStart(None, f"partition {first.key} is the first: it starts from empty state")
+    nearest = max((ordinal for ordinal in ends if 0 <= ordinal < before), default=None)
     if nearest is None:
         known = "No partition before it has one"
         since = 0
     else:
-        known = f"The nearest one before it that has one is {key_of(nearest)}"
+        known = f"The nearest one before it that has one is {ends[nearest].partition}"
         since = nearest + 1
     missing = key_of(since) if since == before else f"{key_of(since)}...{key_of(before)}"
     option = "--partition" if since == before else "--partition-range"

@@ -46,7 +46,7 @@ class RegionRun:
     specs: Mapping[str, AssetSpec]
     """All assets of the region by uid, in topological order."""
     outside: Mapping[AssetKey, Mapping[str, str]]
-    """Tags of what unselected assets depend on outside of the region, as it was when the step began."""
+    """Tags of what assets depend on outside of the region, as it was when the step began."""
 
     @staticmethod
     def begin(context: AssetExecutionContext, job: FlinkJob, specs: Mapping[str, AssetSpec]) -> RegionRun:
@@ -65,7 +65,7 @@ class RegionRun:
                 f"region {job.job_id} of {len(specs)} operators, because state and barriers are of the region. So "
                 f"these are materialized, too: {_names(others)}."
             )
-        outside = {dep.asset_key for spec in others for dep in spec.deps} - region
+        outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - region
         return RegionRun(context, specs, {key: _input_tags(context.instance, key) for key in outside})
 
     def is_selected(self, spec: AssetSpec) -> bool:

@@ -312,6 +312,15 @@ class JobAttempt:
         """The last completed checkpoint."""
         return self._attempt.latest
 
+    def renumber_partitions(self, renumber: Callable[[tuple[PartitionEnd, ...]], tuple[PartitionEnd, ...]]) -> None:
+        """Gives the kept end states other ordinals, by which they are in order and kept from the next checkpoint on.
+
+        Args:
+            renumber: Gets them, and returns them with the ordinals that they have now.
+        """
+        head = self._attempt.head
+        self._attempt.head = replace(head, partitions=renumber(head.partitions))
+
     @property
     def token(self) -> int:
         """The fencing token."""

@@ -23,8 +23,11 @@ from dagster import (
     DailyPartitionsDefinition,
     Definitions,
     ExecuteInProcessResult,
+    HourlyPartitionsDefinition,
     PartitionsDefinition,
     StaticPartitionsDefinition,
+    TimeWindowPartitionsDefinition,
+    WeeklyPartitionsDefinition,
     define_asset_job,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
@@ -32,7 +35,7 @@ from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
 from dagster._core.test_utils import create_run_for_test
 
-from dagster_flinkpy.checkpoint.head import Head
+from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink
@@ -44,7 +47,13 @@ from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_flink_asset_checks, flink_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import recent_runs
-from dagster_flinkpy.orchestration.partitions import await_turn, outdated, partition_start, time_partition
+from dagster_flinkpy.orchestration.partitions import (
+    await_turn,
+    outdated,
+    partition_start,
+    renumbered,
+    time_partition,
+)
 from dagster_flinkpy.runtime.job import JobAttempt
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows, spark_order
@@ -297,18 +306,106 @@ def test_outdated_are_those_made_before_an_earlier_one_was_run_again() -> None:
 
 
 def test_the_first_partition_starts_from_nothing() -> None:
-    assert partition_start(None, time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
+    assert partition_start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
     with pytest.raises(RestoreError, match="No partition before it has one"):
-        partition_start(Head(1), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
+        partition_start((), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
 
 
-def test_partitions_are_found_by_key_when_the_definition_begins_earlier_now() -> None:
-    head = Head(1, 2, "chk-2/_metadata", "ab", (1, 2), (end(0, 1), end(1, 2)))
+def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
     earlier = DailyPartitionsDefinition("2024-02-28", end_date="2024-03-08")
+    kept = renumbered([end(0, 1), end(1, 2)], earlier, job_id="letters")
+    assert [each.ordinal for each in kept] == [2, 3]
     key_of = earlier.get_partition_keys().__getitem__
     with pytest.raises(RestoreError, match="end state of 2024-02-28, and that is not kept"):
-        partition_start(head, time_partition(earlier, "2024-02-29"), key_of, assets="x")
-    assert partition_start(head, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
+        partition_start(kept, time_partition(earlier, "2024-02-29"), key_of, assets="x")
+    assert partition_start(kept, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
+
+
+def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_start() -> None:
+    later = DailyPartitionsDefinition(KEYS[2], end_date="2024-03-08")
+    kept = renumbered([end(0, 1), end(1, 2), end(6, 3)], later, job_id="letters")
+    assert [each.ordinal for each in kept] == [-2, -1, 4]
+    key_of = later.get_partition_keys().__getitem__
+    assert partition_start(kept, time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id == 2
+    assert partition_start(kept[:1], time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id is None
+    with pytest.raises(RestoreError, match=f"No partition before it has one.*--partition-range {KEYS[2]}...{KEYS[4]}"):
+        partition_start(kept, time_partition(later, KEYS[5]), key_of, assets="x")
+
+
+def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None:
+    shorter = DailyPartitionsDefinition(KEYS[0], end_date=KEYS[2])
+    assert [each.ordinal for each in renumbered([end(0, 1), end(4, 2)], shorter, job_id="letters")] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        HourlyPartitionsDefinition("2024-03-01-00:00"),
+        WeeklyPartitionsDefinition("2024-03-03"),
+        DailyPartitionsDefinition("01.03.2024", fmt="%d.%m.%Y"),
+    ],
+    ids=["hours", "weeks", "another format"],
+)
+def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsDefinition) -> None:
+    with pytest.raises(ConfigurationError, match="keeps the end state of partition '2024-03-05'"):
+        renumbered([end(4, 1)], other, job_id="letters")
+
+
+def test_a_backfill_of_days_before_the_old_start(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention and the warning go by the definition as it is now."""
+    plain = deployment.assets
+    deployment.run(KEYS[3], KEYS[5], start_empty=True)
+    short = DailyPartitionsDefinition(KEYS[3], end_date="2024-03-08")
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partitions_def=short))
+    assert deployment.run(KEYS[3], KEYS[5]).success
+    keep = PartitionRetention(every=None, last=2)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    again = deployment.run(KEYS[0], KEYS[2])
+    assert again.success
+    said = [e.message for e in deployment.instance.all_logs(again.run_id) if "run them again" in (e.user_message or "")]
+    assert any(f"Partitions {KEYS[4]} to {KEYS[5]}" in message for message in said)
+    found = read_head(deployment.resources["checkpoint_storage"].location().child("letters").open())
+    assert found is not None
+    assert [(kept.partition, kept.ordinal) for kept in found[0].partitions] == [
+        (KEYS[2], 2),
+        (KEYS[4], 4),
+        (KEYS[5], 5),
+    ], "the last two, and the newest"
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Berlin"])
+def test_hours_in_a_zone_with_daylight_saving_time_are_refused(tmp_path: Path, zone: str) -> None:
+    hours = HourlyPartitionsDefinition("2024-03-01-00:00", timezone=zone)
+    with pytest.raises(ConfigurationError, match=f"in time zone {zone}.*Use timezone='UTC'"):
+        flink_assets(letters(tmp_path), name="letters", partitions_def=hours)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        HourlyPartitionsDefinition("2024-03-01-00:00"),
+        HourlyPartitionsDefinition("2024-03-01-00:00", timezone="Asia/Kolkata"),
+        DailyPartitionsDefinition("2024-03-31", timezone="Europe/Berlin"),
+    ],
+    ids=["UTC", "a zone that stays", "days, the first of 23 hours"],
+)
+def test_windows_that_names_of_files_can_tell_apart(tmp_path: Path, windows: TimeWindowPartitionsDefinition) -> None:
+    assert flink_assets(letters(tmp_path), name="letters", partitions_def=windows)[0].partitions_def == windows
+
+
+def test_what_a_failed_range_completed_becomes_stale_too(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = deployment.assets
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, deps={"letters": ["raw_letters"]}))
+    deployment.run(KEYS[0], KEYS[1])
+    assert not deployment.run(KEYS[2], KEYS[4], poison="b").success
+    assert deployment.materialized() == dict(zip(KEYS, [1, 2, 3, 4], strict=False))
+    assert deployment.stale() == []
+    assert deployment.run(KEYS[1]).success
+    assert deployment.stale() == [KEYS[2]]
+    assert deployment.run(KEYS[2], KEYS[3]).success
+    assert deployment.stale() == []
 
 
 def begin_step(instance: DagsterInstance, run: DagsterRun) -> None:
