@@ -11,7 +11,7 @@ from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.connectors.staged_files import StagedFile
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from tests.simulation.job import read_counts, read_seen
+from tests.simulation.job import read_counts, read_held, read_seen
 from tests.simulation.partition_rules import expected_ends
 from tests.simulation.program import (
     JOB,
@@ -207,10 +207,25 @@ class Invariants:
         self._check_retained(head, old, done)
         self._check_end_of_input(done, parent)
         self._check_contents(metadata, read, JOB, f"checkpoint {number}")
-        if sorted(done.lineage) != list(range(read * SPLIT_RECORDS)):
+        self._check_written(done)
+
+    def _check_written(self, done: Completed) -> None:
+        """Each record is in the files once, or held back in state."""
+        if self.world.broken is not None:
+            return  # files may be missing
+        metadata = done.metadata
+        what = f"checkpoint {metadata.checkpoint_id}"
+        count = metadata.operator("count")
+        held = read_held((s.keyed for s in (count.subtasks if count else ())), self._file)
+        if sorted([*done.lineage, *held]) != list(range(done.read * SPLIT_RECORDS)):
             self._fail(
-                f"checkpoint {number} has read {read} splits, but the files up to it have {sorted(done.lineage)}"
+                f"{what} has read {done.read} splits and holds {held}, but the files have {sorted(done.lineage)}"
             )
+        if metadata.end_of_input and held:
+            self._fail(f"{what} ends the input, but still holds {held}")
+
+    def _file(self, path: str) -> bytes:
+        return self._bucket.objects[f"{JOB}/{path}"].data
 
     def _parent(self, metadata: CheckpointMetadata, latest: int | None) -> Completed | None:
         """The checkpoint that this one goes on from: the latest, but for the first one of an attempt."""
@@ -354,8 +369,11 @@ class Invariants:
         needed |= {f"{JOB}/chk-{number}/{METADATA_NAME}" for number in self.kept}
         needed |= self.savepoints.needed()
         for key in self._bucket.objects:
-            of_job = key.startswith((f"{JOB}/shared/", f"{JOB}/chk-"))
-            if of_job and key not in needed:
+            if key.startswith(f"{JOB}/savepoint-"):
+                orphan = f"{'/'.join(key.split('/')[:2])}/{METADATA_NAME}" not in self._bucket.objects
+            else:
+                orphan = key.startswith((f"{JOB}/shared/", f"{JOB}/chk-")) and key not in needed
+            if orphan:
                 self._fail(f"{key} was not swept, though nothing names it")
 
     def _fail(self, message: str) -> None:

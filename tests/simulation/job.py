@@ -56,9 +56,11 @@ from tests.simulation.program import (
 )
 from tests.simulation.world import World
 
-__all__ = ["SimulatedAttempt", "read_counts", "read_seen"]
+__all__ = ["SimulatedAttempt", "read_counts", "read_held", "read_seen"]
 
 _MAX_RUNS = 3
+_HELD = 7
+"""The row of each k-th record is held back."""
 _TASK_TRIES = 2
 _TIMEOUT = timedelta(seconds=60)
 
@@ -119,6 +121,12 @@ def read_counts(snapshots: Iterable[KeyedSnapshot | None], read: Callable[[str],
         for key, (_, records) in _merged(_table(snapshot, "counts"), read).items():
             counts.setdefault(key, []).extend(records)
     return counts
+
+
+def read_held(snapshots: Iterable[KeyedSnapshot | None], read: Callable[[str], bytes]) -> list[int]:
+    """All records whose rows are held back."""
+    states = (_merged(_table(snapshot, "held"), read) for snapshot in snapshots)
+    return [record for state in states for _, rows in state.values() for record, _ in rows]
 
 
 def read_seen(handles: Iterable[OperatorStateHandle], read: Callable[[str], bytes]) -> list[int]:
@@ -202,6 +210,7 @@ class _CountTask(_Task):
         runs = list(_table(given, "counts"))
         state = _merged(runs, self._read)
         turns = {key: value for key, (_, value) in _merged(_table(given, "turns"), self._read).items()}
+        held = _merged(_table(given, "held"), self._read)
         acks = []
         for interval, arrived in zip(epoch.intervals, records, strict=True):
             world.step()
@@ -212,7 +221,16 @@ class _CountTask(_Task):
                 group = group_of(key)
                 if group in groups:
                     state[key] = touched[key] = (group, [*state.get(key, (group, []))[1], record])
-                    rows.append([record, len(state[key][1])])
+                    # As with a window: some rows wait for the next one of their key, or the end of input.
+                    rows += held.pop(key, (group, []))[1]
+                    row = [record, len(state[key][1])]
+                    if record % _HELD == 0:
+                        held[key] = (group, [row])
+                    else:
+                        rows.append(row)
+            if "numbers" in interval.ended_sources:
+                rows += [row for _, waiting in held.values() for row in waiting]
+                held = {}
             if touched:
                 runs.append(self._write(_rows(touched)))
             if len(runs) > _MAX_RUNS:
@@ -221,7 +239,8 @@ class _CountTask(_Task):
             turn = 1 - turns.get(f"turn-{groups.start}", 0)
             turns = {f"turn-{groups.start}": turn}
             turning = self._write([(groups.start, f"turn-{groups.start}", turn)])
-            tables = (_snapshot("counts", runs), _snapshot("turns", [turning]))
+            waiting = [self._write(_rows(held))] if held else []
+            tables = (_snapshot("counts", runs), _snapshot("turns", [turning]), _snapshot("held", waiting))
             keyed = KeyedSnapshot(groups, tables)
             acks.append(_ack("count", interval.checkpoint_id, SubtaskState(self.index, keyed=keyed)))
             acks.append(_ack("files", interval.checkpoint_id, self._written(interval.checkpoint_id, rows)))

@@ -214,7 +214,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore) -> list[str]:
     late_list=0,
 )
 def _(real: Wrapped, store: ObjectStore) -> Any:
-    return Head(0, unclaimed=range(1_000_000)), ""  # type: ignore[arg-type]
+    return Head(0, unclaimed=tuple(range(1_000))), ""
 
 
 @_mutation(
@@ -304,6 +304,17 @@ def _(real: Wrapped, attempt: JobAttempt, error: Any) -> Any:
 @_mutation("a sweep deletes what an epoch at work has written", upkeep, "sweep", "which does not exist", upkeep=0.8)
 def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> Any:
     return real(store, timedelta(0), **options)
+
+
+@_mutation("a sweep leaves what nothing names", upkeep, "sweep", "was not swept")
+def _(real: Wrapped, *args: Any, **options: Any) -> Any:
+    return real(*args, **{**options, "dry_run": True})
+
+
+@_mutation("draining does not end the input of the tasks", JobAttempt, "_plan_intervals", "still holds", partitioned=0)
+def _(real: Wrapped, attempt: JobAttempt, checkpoint_id: int) -> Any:
+    intervals = real(attempt, checkpoint_id)
+    return [replace(each, ended_sources=frozenset()) for each in intervals] if attempt._draining else intervals
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------

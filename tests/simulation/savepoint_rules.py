@@ -21,8 +21,6 @@ _NATIVE = "-native"
 @dataclass
 class _Savepoint:
     metadata: CheckpointMetadata
-    disposed: bool = False
-    """Whether somebody wanted to delete it."""
     claimed_by: set[int] = field(default_factory=set)
     """Fencing tokens of the attempts that were to claim it."""
 
@@ -49,11 +47,18 @@ class SavepointRules:
         self._check_contents = check_contents
         self._fail = fail
         self._known: dict[str, _Savepoint] = {}
+        self._disposed: set[str] = set()
 
     def add(self, url: str) -> None:
         """From now on it must stay whole."""
+        if url in self._disposed:
+            return  # as an old one, before anybody was told of it
         key = f"{_folder(url)}/{METADATA_NAME}"
-        metadata = CheckpointMetadata.from_bytes(self._bucket.objects[key].data, key)
+        data = self._bucket.get(key)
+        if data is None:
+            self._fail(f"savepoint {url} is gone")
+            return
+        metadata = CheckpointMetadata.from_bytes(data, key)
         self._known[url] = _Savepoint(metadata)
         if any(s.committables for operator in metadata.operators for s in operator.subtasks):
             self._fail(f"savepoint {url} has something to commit")
@@ -61,8 +66,8 @@ class SavepointRules:
         self._check_contents(metadata, of.read, _files_of(url), f"savepoint {url}")
 
     def dispose(self, url: str) -> None:
-        """Its owner wants it gone."""
-        self._known[url].disposed = True
+        """Somebody wants it gone."""
+        self._disposed.add(url)
 
     def claim(self, url: str, token: int) -> None:
         """An attempt is to own it, once it has a checkpoint of its own."""
@@ -71,12 +76,12 @@ class SavepointRules:
     @property
     def there(self) -> list[str]:
         """Those that nobody has given up."""
-        return sorted(url for url, savepoint in self._known.items() if not self._given_up(savepoint))
+        return sorted(url for url in self._known if not self._is_given_up(url))
 
     @property
     def given_up(self) -> list[str]:
         """Those that may be gone."""
-        return sorted(url for url, savepoint in self._known.items() if self._given_up(savepoint))
+        return sorted(url for url in self._known if self._is_given_up(url))
 
     def checkpoint_id(self, url: str) -> int:
         """Of the checkpoint that a savepoint was made of."""
@@ -97,10 +102,11 @@ class SavepointRules:
             if key in named or key == f"{_folder(url)}/{METADATA_NAME}":
                 self._fail(f"{key} of savepoint {url} was deleted")
 
-    def _given_up(self, savepoint: _Savepoint) -> bool:
+    def _is_given_up(self, url: str) -> bool:
         """Disposed of; or claimed, by an attempt that has a checkpoint of its own."""
-        return savepoint.disposed or any(
-            done.metadata.fencing_token in savepoint.claimed_by for done in self._completed.values()
+        claimed_by = self._known[url].claimed_by
+        return url in self._disposed or any(
+            done.metadata.fencing_token in claimed_by for done in self._completed.values()
         )
 
 

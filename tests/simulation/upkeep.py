@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.offline import (
     stop_with_savepoint,
     trigger_savepoint,
 )
-from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
@@ -51,6 +51,7 @@ class Upkeep:
         verbs = (
             self._sweep,
             self._dispose_savepoint,
+            self._dispose_old_savepoints,
             self._dispose_checkpoint,
             self._trigger_savepoint,
             self._stop,
@@ -103,6 +104,13 @@ class Upkeep:
         url = self._world.rng.choice(savepoints.there)
         savepoints.dispose(url)
         self._dispose(replace(self._job, url=url), name)
+
+    def _dispose_old_savepoints(self, name: str) -> None:
+        now = datetime.fromtimestamp(self._world.clock() / 1000, timezone.utc)
+        for folder in old_savepoints(self._job.open(), timedelta(minutes=1), now=now):
+            location = self._job.child(folder)
+            self._invariants.savepoints.dispose(location.url)
+            self._dispose(location, name)
 
     def _dispose_checkpoint(self, name: str) -> None:
         head = self._invariants.head
