@@ -166,11 +166,19 @@ def _dagster() -> Finding:
         return Finding("Dagster", Verdict.BROKEN, f"DAGSTER_HOME={home} is no directory", "Create it.")
     from dagster import DagsterInstance
 
-    with DagsterInstance.get() as instance:
-        instance.get_runs_count()
-        kind = type(instance.event_log_storage).__name__
-        statuses = instance.get_daemon_statuses()
-        alive = [name for name, status in statuses.items() if status.healthy]
+    try:
+        with DagsterInstance.get() as instance:
+            instance.get_runs_count()
+            kind = type(instance.event_log_storage).__name__
+            statuses = instance.get_daemon_statuses()
+            alive = [name for name, status in statuses.items() if status.healthy]
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        # SQLAlchemy 2.1 takes psycopg 3 for postgresql://, and dagster-postgres depends on psycopg2.
+        detail = f"{home}/dagster.yaml names PostgreSQL, but not the driver that dagster-postgres brings: {error}"
+        advice = "Write postgres_url: postgresql+psycopg2://..., or scheme: postgresql+psycopg2 under postgres_db."
+        return Finding("Dagster", Verdict.BROKEN, detail, advice)
     detail = f"{home}, storage {kind}, daemons alive: {', '.join(sorted(alive)) or 'none'}"
     if "SENSOR" not in alive:
         advice = "Sensors need the daemon: start `dagster dev` or `dagster-daemon run` with this DAGSTER_HOME."

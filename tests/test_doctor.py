@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +88,30 @@ def test_dagster_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     no_daemon = found()["Dagster"]
     assert no_daemon.verdict is Verdict.WARNING
     assert "daemons alive: none" in no_daemon.detail
+
+
+@pytest.mark.usefixtures("without_spark")
+@pytest.mark.skipif(
+    find_spec("psycopg") is not None or version("sqlalchemy").startswith(("1.", "2.0")),
+    reason="SQLAlchemy finds a driver",
+)
+@pytest.mark.parametrize(
+    "database",
+    [
+        {"postgres_url": "postgresql://dagster:x@127.0.0.1:1/dagster"},
+        {"postgres_db": {"hostname": "127.0.0.1", "port": 1, "db_name": "d", "username": "u", "password": "p"}},
+    ],
+    ids=["URL", "parts"],
+)
+def test_postgresql_with_a_driver_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, database: dict[str, Any]
+) -> None:
+    (tmp_path / "dagster.yaml").write_text(json.dumps({"storage": {"postgres": database}}))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    finding = found()["Dagster"]
+    assert finding.verdict is Verdict.BROKEN
+    assert "not the driver that dagster-postgres brings" in finding.detail
+    assert "postgresql+psycopg2" in finding.advice
 
 
 @pytest.mark.usefixtures("without_spark")
