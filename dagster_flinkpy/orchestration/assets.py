@@ -266,5 +266,9 @@ def _run(
                 epoch, taken = attempt.run_epoch(barriers), taken + barriers
             context.log.info(checkpoint_line(job, epoch))
     if epoch is None:
-        context.log.warning(f"The input of job {job.job_id} has ended; there is no checkpoint left to take.")
+        context.log.warning(
+            f"Job {job.job_id} was stopped with a savepoint: it goes on when one is restored."
+            if attempt.stopped
+            else f"The input of job {job.job_id} has ended; there is no checkpoint left to take."
+        )
     return epoch, attempt.token

@@ -303,6 +303,11 @@ class JobAttempt:
         return retention.discards_on_cancellation if cancelled else retention.discards_on_failure
 
     @property
+    def stopped(self) -> bool:
+        """Whether the job was stopped with a savepoint, and nobody has restored one since."""
+        return self._stopped
+
+    @property
     def partition_ends(self) -> tuple[PartitionEnd, ...]:
         """End states of time partitions that are kept, in order of time."""
         return self._attempt.head.partitions
@@ -462,7 +467,7 @@ class JobAttempt:
         """
         if self.restored is None:
             raise RestoreError(
-                f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given"
+                f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given; run it first"
             )
         return self._checkpoint(self._acknowledge_current)
 
@@ -779,6 +784,7 @@ class JobAttempt:
     def _session(self) -> Iterator[SparkSession]:
         """The Spark session; what runs in it is interrupted when the checkpoint expires."""
         if self._spark is None:
+            self._progress(f"waits for Spark ({self.config.spark.mode})")  # which may have to start
             self._spark = get_session(self.config.spark)
         with interrupted_at(self._spark, self._tag, self._deadline, self._expire):
             yield self._spark
@@ -855,7 +861,9 @@ class JobAttempt:
         """
         latest = self._attempt.latest
         if latest is None:
-            raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of")
+            raise CheckpointError(
+                f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of: run it first"
+            )
         location = self._savepoint_location(target)
         try:
             folder = write_savepoint(without_committables(latest), self._store.store, location.open(), format_type)

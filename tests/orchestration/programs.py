@@ -78,6 +78,7 @@ class FakeAttempt:
     """
 
     made: list[FakeAttempt]
+    stopped = False
 
     def __init__(self, graph: JobGraph, config: JobConfig, *, epochs: int, error: Exception | None, **options: Any):
         self.graph, self.config, self.options = graph, config, options

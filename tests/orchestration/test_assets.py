@@ -293,10 +293,15 @@ def test_run_config_reaches_the_attempt(run: Any) -> None:
     assert options["run_id"] == result.run_id
 
 
-def test_after_the_end_of_input_nothing_is_materialized(run: Any) -> None:
+@pytest.mark.parametrize(("stopped", "why"), [(False, "input of job words has ended"), (True, "one is restored")])
+def test_after_the_end_of_input_nothing_is_materialized(
+    run: Any, instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch, stopped: bool, why: str
+) -> None:
+    monkeypatch.setattr(FakeAttempt, "stopped", stopped)
     result = run(epochs=0)
     assert result.success
     assert not result.get_asset_materialization_events()
+    assert any(why in entry.user_message for entry in instance.all_logs(result.run_id))
 
 
 def test_a_failing_function_is_shown_part_by_part(run: Any) -> None:
