@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -47,6 +48,12 @@ def build(uid="windows", width=2):
 
 def renamed():
     return build("others")
+
+
+def bare():
+    env = environment(1)
+    events(env, RECORDS).key_by("key").count().name("bare")
+    return env
 
 
 def two():
@@ -232,6 +239,14 @@ def test_a_program_of_several_jobs(job: Path, program: str) -> None:
 def test_there_is_no_such_program(job: Path, program: str, name: str, message: str) -> None:
     assert message in error_of("savepoint", "stop", job, "--program", name.format(program=program))
     assert store(job).retained() == (1, 2)
+
+
+def test_a_program_without_uids_is_refused(job: Path, program: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # the error says it all
+        assert "need a uid" in (message := error_of("savepoint", "stop", job, "--program", f"{program}:bare"))
+    assert "bare (" in message
+    assert store(job).leader().token == 1
 
 
 def test_the_program_runs_on_the_server_that_is_named(job: Path, program: str) -> None:

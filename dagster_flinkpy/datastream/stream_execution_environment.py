@@ -20,7 +20,6 @@ from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.connectors.spark import SparkSource
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor, spark_row_type
@@ -31,6 +30,7 @@ from dagster_flinkpy.datastream.operators import (
     CollectSpec,
     OperatorSpec,
     ReduceSpec,
+    SinkSpec,
     SourceSpec,
     SparkSourceSpec,
     TimestampsSpec,
@@ -61,6 +61,7 @@ class StreamExecutionEnvironment:
         self._savepoint_path: str | None = None
         self._allow_non_restored_state = False
         self._config = ExecutionConfig()
+        self._warned_of: set[str] = set()
 
     @staticmethod
     def get_execution_environment(configuration: Configuration | None = None) -> StreamExecutionEnvironment:
@@ -225,6 +226,8 @@ class StreamExecutionEnvironment:
             file_path: A local path or ``s3://bucket/prefix``.
             charset_name: Their encoding.
         """
+        from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
+
         source = FileSource.for_record_stream_format(StreamFormat.text_line_format(charset_name), file_path).build()
         return self.from_source(source, WatermarkStrategy.no_watermarks(), "Text File Source")
 
@@ -273,20 +276,28 @@ class StreamExecutionEnvironment:
         return DataStream(self, transformation)
 
     def get_job_graph(self) -> JobGraph:
-        """The program as a validated graph; a `MissingUidWarning` for each stateful operator without a uid.
+        """The program as a validated graph; a `MissingUidWarning` if stateful operators have no uid.
 
         Raises:
             JobGraphError: uids, parallelisms or edges are wrong.
         """
         graph = self._build(self._transformations)
-        for v in graph.without_uid():
-            warnings.warn(
-                f"operator {v.name!r} ({v.spec.kind}) has no uid: it is {v.uid!r} only as long as the program stays as "
-                "it is, and its state is lost after that; call .uid('...') on it",
-                MissingUidWarning,
-                stacklevel=2,
-            )
+        self._warn_of_missing_uids(graph.without_uid(), stacklevel=3)
         return graph
+
+    def _warn_of_missing_uids(self, missing: Sequence[JobVertex], stacklevel: int) -> None:
+        """Names each operator once, however often the program is built."""
+        missing = [v for v in missing if v.uid not in self._warned_of]
+        if missing:
+            self._warned_of |= {v.uid for v in missing}
+            warnings.warn(
+                "stateful operators have no uid: "
+                + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing)
+                + ". Where checkpoints are kept that is an error: their state is found again only as long as the "
+                "program stays as it is. Call .uid('...') on each.",
+                MissingUidWarning,
+                stacklevel=stacklevel,
+            )
 
     def _build(self, roots: Sequence[Transformation]) -> JobGraph:
         transformations = _upstream(roots)
@@ -350,16 +361,30 @@ class StreamExecutionEnvironment:
         """Runs the program until its input has ended and all sinks have committed.
 
         The environment then forgets it, as in Flink: what is declared next is another program.
+
+        Raises:
+            JobGraphError: uids, parallelisms or edges are wrong; where checkpoints are kept, also if stateful operators
+                have no uid. Elsewhere that is a `MissingUidWarning`, if they are no sources and sinks.
         """
-        graph = self._build(self._transformations)
-        self._transformations.clear()
+        graph = self._take([], stacklevel=4)
         return get_executor().execute(graph, self._settings(job_name))
 
     def _execute_and_collect(self, inputs: tuple[Input, ...], job_name: str | None) -> Iterator[Any]:
-        collect = Transformation("Collect", CollectSpec(), [inputs], inputs[0].type_info)
-        graph = self._build([*self._transformations, collect])
-        self._transformations.clear()
+        graph = self._take([Transformation("Collect", CollectSpec(), [inputs], inputs[0].type_info)], stacklevel=5)
         return get_executor().execute_and_collect(graph, self._settings(job_name))
+
+    def _take(self, more: Sequence[Transformation], stacklevel: int) -> JobGraph:
+        """The program, to be run; the environment forgets it."""
+        graph = self._build([*self._transformations, *more])
+        self._transformations.clear()
+        if self._checkpoint_config.storage_dir is None:
+            # What state there is ends with the program, so where sources and sinks have come to does not matter.
+            stateful = [v for v in graph.without_uid() if not isinstance(v.spec, (SourceSpec, SinkSpec))]
+            self._warn_of_missing_uids(stateful, stacklevel)
+        else:
+            graph.require_uids()
+        self._warned_of.clear()
+        return graph
 
 
 def _upstream(roots: Sequence[Transformation]) -> list[Transformation]:

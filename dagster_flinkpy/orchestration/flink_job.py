@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -13,7 +14,7 @@ from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.execution import without_spark
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, MissingUidWarning
 
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -101,7 +102,9 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     if not isinstance(env, StreamExecutionEnvironment):
         with without_spark():
             env = env()
-    graph = env.get_job_graph()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissingUidWarning)  # the error names the same operators
+        graph = env.get_job_graph()
     graph.require_uids()
     regions = graph.regions()
     latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())

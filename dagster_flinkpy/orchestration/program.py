@@ -106,9 +106,11 @@ def program_attempt(
 
 def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
     """As :func:`flink_jobs` names them: of several regions each after its first source."""
-    first = [region.vertices[0].uid for region in env.get_job_graph().regions()]
-    names = [job_id] if len(first) == 1 else [job_id[: -len(uid) - 1] for uid in first if job_id.endswith(f".{uid}")]
-    for name in names:
+    jobs = flink_jobs(env, job_id)
+    if len(jobs) == 1:
+        return jobs[0]
+    first = [job.graph.vertices[0].uid for job in jobs]
+    for name in (job_id.removesuffix(f".{uid}") for uid in first):
         for job in flink_jobs(env, name):
             if job.job_id == job_id:
                 return job

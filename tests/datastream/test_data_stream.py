@@ -237,6 +237,7 @@ def test_programs_are_handed_to_the_registered_executor(
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.datastream.stream_execution_environment.get_executor", _Recorder)
     env.get_checkpoint_config().set_checkpoint_storage_dir("s3://bucket/checkpoints")
+    stream.uid("numbers")
     assert env.execute("my job") == "done"
     assert _Recorder.settings == ExecutionSettings(
         "my job", "s3://bucket/checkpoints", checkpointing=env.get_checkpoint_config()

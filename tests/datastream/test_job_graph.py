@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -15,8 +15,10 @@ from dagster_flinkpy.datastream import (
     OutputTag,
     ProcessFunction,
     StreamExecutionEnvironment,
+    stream_execution_environment,
 )
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.execution import ExecutionSettings
 from dagster_flinkpy.datastream.job_graph import (
     JobEdge,
     JobGraph,
@@ -102,12 +104,47 @@ def test_a_stateful_operator_without_uid_is_a_warning(env: StreamExecutionEnviro
     stream = pairs(env).uid("pairs").map(identity, PAIR)
     stream.key_by("key").process(Keyed()).name("first")
     stream.key_by("key").process(Keyed()).name("second")
-    with pytest.warns(MissingUidWarning) as warned:
+    with pytest.warns(
+        MissingUidWarning, match=r"no uid: first \(keyed_process\), second \(keyed_process\)\."
+    ) as warned:
         env.get_job_graph()
-    assert [str(w.message).partition(":")[0] for w in warned] == [
-        f"operator {name!r} (keyed_process) has no uid" for name in ("first", "second")
-    ]
-    assert {w.filename for w in warned} == {__file__}
+        env.get_job_graph()
+    assert [w.filename for w in warned] == [__file__]
+    stream.key_by("key").process(Keyed()).name("third")
+    with pytest.warns(MissingUidWarning, match=r"no uid: third \(keyed_process\)\.") as warned:
+        env.get_job_graph()
+
+
+@pytest.mark.parametrize("collect", [False, True])
+def test_a_program_that_is_run_without_uids_and_keeps_no_checkpoints_warns_once(
+    env: StreamExecutionEnvironment, monkeypatch: pytest.MonkeyPatch, collect: bool
+) -> None:
+    """Where they are kept it is an error. Sources and sinks of one that keeps none need no uid."""
+
+    class Executor:
+        def execute(self, graph: JobGraph, settings: ExecutionSettings) -> None:
+            pass
+
+        def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[object]:
+            return iter(())
+
+    monkeypatch.setattr(stream_execution_environment, "get_executor", Executor)
+
+    def run() -> None:
+        keyed = pairs(env).key_by("key").process(Keyed())
+        if collect:
+            keyed.execute_and_collect()
+        else:
+            env.execute()
+
+    for _ in range(2):  # it is another program each time
+        with pytest.warns(MissingUidWarning, match=r"no uid: KeyedProcess \(keyed_process\)\.") as warned:
+            run()
+        assert [w.filename for w in warned] == [__file__]
+    env.get_checkpoint_config().set_checkpoint_storage_dir("checkpoints")
+    with warnings.catch_warnings(), pytest.raises(MissingUidError, match="keyed_process"):
+        warnings.simplefilter("error")
+        run()
 
 
 def test_a_strict_program_is_not_built_without_uids(env: StreamExecutionEnvironment) -> None:

@@ -1,13 +1,25 @@
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
+
 from dagster_flinkpy.checkpoint.config import CheckpointConfig, CheckpointingMode
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode as DeclaredMode
+from dagster_flinkpy.errors import MissingUidError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.flink_job import flink_jobs
 from tests.orchestration.programs import word_count
+
+
+def test_a_program_without_uids_is_an_error_and_no_warning_besides(tmp_path: Path) -> None:
+    env = word_count(tmp_path, ["a"])
+    env.from_collection(["b"])
+    with warnings.catch_warnings(), pytest.raises(MissingUidError, match="Collection Source"):
+        warnings.simplefilter("error")
+        flink_jobs(env, "words")
 
 
 def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +159,5 @@ def test_where_state_is_kept_operators_need_uids(tmp_path: Path) -> None:
     stream = env.from_collection([1], Types.LONG())
     assert list(stream.execute_and_collect()) == [1]
     env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
-    records: Iterator[Any] = stream.execute_and_collect()
     with pytest.raises(MissingUidError):
-        next(records)
+        stream.execute_and_collect()
