@@ -55,18 +55,19 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     duration_ms: int | None = None
     """Of the whole checkpoint, from its trigger to its commits."""
     checkpoints_completed: int | None = None
-    """Of the job, over all its runs, as are the next six."""
+    """Of the job, over all its runs, as are the next four."""
     checkpoints_failed: int | None = None
     job_state_bytes: int | None = None
     job_state_growth_bytes: int | None = None
     """Since the completed checkpoint before."""
     alignment_ms: int | None = None
     """The longest that a gate waited for its last barrier."""
-    statistics: TableMetadataValue | None = None
-    """Last, least, p50, p99 and greatest duration, state size and alignment of the last 100 completed checkpoints."""
-    history: TableMetadataValue | None = None
-    """The last checkpoints and what became of them."""
     subtasks: TableMetadataValue | None = None
+    """Of the operator, each with its range of key groups."""
+    statistics: TableMetadataValue | None = None
+    """Last, least, p50, p99 and greatest duration, state size and alignment of its last 100 completed checkpoints."""
+    history: TableMetadataValue | None = None
+    """Its last checkpoints and what became of them."""
     checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
     """Where ``_metadata`` is."""
     savepoint: PathMetadataValue | UrlMetadataValue | None = None
