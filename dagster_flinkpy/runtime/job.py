@@ -706,11 +706,10 @@ class JobAttempt:
     def _cause(self, error: FlinkPyError) -> FlinkPyError:
         """State files that are missing are no damage where a newer attempt has taken over: it has subsumed them."""
         if isinstance(error, CorruptStateError):
-            with suppress(StorageError):
-                try:
-                    self._store.check_leader(self._attempt)
-                except FencedError as fenced:
-                    return fenced
+            try:
+                self._store.check_leader(self._attempt)
+            except (FencedError, StorageError) as unclear:  # nobody is told of damage that is not certain
+                return unclear
         return error
 
     def _decline(self, checkpoint_id: int, task: Task | None, error: FlinkPyError) -> Decline:

@@ -482,14 +482,28 @@ def test_who_takes_over_from_a_run_that_may_be_alive_says_so(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("overtaken", "error", "message"),
-    [(True, FencedError, "new run"), (False, CorruptStateError, "is missing")],
+    ("overtaken", "reachable", "error", "message"),
+    [
+        (True, True, FencedError, "new run"),
+        (True, False, StorageError, "503"),
+        (False, True, CorruptStateError, "is missing"),
+    ],
 )
 def test_files_that_a_newer_run_has_subsumed_are_no_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overtaken: bool, error: type[Exception], message: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    overtaken: bool,
+    reachable: bool,
+    error: type[Exception],
+    message: str,
 ) -> None:
     def missing(self: HarnessAttempt, epoch: Any) -> Any:
+        if not reachable:
+            monkeypatch.setattr(CompletedCheckpointStore, "check_leader", unreachable)
         raise CorruptStateError("state file shared/x is missing")
+
+    def unreachable(*args: Any) -> None:
+        raise StorageError("503")
 
     with HarnessAttempt(counted(), tmp_path, owner="old run") as old:
         old.run_epoch()
