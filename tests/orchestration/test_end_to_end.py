@@ -105,7 +105,9 @@ def test_a_failing_function_leaves_the_table_and_the_next_run_resumes(deployment
 
 def test_savepoint_then_restore_at_another_parallelism(deployment: Deployment) -> None:
     deployment.materialize()
-    savepoint = deployment.run_job("words_savepoint").output_for_node("take_savepoint_of_words")
+    taken = deployment.run_job("words_savepoint", format_type="NATIVE")
+    savepoint = taken.output_for_node("take_savepoint_of_words")
+    assert savepoint.endswith("-native")
     deployment.run_job("words_restore", savepoint_path=savepoint, parallelism=3)
     latest = CompletedCheckpointStore(deployment.storage.open()).latest()
     assert latest is not None

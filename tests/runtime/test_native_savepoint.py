@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError
@@ -86,6 +87,6 @@ def test_files_of_a_native_savepoint_go_when_it_is_gone(tmp_path: Path) -> None:
     store = StorageLocation(str(tmp_path / "job")).open()
     assert sweep(store, timedelta(0)).files == 0
     assert counts_of(native) == {1}
-    shutil.rmtree(tmp_path / "job" / native.rpartition("/")[2])
+    dispose_savepoint(StorageLocation(native), owner="test", now_ms=0)
     assert sweep(store, timedelta(0)).files > 0
     assert counts_of(str(tmp_path / "job")) == {3}
