@@ -155,31 +155,34 @@ class WindowAggregateOperator(_AggregateOperator):
             raise self.user_error(error, "window")
         slots = self.backend.touch_column(keys.column, keys.hashes)
         rows, starts = self._windows(times)
-        last = starts + (self._size - 1)
-        watermark = self.context.watermark
-        is_open = _later(last, self._lateness) > watermark
-        if self._slide > self._size or not is_open.all():
+        to_last, watermark = self._size - 1, self.context.watermark
+        some_fired = int(starts.min(initial=MAX_WATERMARK - to_last)) + to_last <= watermark
+        if some_fired or self._slide > self._size:
+            is_open = _later(starts + to_last, self._lateness) > watermark
             self._skip(batch, rows[is_open])
-            rows, starts, last = rows[is_open], starts[is_open], last[is_open]
+            rows, starts = rows[is_open], starts[is_open]
         if not len(rows):
             return
-        cells = self._cells(slots[rows], starts)
-        is_new = ~self._state.contains(cells)
-        fires = last <= watermark
+        cells, slots = self._cells(slots[rows], starts), slots[rows]
         try:
-            if fires.any():
-                self._add_late(batch, rows[fires], starts[fires], cells[fires])
-                self._fold.add(self._state, cells[~fires], batch.column, rows[~fires])
+            fired = np.zeros(len(rows), dtype=np.bool_)
+            if some_fired:
+                fired = starts + to_last <= watermark
+            if fired.any():
+                new = np.flatnonzero(~self._state.contains(cells))
+                self._add_late(batch, rows[fired], starts[fired], cells[fired])
+                self._fold.add(self._state, cells[~fired], batch.column, rows[~fired])
             else:
-                self._fold.add(self._state, cells, batch.column, rows)
+                new = self._fold.add(self._state, cells, batch.column, rows)
         except (IntegerOverflowError, TypeMismatchError) as e:
             raise self._fail(e, batch) from e
-        if is_new.any():
-            self._register(slots[rows[is_new]], starts[is_new], fires[is_new])
+        if len(new):
+            self._register(slots[new], starts[new], fired[new])
 
     def _windows(self, times: Cells) -> tuple[Cells, Cells]:
         """Pairs of a row and the start of a window it is in; the newest window of a row first."""
-        newest = times - (times - self._offset) % self._slide
+        first, last = (time - (time - self._offset) % self._slide for time in (int(times.min()), int(times.max())))
+        newest = np.full(len(times), first) if first == last else times - (times - self._offset) % self._slide
         if self._slide == self._size:
             return np.arange(len(times)), newest
         counts = -((times - newest - self._size) // self._slide)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import lru_cache
@@ -26,7 +26,7 @@ from dagster_flinkpy.datastream.operators import as_callable
 from dagster_flinkpy.datastream.windowed_stream import NullByteKeySelector
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import StructAs, java_hash_codes, key_groups_of_hashes, operator_indexes
-from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
+from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.channel_selectors import (
     ChannelSelector,
     CustomSelector,
@@ -192,11 +192,17 @@ def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch
     """The records of a BUFFER row, with their keys where the edge is keyed."""
     with pa.ipc.open_stream(payload) as reader:
         batch = reader.read_next_batch()
+    names, metadata, values = batch.schema.names, batch.schema.metadata or {}, batch.column("value")
+    if "timestamp" in names:
+        timestamps = batch.column("timestamp").to_numpy()
+    else:
+        timestamps = _times_of(values, json.loads(metadata[b"timestamp_field"]))
     keys = None
-    if batch.num_columns == 4:
-        key_type = _key_type(batch.schema.metadata[b"key_type"])
-        keys = KeyColumn(key_type, batch.column(2), batch.column(3).to_numpy())
-    return StreamBatch(type_info, batch.column(1).to_numpy(), column=batch.column(0), keys=keys)
+    if "hash" in names:
+        key_type = _key_type(metadata[b"key_type"])
+        column = batch.column("key") if "key" in names else _key_of_fields(values, json.loads(metadata[b"key_fields"]))
+        keys = KeyColumn(key_type, column, batch.column("hash").to_numpy())
+    return StreamBatch(type_info, timestamps, column=values, keys=keys)
 
 
 @lru_cache(maxsize=256)
@@ -213,11 +219,11 @@ def key_column(partitioner: Partitioner, batch: StreamBatch) -> KeyColumn:
     """
     selector = partitioner.selector
     if isinstance(selector, str):
-        key_type, column = _field(batch, selector)
+        key_type = _field_type(batch, selector)
+        column = _key_of_fields(batch.column, selector)
     elif isinstance(selector, tuple):
-        types, columns = zip(*(_field(batch, name) for name in selector), strict=True)
-        key_type = TupleTypeInfo(types)
-        column = pa.StructArray.from_arrays(columns, fields=list(key_type.arrow_type))
+        key_type = TupleTypeInfo([_field_type(batch, name) for name in selector])
+        column = _key_of_fields(batch.column, selector)
     elif isinstance(selector, NullByteKeySelector):
         key_type, column = Types.LONG(), pa.array(np.zeros(len(batch), dtype=np.int64))
     else:
@@ -241,7 +247,8 @@ def _check_no_null(name: str, column: pa.Array, batch: StreamBatch) -> None:
             _check_no_null(f"field {column.type[i].name!r} of the key", child, batch)
 
 
-def _field(batch: StreamBatch, name: str) -> tuple[TypeInformation, pa.Array]:
+def _field_type(batch: StreamBatch, name: str) -> TypeInformation:
+    """The type of a key field, which is null in no record."""
     row_type = batch.type_info
     if not isinstance(row_type, RowTypeInfo) or name not in row_type.field_names:
         raise UnsupportedKeyTypeError(f"key_by({name!r}): the stream's type {row_type} has no field of this name")
@@ -250,7 +257,30 @@ def _field(batch: StreamBatch, name: str) -> tuple[TypeInformation, pa.Array]:
         raise UnsupportedKeyTypeError(
             f"key field {name!r} is null in {column.null_count} records; filter them out first"
         )
-    return row_type.field_types[row_type.field_names.index(name)], column
+    return row_type.field_types[row_type.field_names.index(name)]
+
+
+def _key_of_fields(values: pa.Array, selector: str | Sequence[str]) -> pa.Array:
+    """The key column of one field, or the tuples of several."""
+    if isinstance(selector, str):
+        return pc.struct_field(values, selector)
+    columns = [pc.struct_field(values, name) for name in selector]
+    return pa.StructArray.from_arrays(columns, names=[f"f{i}" for i in range(len(columns))])
+
+
+def _times_of(values: pa.Array, field: str | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The timestamps of records that hold them in a field; without one, those of records without event time."""
+    return np.full(len(values), NO_TIMESTAMP) if field is None else pc.struct_field(values, field).to_numpy()
+
+
+def _holds_times(batch: StreamBatch, field: str | None) -> bool:
+    first = batch.timestamps[0]
+    if field is None:
+        return bool(first == NO_TIMESTAMP and (batch.timestamps == NO_TIMESTAMP).all())
+    if batch.column.null_count:
+        return False
+    numbers = batch.column.field(field)
+    return bool(numbers[0].as_py() == first and not numbers.null_count and np.array_equal(numbers, batch.timestamps))
 
 
 class BufferPool:
@@ -325,6 +355,10 @@ class RecordWriter:
         self._seq = dict.fromkeys(self._targets, 0)
         self._markers = subtask
         self._selector = self._create_selector(*replay) if len(self._targets) > 1 else None
+        # What may hold the timestamps; what once did not is not tried again, so that the schema changes seldom.
+        record = edge.type_info.arrow_type
+        fields = list(record) if pa.types.is_struct(record) else []
+        self._timestamp_fields = [None, *(f.name for f in fields if f.type == pa.int64())]
 
     def _create_selector(self, job_id: str, checkpoint_id: int) -> ChannelSelector | None:
         """What chooses among several subtasks; None where the kind says it all."""
@@ -347,21 +381,29 @@ class RecordWriter:
         """Takes records; full buffers go to the output."""
         if not len(batch):
             return
-        arrays = [batch.column, pa.array(batch.timestamps)]
-        fields = [pa.field("value", arrays[0].type), pa.field("timestamp", pa.int64())]
-        metadata = None
+        columns, metadata = {"value": batch.column}, {}
+        # What a field of the record holds already is not sent again.
+        while self._timestamp_fields and not _holds_times(batch, self._timestamp_fields[0]):
+            self._timestamp_fields.pop(0)
+        if self._timestamp_fields:
+            metadata["timestamp_field"] = json.dumps(self._timestamp_fields[0])
+        else:
+            columns["timestamp"] = pa.array(batch.timestamps)
         targets: np.ndarray[Any, Any] | None = None
         if self._kind is PartitionerKind.HASH:
-            keys = self._keys(batch)
-            arrays += [keys.column, pa.array(keys.hashes)]
-            fields += [pa.field("key", keys.column.type), pa.field("hash", pa.int32())]
-            metadata = {"key_type": json.dumps(keys.type_info.to_json())}
+            keys, selector = self._keys(batch), self._edge.partitioner.selector
+            metadata["key_type"] = json.dumps(keys.type_info.to_json())
+            if isinstance(selector, str | tuple):
+                metadata["key_fields"] = json.dumps(selector)
+            else:
+                columns["key"] = keys.column
+            columns["hash"] = pa.array(keys.hashes)
             if self._width > 1:
                 groups = key_groups_of_hashes(keys.hashes, self._max_parallelism)
                 targets = operator_indexes(groups, self._max_parallelism, self._width)
         elif self._selector is not None:
             targets = self._select(self._selector, batch)
-        records = pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields, metadata=metadata))
+        records = pa.RecordBatch.from_pydict(columns, metadata=metadata)
         if targets is None:
             self._append(next(iter(self._lanes)), records)
         else:

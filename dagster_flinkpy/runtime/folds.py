@@ -81,7 +81,7 @@ class Fold(ABC):
     state_type: TypeInformation
     """Of the accumulators."""
 
-    def add(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> None:
+    def add(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> Cells:
         """Folds records into cells.
 
         Args:
@@ -89,6 +89,9 @@ class Fold(ABC):
             cells: One per row; may repeat.
             records: Some records.
             rows: Which of the records, in order; may repeat.
+
+        Returns:
+            Where each cell that had no accumulator occurs first.
 
         Raises:
             IntegerOverflowError: A sum is out of range.
@@ -103,6 +106,7 @@ class Fold(ABC):
         for part in self._parts(table, records, rows):
             part.add(cells, fresh, first)
         table.mark(cells)
+        return first
 
     def running(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
         """As :meth:`add`; gives the result of the record's cell after each record."""

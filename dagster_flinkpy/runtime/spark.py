@@ -44,8 +44,9 @@ _STOP_TIMEOUT_SECONDS = 10
 _SESSION_CONF = {
     # The exchange decides which task a row goes to, and how many tasks there are.
     "spark.sql.adaptive.enabled": "false",
-    # Rows of an exchange carry about 1 MiB each: bytes have to bound a batch, not rows.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
+    # Rows of an exchange carry about 1 MiB each: bytes have to bound a batch, not rows. In small batches, Spark
+    # makes the next one while Python processes one.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),
     "spark.sql.session.timeZone": "UTC",
 }
 _DRIVER_CONF = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 __all__ = ["IntIndex"]
 
@@ -12,6 +11,9 @@ Integers = npt.NDArray[np.int64]
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
+
+_CLAIM = -2
+"""Numbers from here down are of integers that are being added: where, counted backwards."""
 
 
 class IntIndex:
@@ -59,17 +61,33 @@ class IntIndex:
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
             return numbers, missing
-        encoded = pa.array(integers[missing]).dictionary_encode()
-        distinct, codes = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
-        first = np.empty(len(distinct), dtype=np.int64)
-        first[codes[::-1]] = missing[::-1]
-        added = self._size + np.arange(len(distinct))
-        self._size += len(distinct)
-        if 2 * self._size > len(self._numbers):
-            self._grow()
-        self._insert(distinct, added)
-        numbers[missing] = added[codes]
-        return numbers, first
+        if 2 * (self._size + len(missing)) > len(self._numbers):
+            self._grow(self._size + len(missing))
+        places = self._claim(integers[missing])
+        owners = _CLAIM - self._numbers[places]
+        first = np.flatnonzero(owners == np.arange(len(missing)))
+        added = np.empty(len(missing), dtype=np.int64)
+        added[first] = self._size + np.arange(len(first))
+        self._numbers[places[first]] = added[first]
+        self._size += len(first)
+        numbers[missing] = added[owners]
+        return numbers, missing[first]
+
+    def _claim(self, integers: Integers) -> Integers:
+        """The place of each integer, none of which is there; its number says where it occurs first."""
+        places, at = np.empty_like(integers), self._home(integers)
+        probing = np.arange(len(integers))
+        while len(probing):
+            free = np.flatnonzero(self._numbers[at] == -1)
+            claimed, claims = at[free], probing[free]
+            # Of those that meet at one free place the last one written gets it: the first one of all.
+            self._numbers[claimed[::-1]] = _CLAIM - claims[::-1]
+            self._integers[claimed] = integers[_CLAIM - self._numbers[claimed]]
+            # Equal integers probe in step, so they meet.
+            here = self._integers[at] == integers[probing]
+            places[probing[here]] = at[here]
+            probing, at = probing[~here], (at[~here] + 1) & self._mask
+        return places
 
     def _home(self, integers: Integers) -> Integers:
         spread = integers.view(np.uint64) * _SPREAD
@@ -81,19 +99,8 @@ class IntIndex:
         self._integers: Integers = np.zeros(1 << bits, dtype=np.int64)
         self._numbers: Integers = np.full(1 << bits, -1, dtype=np.int64)
 
-    def _grow(self) -> None:
+    def _grow(self, size: int) -> None:
         used = np.flatnonzero(self._numbers >= 0)
         integers, numbers = self._integers[used], self._numbers[used]
-        self._make((2 * self._size).bit_length() + 1)
-        self._insert(integers, numbers)
-
-    def _insert(self, integers: Integers, numbers: Integers) -> None:
-        """Adds distinct integers that are not there."""
-        at = self._home(integers)
-        while len(integers):
-            free = self._numbers[at] < 0
-            # Of those that meet at one free place the last one gets it.
-            self._integers[at[free]] = integers[free]
-            self._numbers[at[free]] = numbers[free]
-            on = self._numbers[at] != numbers
-            integers, numbers, at = integers[on], numbers[on], (at[on] + 1) & self._mask
+        self._make((2 * size).bit_length() + 1)
+        self._numbers[self._claim(integers)] = numbers

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from collections import Counter
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +19,7 @@ from dagster_flinkpy.key_groups import (
     compute_operator_index_for_key_group,
     java_hash_code,
 )
-from dagster_flinkpy.runtime.batch import StreamBatch
+from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.exchange import (
     BUFFER_SIZE,
     Kind,
@@ -25,6 +27,7 @@ from dagster_flinkpy.runtime.exchange import (
     TaskOutput,
     WireRow,
     decode_buffer,
+    encode_buffer,
     rows_of,
 )
 
@@ -71,6 +74,81 @@ class Exchange:
 
 def by_key(**options: Any) -> Partitioner:
     return Partitioner(PartitionerKind.HASH, **{"selector": lambda value: value, **options})
+
+
+# --- what is not sent twice -------------------------------------------------------------------------------------------
+
+EVENT = Types.ROW_NAMED(["name", "time", "seq"], [Types.STRING(), Types.LONG(), Types.LONG()])
+
+
+def sent_columns(exchange: Exchange) -> list[list[str]]:
+    """The names of the columns of each buffer."""
+    exchange.writer.flush()
+    rows = exchange.rows()
+    assert rows
+    return [pa.ipc.open_stream(row.payload).schema.names for row in rows]
+
+
+@settings(deadline=None)
+@given(
+    batches=st.lists(
+        st.lists(st.tuples(st.text(max_size=2), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5),
+        min_size=1,
+    ),
+    timestamps=st.sampled_from(["none", "time", "seq", "other"]),
+    selector=st.sampled_from(["name", "time", ("name", "seq"), lambda value: value["name"]]),
+)
+def test_records_keys_and_times_arrive_as_they_were_sent(batches: list[Any], timestamps: str, selector: Any) -> None:
+    exchange = Exchange(by_key(selector=selector), targets=2, type_info=EVENT)
+    sent = Counter()
+    for i, batch in enumerate(batches):
+        rows = [Row(name=n, time=t, seq=s) for n, t, s in batch]
+        own = {"none": NO_TIMESTAMP, "other": 7 + i}
+        times = [own[timestamps] if timestamps in own else row[timestamps] for row in rows]
+        exchange.writer.emit(StreamBatch(EVENT, np.array(times, dtype=np.int64), values=rows))
+        for row, time in zip(rows, times, strict=True):
+            names = selector if isinstance(selector, tuple) else ("name",) if callable(selector) else (selector,)
+            key = tuple(row[n] for n in names)
+            sent[repr(row), time, key if isinstance(selector, tuple) else key[0]] += 1
+    received = Counter()
+    for _, batch in exchange.decoded():
+        assert batch.keys is not None
+        keys = batch.keys.type_info.from_arrow(batch.keys.column)
+        received.update(zip(map(repr, batch.values), batch.timestamps.tolist(), keys, strict=True))
+    assert received == sent
+
+
+def test_keys_and_times_that_are_fields_are_not_sent_twice() -> None:
+    exchange = Exchange(by_key(selector="name"), targets=1, type_info=EVENT)
+    rows = [Row(name="a", time=5, seq=1), Row(name="b", time=6, seq=1)]
+    exchange.writer.emit(StreamBatch(EVENT, np.array([5, 6]), values=rows))
+    assert sent_columns(exchange) == [["value", "hash"]]
+    exchange.writer.emit(StreamBatch(EVENT, np.array([5, 7]), values=rows))
+    assert sent_columns(exchange) == [["value", "timestamp", "hash"]]
+    exchange.writer.emit(StreamBatch(EVENT, np.array([5, 6]), values=rows))
+    assert sent_columns(exchange) == [["value", "timestamp", "hash"]], "what once did not hold is not tried again"
+    timeless = Exchange(by_key(), targets=1, type_info=Types.LONG())
+    timeless.writer.emit(StreamBatch(Types.LONG(), np.array([NO_TIMESTAMP]), values=[3]))
+    assert sent_columns(timeless) == [["value", "key", "hash"]]
+
+
+def test_a_null_among_the_fields_of_that_time_is_no_time() -> None:
+    exchange = Exchange(by_key(selector="name"), targets=1, type_info=EVENT)
+    rows = [Row(name="a", time=5, seq=None), Row(name="b", time=None, seq=None)]
+    exchange.writer.emit(StreamBatch(EVENT, np.array([5, 0]), values=rows))
+    ((_, batch),) = exchange.decoded()
+    assert batch.timestamps.tolist() == [5, 0]
+
+
+def test_buffers_that_hold_all_columns_are_read() -> None:
+    """The state of channels may hold some, of before keys and times were left out."""
+    columns = {"value": EVENT.to_arrow([("a", 5, 1)]), "timestamp": [5], "key": ["a"]}
+    batch = pa.RecordBatch.from_pydict(
+        {**columns, "hash": pa.array([97], pa.int32())}, metadata={"key_type": json.dumps(Types.STRING().to_json())}
+    )
+    decoded = decode_buffer(encode_buffer(batch), EVENT)
+    assert decoded.keys is not None
+    assert (decoded.timestamps.tolist(), decoded.keys.column.to_pylist()) == ([5], ["a"])
 
 
 # --- partitioners -----------------------------------------------------------------------------------------------------
