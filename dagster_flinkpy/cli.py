@@ -8,7 +8,6 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,9 +30,11 @@ from dagster_flinkpy.checkpoint.offline import (
     stop_with_savepoint,
     trigger_savepoint,
 )
+from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.sweep import sweep
+from dagster_flinkpy.checkpoint.verify import restore_drill, verify_checkpoint
 from dagster_flinkpy.common.configuration import parse_duration
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
@@ -41,13 +42,12 @@ from dagster_flinkpy.doctor import Verdict, diagnose
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError
 from dagster_flinkpy.state_processor import StoredState, read_savepoint
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.job import JobAttempt
 
 __all__ = ["main"]
-
-_PIPE_WIDTH = 200
 
 
 class _Commands(click.Group):
@@ -107,7 +107,7 @@ def doctor(storage: str | None, remote: str | None, endpoint_url: str | None) ->
     """Look whether this machine can run jobs, and say what to do where it cannot."""
     location = None if storage is None else StorageLocation(storage, endpoint_url)
     colours = {Verdict.FINE: "green", Verdict.WARNING: "yellow", Verdict.BROKEN: "red"}
-    console = Console(width=None if sys.stdout.isatty() else _PIPE_WIDTH)
+    console = console_of_width()
     broken = False
     with console.status("looking ..."):
         for finding in diagnose(location, remote=remote):
@@ -144,16 +144,16 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
         ]
         click.echo(json.dumps(facts, indent=2))
         return
-    table = _table("job", "#checkpoint", "status", "completed", "#state bytes", "end of input", "path")
+    table = plain_table("job", "#checkpoint", "status", "completed", "#state bytes", "end of input", "path")
     for job, entry in rows:
         try:
             metadata = jobs[job].load(entry.path)
             facts_of = [f"{metadata.state_bytes:,}", "yes" if metadata.end_of_input else "no"]
         except CorruptMetadataError:
             facts_of = ["[red]damaged[/]", ""]
-        when = _time(entry.last_modified)
+        when = time_of(entry.last_modified)
         table.add_row(job, str(entry.checkpoint_id), entry.status.value, when, *facts_of, entry.path)
-    _console().print(table)
+    console_of_width().print(table)
 
 
 @checkpoints.command("sweep")
@@ -163,7 +163,9 @@ def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) ->
 @_endpoint_url
 def sweep_checkpoints(directory: str, older_than: str, dry_run: bool, endpoint_url: str | None) -> None:
     """Delete what no checkpoint and no savepoint of the job in DIR needs: files of failed epochs and dead attempts."""
-    result = sweep(StorageLocation(directory, endpoint_url).open(), parse_duration(older_than), dry_run=dry_run)
+    store, grace = StorageLocation(directory, endpoint_url).open(), parse_duration(older_than)
+    with progress("looking" if dry_run else "deleting", "files") as advance:
+        result = sweep(store, grace, dry_run=dry_run, on_deleted=advance)
     verb = "would delete" if dry_run else "deleted"
     click.echo(f"{verb} {result.files:,} files, {result.bytes:,} bytes")
 
@@ -178,23 +180,27 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
     if as_json:
         click.echo(json.dumps(statistics.to_json(), indent=2))
         return
-    console, counts = _console(), statistics.counts
+    console, counts = console_of_width(), statistics.counts
     console.print(f"{counts.completed} completed, {counts.failed} failed, {counts.restored} restored")
-    numbers = _table("", "#last", "#min", "#p50", "#p99", "#max")
+    numbers = plain_table("", "#last", "#min", "#p50", "#p99", "#max")
     for number in ("duration_ms", "state_bytes", "alignment_ms"):
         if (s := statistics.summary(number)) is not None:
             numbers.add_row(number, *(f"{value:,}" for value in (s.last, s.minimum, s.p50, s.p99, s.maximum)))
     console.print(numbers)
-    table = _table(
-        "#checkpoint", "triggered", "status", "#duration ms", "#state bytes", "#alignment ms", "acknowledged"
+    table = plain_table(
+        *("#checkpoint", "triggered", "kind", "status", "#duration ms"),
+        *("#state bytes", "#growth", "#alignment ms", "acknowledged"),
     )
-    for each in statistics.history:
+    for each, growth in statistics.with_growth():
         status = each.status.value if each.reason is None else f"{each.status.value} ({each.reason.name})"
         table.add_row(
             str(each.checkpoint_id),
-            _time(datetime.fromtimestamp(each.trigger_ms / 1000, timezone.utc)),
+            time_of(datetime.fromtimestamp(each.trigger_ms / 1000, timezone.utc)),
+            each.kind.value,
             status,
-            *(f"{value:,}" for value in (each.duration_ms, each.state_bytes, each.alignment_ms)),
+            *(f"{value:,}" for value in (each.duration_ms, each.state_bytes)),
+            "-" if growth is None else f"{growth:+,}",
+            f"{each.alignment_ms:,}",
             f"{each.acknowledged}/{each.tasks}",
         )
     console.print(table)
@@ -217,17 +223,17 @@ def show_leader(directory: str, endpoint_url: str | None, as_json: bool) -> None
     if record.expires_at == 0:
         lease = "released"
     else:
-        lease = f"until {_time(until)}" if alive else f"ran out at {_time(until)}: the run was killed, or hangs"
+        lease = f"until {time_of(until)}" if alive else f"ran out at {time_of(until)}: the run was killed, or hangs"
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("owner", escape(record.owner)),
         ("token", str(record.token)),
-        ("since", _time(datetime.fromtimestamp(record.acquired_at / 1000, timezone.utc))),
+        ("since", time_of(datetime.fromtimestamp(record.acquired_at / 1000, timezone.utc))),
         ("lease", lease),
         ("committed up to", "-" if record.committed is None else f"checkpoint {record.committed}"),
     ):
         facts.add_row(f"[bold]{name}[/]", value)
-    _console().print(facts)
+    console_of_width().print(facts)
 
 
 @leader.command("release")
@@ -378,12 +384,34 @@ def restore(
 
 
 @savepoint.command("dispose")
-@click.argument("path", metavar="PATH")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @_endpoint_url
-def dispose(path: str, endpoint_url: str | None) -> None:
-    """Delete the savepoint in PATH, or a chk-N that was left unclaimed."""
-    dispose_savepoint(_location(path, endpoint_url), owner=_owner("savepoint dispose"), now_ms=_now_ms())
-    click.echo(f"{path} is deleted")
+def dispose(paths: tuple[str, ...], endpoint_url: str | None) -> None:
+    """Delete the savepoint in each PATH, or a chk-N that was left unclaimed."""
+    with progress("deleting", "savepoints", len(paths)) as advance:
+        for path in paths:
+            dispose_savepoint(_location(path, endpoint_url), owner=_owner("savepoint dispose"), now_ms=_now_ms())
+            advance(1)
+            click.echo(f"{path} is deleted")
+
+
+@savepoint.command("verify")
+@click.argument("path", metavar="PATH")
+@click.option("--drill", is_flag=True, help="Also read it as a restore at another parallelism would.")
+@_endpoint_url
+def verify(path: str, drill: bool, endpoint_url: str | None) -> None:
+    """Compare the checksums of all state files in PATH: a savepoint, a chk-N folder, or a job."""
+    stored = open_checkpoint(_location(path, endpoint_url))
+    with progress("reading", "files", len(stored.metadata.files())) as advance:
+        found = verify_checkpoint(stored.metadata, stored.files.open(), on_read=advance)
+    if found.problems:
+        raise click.ClickException("; ".join(found.problems))
+    click.echo(f"{found.files:,} files, {found.bytes:,} bytes: all have their checksums")
+    if drill:
+        with progress("restoring", "subtasks") as advance:
+            result = restore_drill(stored.metadata, stored.files.open(), on_read=advance)
+        rows = sum(result.after.values())
+        click.echo(f"{rows:,} rows of keyed state and timers, the same at parallelism {result.parallelism}")
 
 
 def _owner(what: str) -> str:
@@ -405,24 +433,51 @@ def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:
 
 @savepoint.command("describe")
 @click.argument("path", metavar="PATH")
+@click.option("--uid", help="Show the subtasks of this operator.")
 @_as_json("all of the metadata")
 @_endpoint_url
-def describe_savepoint(path: str, endpoint_url: str | None, as_json: bool) -> None:
+def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_json: bool) -> None:
     """Show what PATH holds: a savepoint, a chk-N folder, or a job, of which it is the latest checkpoint."""
     metadata = open_checkpoint(_location(path, endpoint_url)).metadata
     if as_json:
         click.echo(json.dumps(metadata.to_json(), indent=2))
         return
-    console = _console()
+    console = console_of_width()
+    if uid is not None:
+        _print_subtasks(metadata, uid, console)
+        return
     facts = Table.grid(padding=(0, 2))
     for name, value in _facts(metadata):
         facts.add_row(f"[bold]{name}[/]", value)
     console.print(facts)
     names = "uid|name|#parallelism|#max parallelism|states|#rows|#bytes|#splits|#to commit|watermark"
-    table = _table(*names.split("|"))
+    table = plain_table(*names.split("|"))
     for operator in metadata.operators:
         table.add_row(*_operator_row(operator))
     console.print(table)
+
+
+def _print_subtasks(metadata: CheckpointMetadata, uid: str, console: Console) -> None:
+    operator = metadata.operator(uid)
+    if operator is None:
+        known = ", ".join(each.uid for each in metadata.operators)
+        raise click.ClickException(f"no operator has uid {uid!r}; there are: {known}")
+    table = plain_table("#subtask", "key groups", "#rows", "#bytes", "#records in", "#records out", "rows")
+    loads = [subtask.keyed.rows if subtask.keyed else 0 for subtask in operator.subtasks]
+    for subtask, rows in zip(operator.subtasks, loads, strict=True):
+        groups, numbers = subtask.keyed.key_groups if subtask.keyed else None, subtask.metrics
+        table.add_row(
+            str(subtask.index),
+            "-" if groups is None else f"{groups.start}..{groups.end}",
+            *(f"{value:,}" for value in (rows, subtask.state_bytes)),
+            *(f"{int(numbers.get(name, 0)):,}" for name in ("records_in", "records_out")),
+            bar(rows, max(loads)),
+        )
+    console.print(table)
+    by_group = rows_by_key_group(operator)
+    for what, values in (("subtasks", loads), ("key groups", by_group)):
+        if (uneven := skew(values)) is not None:
+            console.print(f"skew of {what}: the largest has {uneven:.2f} times the mean")
 
 
 def _location(path: str, endpoint_url: str | None) -> StorageLocation:
@@ -434,7 +489,7 @@ def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
         ("job", metadata.job_id),
         (metadata.kind.value, str(metadata.checkpoint_id)),
         ("parent", "-" if metadata.parent_id is None else str(metadata.parent_id)),
-        ("taken", _time(datetime.fromtimestamp(metadata.timestamp_ms / 1000, timezone.utc))),
+        ("taken", time_of(datetime.fromtimestamp(metadata.timestamp_ms / 1000, timezone.utc))),
         ("attempt", str(metadata.fencing_token)),
         *([] if metadata.partition is None else [("partition", metadata.partition)]),
         ("end of input", "yes" if metadata.end_of_input else "no"),
@@ -457,7 +512,7 @@ def _operator_row(operator: OperatorState) -> list[str]:
         f"{operator.state_bytes:,}",
         str(sum(len(subtask.splits) for subtask in operator.subtasks)),
         str(sum(len(subtask.committables) for subtask in operator.subtasks)),
-        _watermark(min(known)) if len(known) == len(watermarks) and known else "-",
+        watermark_of(min(known)) if len(known) == len(watermarks) and known else "-",
     ]
 
 
@@ -497,7 +552,7 @@ def read_state(
                 for row in table.to_pylist():
                     file.write(json.dumps(row, default=_plain) + "\n")
         else:
-            _print_rows(first.schema, tables, Console(file=file, width=None if file.isatty() else _PIPE_WIDTH))
+            _print_rows(first.schema, tables, console_of_width(file))
 
 
 def _by_subtask(stored: StoredState) -> Iterator[pa.Table]:
@@ -517,7 +572,7 @@ def _limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table
 
 def _print_rows(schema: pa.Schema, tables: Iterator[pa.Table], console: Console) -> None:
     numbers = {f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
-    table = _table(*(f"#{name}" if name in numbers else name for name in schema.names))
+    table = plain_table(*(f"#{name}" if name in numbers else name for name in schema.names))
     for rows in tables:
         for row in rows.to_pylist():
             table.add_row(*("" if value is None else _cell(value) for value in row.values()))
@@ -531,31 +586,3 @@ def _cell(value: Any) -> str:
 def _plain(value: Any) -> str:
     """What JSON has no type for."""
     return value.hex() if isinstance(value, bytes) else str(value)
-
-
-# --- printing ---------------------------------------------------------------------------------------------------------
-
-
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_PIPE_WIDTH)
-
-
-def _table(*columns: str) -> Table:
-    """A table; a column whose name starts with ``#`` holds numbers."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in columns:
-        table.add_column(column.lstrip("#"), justify="right" if column.startswith("#") else "left", overflow="fold")
-    return table
-
-
-def _time(when: datetime) -> str:
-    return when.astimezone(timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-
-
-def _watermark(milliseconds: int) -> str:
-    if milliseconds == 2**63 - 1:  # Flink: Watermark.MAX_WATERMARK
-        return "end of input"
-    try:
-        return _time(datetime.fromtimestamp(milliseconds / 1000, timezone.utc))
-    except (OverflowError, ValueError, OSError):
-        return f"{milliseconds} ms"

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from dagster_flinkpy import cli
 from dagster_flinkpy.checkpoint.metadata import (
     CheckpointKind,
     CheckpointMetadata,
@@ -272,3 +276,83 @@ def test_on_s3(job: Path, s3_location: StorageLocation, monkeypatch: pytest.Monk
     path = f"{s3_location.url}/words/chk-3"
     text = printed("state", "read", path, "--uid", "count", "--state", "count", "--format", "json", *options)
     assert len(text.splitlines()) == len(COUNTS)
+
+
+# --- savepoint describe --uid, savepoint verify, progress -------------------------------------------------------------
+
+
+def test_subtasks_of_an_operator(savepoint: Path) -> None:
+    lines = printed("savepoint", "describe", savepoint, "--uid", "count").splitlines()
+    assert lines[0].split()[:3] == ["subtask", "key", "groups"]
+    rows = [line.split() for line in lines[1:3]]
+    assert [row[:2] for row in rows] == [["0", "0..7"], ["1", "8..15"]]
+    assert sum(int(row[2]) for row in rows) == len(COUNTS)
+    most = max(rows, key=lambda row: int(row[2]))
+    assert most[-1] == "\u2588" * 30
+    assert f"skew of subtasks: the largest has {2 * int(most[2]) / len(COUNTS):.2f} times the mean" in lines
+    assert lines[-1].startswith("skew of key groups")
+
+
+def test_subtasks_of_an_operator_that_is_not_there(savepoint: Path) -> None:
+    said = error_of("savepoint", "describe", savepoint, "--uid", "counts")
+    assert said == "Error: no operator has uid 'counts'; there are: flights, count"
+
+
+@pytest.mark.parametrize("of", ["job", "chk", "savepoint"])
+def test_verify(job: Path, savepoint: Path, of: str) -> None:
+    path = {"job": job, "chk": job / "chk-3", "savepoint": savepoint}[of]
+    assert ": all have their checksums" in printed("savepoint", "verify", path)
+    assert f"{len(COUNTS)} rows of keyed state and timers, the same at parallelism" in printed(
+        "savepoint", "verify", path, "--drill"
+    )
+
+
+def test_verify_names_what_is_damaged(job: Path) -> None:
+    broken = next((job / "shared").glob("*.parquet"))
+    broken.write_bytes(b"no state")
+    said = error_of("savepoint", "verify", job)
+    assert broken.name in said
+    assert "is damaged: its checksum differs" in said
+
+
+def test_progress_counts_what_has_been_read_and_deleted(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: dict[str, list[int | None]] = {}
+
+    @contextmanager
+    def progress(what: str, of: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+        counted[what] = [total, 0]
+
+        def advance(more: int) -> None:
+            counted[what][1] = (counted[what][1] or 0) + more
+
+        yield advance
+
+    monkeypatch.setattr(cli, "progress", progress)
+    printed("savepoint", "verify", job, "--drill")
+    files = len(read_metadata_files(job))
+    assert counted["reading"] == [files, files]
+    assert counted["restoring"] == [None, 2 + 3 + 2 + 3], "two operators, before and after"
+    (job / "shared" / f"9-9-{'0' * 64}.parquet").write_bytes(b"orphan")
+    os.utime(job / "shared" / f"9-9-{'0' * 64}.parquet", (0, 0))
+    printed("checkpoints", "sweep", job)
+    assert counted["deleting"] == [None, 1]
+
+
+def test_dispose_of_several(job: Path, savepoint: Path) -> None:
+    metadata = CompletedCheckpointStore(StorageLocation(str(job)).open()).latest()
+    assert metadata is not None
+    store = StorageLocation(str(job)).open()
+    target = savepoint.parent
+    other = target / write_savepoint(metadata, store, StorageLocation(str(target)).open())
+    assert printed("savepoint", "dispose", savepoint, other).splitlines() == [
+        f"{savepoint} is deleted",
+        f"{other} is deleted",
+    ]
+    assert not (savepoint / "_metadata").exists()
+    assert not (other / "_metadata").exists()
+
+
+def read_metadata_files(job: Path) -> set[str]:
+    metadata = CompletedCheckpointStore(StorageLocation(str(job)).open()).latest()
+    assert metadata is not None
+    return set(metadata.files())

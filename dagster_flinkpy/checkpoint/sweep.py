@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
@@ -33,7 +33,12 @@ class SweepResult:
 
 
 def sweep(
-    store: ObjectStore, grace: timedelta = DEFAULT_GRACE, *, now: datetime | None = None, dry_run: bool = False
+    store: ObjectStore,
+    grace: timedelta = DEFAULT_GRACE,
+    *,
+    now: datetime | None = None,
+    dry_run: bool = False,
+    on_deleted: Callable[[int], None] = lambda files: None,
 ) -> SweepResult:
     """Delete the orphans of a job: files below its prefix that no retained checkpoint and no savepoint names.
 
@@ -46,6 +51,7 @@ def sweep(
         grace: how old an orphan has to be; longer than the longest epoch takes. Default: 1 day.
         now: the time, with time zone. Default: that of this machine.
         dry_run: delete nothing, only count.
+        on_deleted: is called with how many more files have been deleted, or counted.
 
     Raises:
         ConfigurationError: ``grace`` is negative, or there is no job: without ``HEAD`` nobody knows what is needed.
@@ -57,7 +63,7 @@ def sweep(
         raise ConfigurationError(f"the grace time of a sweep cannot be negative: {grace}")
     before = (now or datetime.now(timezone.utc)) - grace
     kept, named = _needed(store)
-    orphans = _Orphans(store, before, dry_run)
+    orphans = _Orphans(store, before, dry_run, on_deleted)
     folders = {f"chk-{checkpoint_id}/" for checkpoint_id in kept}
     stale = (
         entry.checkpoint_id
@@ -98,8 +104,8 @@ def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: da
 class _Orphans:
     """Deletes, in batches, what is old enough."""
 
-    def __init__(self, store: ObjectStore, before: datetime, dry_run: bool) -> None:
-        self._store, self._before, self._dry_run = store, before, dry_run
+    def __init__(self, store: ObjectStore, before: datetime, dry_run: bool, on_deleted: Callable[[int], None]) -> None:
+        self._store, self._before, self._dry_run, self._on_deleted = store, before, dry_run, on_deleted
         self.files = self.bytes = 0
 
     def delete(self, candidates: Iterable[ObjectInfo]) -> None:
@@ -109,6 +115,7 @@ class _Orphans:
                 self._store.delete_many([info.key for info in batch])
             self.files += len(batch)
             self.bytes += sum(info.size for info in batch)
+            self._on_deleted(len(batch))
 
 
 def _batches(infos: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:

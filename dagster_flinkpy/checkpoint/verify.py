@@ -31,19 +31,25 @@ class VerifyResult:
     """One line for each file that is missing or damaged, or key group that is nobody's."""
 
 
-def verify_checkpoint(metadata: CheckpointMetadata, store: ObjectStore) -> VerifyResult:
+def verify_checkpoint(
+    metadata: CheckpointMetadata, store: ObjectStore, *, on_read: Callable[[int], None] = lambda files: None
+) -> VerifyResult:
     """Reads all state files of a checkpoint and compares their checksums; checks who owns the key groups.
 
     Args:
         metadata: of the checkpoint or savepoint.
         store: rooted at the prefix its paths are relative to.
+        on_read: is called with how many more files have been read.
 
     Raises:
         StorageError: the store failed; that says nothing about the files.
     """
     files = sorted(metadata.files())
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = list(threads.map(lambda path: _digest(path, store), files))
+        found = []
+        for digest in threads.map(lambda path: _digest(path, store), files):
+            found.append(digest)
+            on_read(1)
     problems = [
         f"{store.url}/{path} is missing" if seen is None else f"{store.url}/{path} is damaged: its checksum differs"
         for path, seen in zip(files, found, strict=True)
@@ -67,7 +73,11 @@ class DrillResult:
 
 
 def restore_drill(
-    metadata: CheckpointMetadata, store: ObjectStore, *, parallelism: Callable[[int], int] = lambda p: p + 1
+    metadata: CheckpointMetadata,
+    store: ObjectStore,
+    *,
+    parallelism: Callable[[int], int] = lambda p: p + 1,
+    on_read: Callable[[int], None] = lambda subtasks: None,
 ) -> DrillResult:
     """Assigns a checkpoint to another parallelism, as a restore would, and reads what each subtask would get.
 
@@ -75,6 +85,7 @@ def restore_drill(
         metadata: of the checkpoint or savepoint.
         store: rooted at the prefix its paths are relative to.
         parallelism: the other one of an operator, from its own; it is cut down to the max parallelism.
+        on_read: is called with how many more subtasks have been read, those before and those after.
 
     Raises:
         RestoreError: it could not be restored; the message says why.
@@ -86,16 +97,18 @@ def restore_drill(
         for o in metadata.operators
     ]
     plan = assign(metadata, specs)
-    before = {o.uid: sum(_rows(s.keyed, store) for s in o.subtasks) for o in metadata.operators}
-    after = {uid: sum(_rows(s.keyed, store) for s in plan.operators[uid].subtasks) for uid in before}
+
+    def rows_in(keyed: KeyedSnapshot | None) -> int:
+        rows = sum(read_table(table, store).num_rows for table in keyed.tables) if keyed is not None else 0
+        on_read(1)
+        return rows
+
+    before = {o.uid: sum(rows_in(s.keyed) for s in o.subtasks) for o in metadata.operators}
+    after = {uid: sum(rows_in(s.keyed) for s in plan.operators[uid].subtasks) for uid in before}
     if differ := [uid for uid in before if before[uid] != after[uid]]:
         parts = ", ".join(f"{uid}: {before[uid]} rows become {after[uid]}" for uid in differ)
         raise CheckpointError(f"checkpoint {metadata.checkpoint_id} at another parallelism: {parts}")
     return DrillResult(max((spec.parallelism for spec in specs), default=1), before, after)
-
-
-def _rows(keyed: KeyedSnapshot | None, store: ObjectStore) -> int:
-    return sum(read_table(table, store).num_rows for table in keyed.tables) if keyed is not None else 0
 
 
 def _digest(path: str, store: ObjectStore) -> tuple[str, int] | None:
