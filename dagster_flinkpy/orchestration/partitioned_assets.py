@@ -16,6 +16,7 @@ from dagster import (
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.orchestration.backfill_runs import goes_on_with_backfill
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob
 from dagster_flinkpy.orchestration.partition_events import materialize_partitions, record_completed
@@ -72,7 +73,7 @@ def partitioned_assets(
     def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
         run = RegionRun.begin(context, job, specs)
         with flink_failures():
-            completed, token = _run(run, config, job, partitions_def, spark_key, storage_key)
+            completed, token = _run(run, config, job, partitions_def, pool, spark_key, storage_key)
         yield from materialize_partitions(run, completed, token)
 
     return region
@@ -83,6 +84,7 @@ def _run(
     config: FlinkRunConfig,
     job: FlinkJob,
     partitions_def: TimeWindowPartitionsDefinition,
+    pool: str | None,
     spark_key: str,
     storage_key: str,
 ) -> tuple[dict[str, "CompletedEpoch"], int]:
@@ -90,9 +92,13 @@ def _run(
     context, specs = run.context, run.specs
     partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
     storage = getattr(context.resources, storage_key)
-    await_turn(context.instance, job, list(specs.values()), context.run.run_id, context.log.info)
+    instance, assets, log = context.instance, list(specs.values()), context.log.info
+    goes_on = goes_on_with_backfill(
+        instance, context.run, job, assets, partitions_def, partitions[0], pool=pool, log=log
+    )
+    await_turn(instance, job, assets, context.run.run_id, log)
     restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
-    if restore_from is None and not start_empty:
+    if goes_on or (restore_from is None and not start_empty):  # the config says where a backfill starts, as a whole
         start = _start(job, specs, partitions_def, storage, partitions[0])
         context.log.info(start.reason)
         restore_from, start_empty = start.restore_from, start.checkpoint_id is None
