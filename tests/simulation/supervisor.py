@@ -187,7 +187,7 @@ class Supervisor:
             except FlinkPyError as error:
                 world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
                 if run.peaceful and not isinstance(error, FencedError):
-                    world.note("though nothing failed")
+                    world.report(f"{name} failed, though nothing fails any more: {error}")
 
         self._drivers.append(self._world.spawn(name, drive))
 
