@@ -81,7 +81,7 @@ def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """Base of the declarations."""
+    """Base of the declarations. A subclass without more fields needs no decorator, which takes time to import."""
 
     kind: ClassVar[str] = "operator"
     stateful: ClassVar[bool] = False
@@ -132,7 +132,6 @@ class _FunctionSpec(OperatorSpec):
         return [self.function]
 
 
-@dataclass(frozen=True)
 class MapSpec(_FunctionSpec):
     """One record to one."""
 
@@ -140,7 +139,6 @@ class MapSpec(_FunctionSpec):
     kind: ClassVar[str] = "map"
 
 
-@dataclass(frozen=True)
 class FilterSpec(_FunctionSpec):
     """Keeps or drops records."""
 
@@ -148,7 +146,6 @@ class FilterSpec(_FunctionSpec):
     kind: ClassVar[str] = "filter"
 
 
-@dataclass(frozen=True)
 class FlatMapSpec(_FunctionSpec):
     """One record to any number."""
 
@@ -156,7 +153,6 @@ class FlatMapSpec(_FunctionSpec):
     kind: ClassVar[str] = "flat_map"
 
 
-@dataclass(frozen=True)
 class ProcessSpec(_FunctionSpec):
     """A process function without keyed state."""
 
@@ -164,7 +160,6 @@ class ProcessSpec(_FunctionSpec):
     kind: ClassVar[str] = "process"
 
 
-@dataclass(frozen=True)
 class CoProcessSpec(_FunctionSpec):
     """A process function of two inputs without keyed state."""
 
@@ -172,7 +167,6 @@ class CoProcessSpec(_FunctionSpec):
     kind: ClassVar[str] = "co_process"
 
 
-@dataclass(frozen=True)
 class KeyedProcessSpec(_FunctionSpec):
     """A process function with keyed state and timers."""
 
@@ -182,7 +176,6 @@ class KeyedProcessSpec(_FunctionSpec):
     keyed: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class KeyedCoProcessSpec(_FunctionSpec):
     """A process function of two inputs with shared keyed state and timers."""
 
@@ -192,7 +185,6 @@ class KeyedCoProcessSpec(_FunctionSpec):
     keyed: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class BroadcastProcessSpec(_FunctionSpec):
     """A process function of a stream and a broadcast one, which share broadcast state."""
 
@@ -201,7 +193,6 @@ class BroadcastProcessSpec(_FunctionSpec):
     stateful: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class KeyedBroadcastProcessSpec(_FunctionSpec):
     """Likewise, of a keyed stream, with keyed state and timers."""
 
@@ -225,7 +216,6 @@ class ReduceSpec(_FunctionSpec):
     keyed: ClassVar[bool] = True
 
 
-@dataclass(frozen=True)
 class KeyedBatchSpec(_FunctionSpec):
     """A process function with keyed state that takes a batch at a time."""
 
@@ -290,7 +280,6 @@ class SinkSpec(OperatorSpec):
         return [self.sink]
 
 
-@dataclass(frozen=True)
 class ExchangeSinkSpec(SinkSpec):
     """The end of a pipelined region at a blocking edge."""
 
@@ -298,7 +287,6 @@ class ExchangeSinkSpec(SinkSpec):
     kind: ClassVar[str] = "exchange_sink"
 
 
-@dataclass(frozen=True)
 class ExchangeSourceSpec(SourceSpec):
     """The beginning of a pipelined region at a blocking edge."""
 
@@ -306,7 +294,6 @@ class ExchangeSourceSpec(SourceSpec):
     kind: ClassVar[str] = "exchange_source"
 
 
-@dataclass(frozen=True)
 class SparkSourceSpec(SourceSpec):
     """Reads a Spark DataFrame."""
 
@@ -317,7 +304,6 @@ class SparkSourceSpec(SourceSpec):
         return [self.source.df_factory, self.watermark_strategy.timestamp_assigner]
 
 
-@dataclass(frozen=True)
 class SparkTransformSpec(ExchangeSourceSpec):
     """A function of Spark DataFrames at the head of a pipelined region; its input edges are blocking."""
 
@@ -337,7 +323,6 @@ class PrintSpec(OperatorSpec):
     kind: ClassVar[str] = "print"
 
 
-@dataclass(frozen=True)
 class CollectSpec(OperatorSpec):
     """Brings records back to the caller of ``execute_and_collect``."""
 

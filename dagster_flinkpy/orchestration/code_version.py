@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import types
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.storage import StorageLocation
 
@@ -50,6 +52,8 @@ def _describe(value: Any, inside: tuple[int, ...], lines: list[str]) -> None:
         _class(value, inside, lines)
     elif isinstance(value, StorageLocation):
         lines.append(value.url)  # how it is reached, and with which credentials, is not part of the code
+    elif isinstance(value, TypeInformation):
+        lines.append(json.dumps(value.to_json(), sort_keys=True))
     elif isinstance(value, Enum):
         lines.append(f"{type(value).__qualname__}.{value.name}")
     elif isinstance(value, (tuple, list)):

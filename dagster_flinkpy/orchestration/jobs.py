@@ -1,9 +1,10 @@
 """What is done to a job besides checkpoints: Dagster jobs with typed config."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from dagster import (
@@ -77,9 +78,9 @@ def build_flink_jobs(
     """
     jobs: list[JobDefinition] = []
     program = flink_jobs(env, name)
-    all_specs = operator_specs(program, name=name, translator=translator or FlinkTranslator())
-    for flink_job, specs in zip(program, all_specs, strict=True):
-        builder = _Jobs(flink_job, specs, spark_resource_key, checkpoint_storage_resource_key)
+    of_program = cache(partial(operator_specs, program, name=name, translator=translator or FlinkTranslator()))
+    for region, flink_job in enumerate(program):
+        builder = _Jobs(flink_job, region, of_program, spark_resource_key, checkpoint_storage_resource_key)
         jobs += [
             builder.savepoint(),
             builder.restore(),
@@ -97,9 +98,15 @@ class _Jobs:
     """Builds the jobs of one region."""
 
     flink_job: FlinkJob
-    specs: dict[str, AssetSpec]
+    region: int
+    of_program: Callable[[], Sequence[dict[str, AssetSpec]]]
     spark_key: str
     storage_key: str
+
+    @property
+    def specs(self) -> dict[str, AssetSpec]:
+        """The assets, by uid; their runs need them, their definitions do not."""
+        return self.of_program()[self.region]
 
     # --- the jobs ----------------------------------------------------------------------------------------------------
 

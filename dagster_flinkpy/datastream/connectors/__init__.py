@@ -1,16 +1,20 @@
-"""Sources and sinks (``pyflink.datastream.connectors``)."""
+"""Sources and sinks (``pyflink.datastream.connectors``); each is imported when its name is used."""
 
-from dagster_flinkpy.datastream.connectors.base import Sink, Source
-from dagster_flinkpy.datastream.connectors.file_system import (
-    BucketAssigner,
-    FileSink,
-    FileSource,
-    FileSourceBuilder,
-    OutputFileConfig,
-    RollingPolicy,
-    StreamFormat,
-)
-from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.connectors.base import Sink, Source
+    from dagster_flinkpy.datastream.connectors.file_system import (
+        BucketAssigner,
+        FileSink,
+        FileSource,
+        FileSourceBuilder,
+        OutputFileConfig,
+        RollingPolicy,
+        StreamFormat,
+    )
+    from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 
 __all__ = [
     "BucketAssigner",
@@ -24,3 +28,11 @@ __all__ = [
     "Source",
     "StreamFormat",
 ]
+
+_ELSEWHERE = {"NumberSequenceSource": "number_seq", "Sink": "base", "Source": "base"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'file_system')}"), name)
