@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test soak lint format docs bench simulate browser clean
+.PHONY: install demo test soak lint format docs screenshots bench simulate browser clean
 
 install: $(STAMP)
 
@@ -47,6 +47,10 @@ format: install
 # The documentation as a site, in site/. `make test` builds it, too, and fails at a warning.
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The pictures of Dagster in the documentation, by a dagster dev and a browser: docs/img.
+screenshots: install browser
+	$(BIN)/python -m tests.e2e.screenshots
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -6,9 +6,9 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Locator, Page, sync_playwright
+from playwright.sync_api import Locator, Page, expect, sync_playwright
 
-__all__ = ["CHROMIUM", "node", "open_page", "switch_of"]
+__all__ = ["CHROMIUM", "fill_launchpad", "launch_backfill", "node", "open_page", "switch_of"]
 
 CHROMIUM = shutil.which("chromium")
 """None if it is not there."""
@@ -25,6 +25,7 @@ def open_page(width: int, height: int) -> Iterator[Page]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
         page = browser.new_page(viewport={"width": width, "height": height})
         page.set_default_timeout(60_000)
+        expect.set_options(timeout=60_000)
         yield page
         browser.close()
 
@@ -38,3 +39,22 @@ def switch_of(page: Page, sensor: str) -> Locator:
     """Of a sensor on Dagster's page of automations. A row there has two boxes: to select it, and its switch."""
     row = page.get_by_text(sensor, exact=True).locator("xpath=ancestor::div[count(.//label/input)=2][1]")
     return row.locator("label").last
+
+
+def fill_launchpad(page: Page, launchpad: str, config: str) -> None:
+    """Writes the config of a run."""
+    page.goto(launchpad)
+    page.get_by_text("master:").first.wait_for()  # the config that there is
+    page.locator(".CodeMirror").first.click()
+    page.keyboard.press("Control+A")
+    page.keyboard.insert_text(config)
+
+
+def launch_backfill(page: Page, group: str, first: str, last: str) -> None:
+    """Of all assets of a group, from the dialog that the page of the group has."""
+    page.goto(group)
+    page.get_by_role("button", name="Materialize all").click()
+    partitions = page.get_by_placeholder("ex: 20")
+    partitions.fill(f"[{first}...{last}]")
+    partitions.press("Enter")
+    page.get_by_role("button", name="Launch backfill").click()

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.e2e.chromium import CHROMIUM, node, open_page, switch_of
+from tests.e2e.chromium import CHROMIUM, fill_launchpad, launch_backfill, node, open_page, switch_of
 from tests.e2e.deployment import RUN_SECONDS, Deployment, dagster_dev
 from tests.e2e.location import expected_visits
 
@@ -88,6 +88,9 @@ def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
 
     page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
     expect(page.get_by_role("cell", name="64..127", exact=True)).to_be_visible()  # the table of subtasks
+    picture = page.get_by_role("img", name="Rows by key group")
+    expect(picture).to_be_visible()
+    assert picture.evaluate("image => image.naturalWidth") == 384, "64 bars, drawn by the browser"
 
 
 def test_restore_job_asks_for_its_savepoint(deployment: Deployment, page: Page) -> None:
@@ -98,11 +101,8 @@ def test_restore_job_asks_for_its_savepoint(deployment: Deployment, page: Page) 
 
 def test_rescale_from_the_launchpad(deployment: Deployment, page: Page) -> None:
     before = deployment.latest_checkpoint("flights")["checkpoint_id"]
-    page.goto(f"{deployment.url}/locations/flights/jobs/flights_rescale/playground")
-    page.get_by_text("master:").first.wait_for()  # the config that there is
-    page.locator(".CodeMirror").first.click()
-    page.keyboard.press("Control+A")
-    page.keyboard.insert_text("ops: {rescale_flights: {config: {parallelism: 3}}}")
+    launchpad = f"{deployment.url}/locations/flights/jobs/flights_rescale/playground"
+    fill_launchpad(page, launchpad, "ops: {rescale_flights: {config: {parallelism: 3}}}")
     page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
     page.wait_for_url(re.compile("/runs/"))
     done = {"pipelineName": "flights_rescale", "statuses": ["SUCCESS"]}
@@ -177,12 +177,7 @@ def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
 
 
 def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
-    page.goto(f"{deployment.url}/locations/small/asset-groups/visits/lineage")
-    page.get_by_role("button", name="Materialize all").click()
-    partitions = page.get_by_placeholder("ex: 2024-03-01")
-    partitions.fill("[2024-03-04...2024-03-10]")
-    partitions.press("Enter")
-    page.get_by_role("button", name="Launch backfill").click()
+    launch_backfill(page, f"{deployment.url}/locations/small/asset-groups/visits/lineage", "2024-03-04", "2024-03-10")
     backfill = deployment.until("the backfill", deployment.backfills)[0]["id"]
     (run,) = deployment.until(
         "its run", lambda: deployment.runs(statuses=["SUCCESS"], tags=[{"key": "dagster/backfill", "value": backfill}])

@@ -1,0 +1,161 @@
+"""``make screenshots``: the pictures of Dagster in the documentation, made anew in ``docs/img``."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Page, expect
+
+from tests.e2e.chromium import fill_launchpad, launch_backfill, open_page, switch_of
+from tests.e2e.deployment import ROOT, Deployment, dagster_dev
+
+SIZE = (1280, 800)
+FOLDER = ROOT / "docs" / "img"
+BYTES = 150_000
+"""A picture has no more."""
+
+PREPARE = """
+from dagster import DagsterInstance
+from assets.definitions import daily_assets, defs
+from assets.demo import Demo
+with DagsterInstance.get() as instance:
+    demo = Demo(instance)
+    demo.materialize_input()
+    for _ in range(8):
+        demo.checkpoint()
+    defs.resolve_implicit_global_asset_job_def().execute_in_process(
+        instance=instance,
+        asset_selection=list(daily_assets[0].keys),
+        tags={"dagster/asset_partition_range_start": "2013-01-01", "dagster/asset_partition_range_end": "2013-01-07"},
+    )
+"""
+
+
+class Pictures:
+    """Takes them.
+
+    Args:
+        deployment: Of the flights, with some checkpoints and a week of partitions.
+        page: Where to look.
+    """
+
+    def __init__(self, deployment: Deployment, page: Page) -> None:
+        self._deployment, self._page, self._url = deployment, page, deployment.url
+
+    def take(self) -> None:
+        """All of them."""
+        self._asset_graph()
+        self._checks()  # before the sensor is on: a newer checkpoint has not been checked
+        self._backfill()
+        self._plots()
+        self._checkpoint()
+        self._rescale()
+        self._sensor()
+
+    def _save(self, name: str, height: int = SIZE[1]) -> None:
+        self._page.mouse.move(0, 0)
+        picture = Image.open(io.BytesIO(self._page.screenshot(animations="disabled"))).convert("RGB")
+        picture.thumbnail(SIZE, Image.Resampling.LANCZOS)
+        picture = picture.crop((0, 0, SIZE[0], height))
+        file = FOLDER / f"{name}.png"
+        picture.quantize(256, dither=Image.Dither.NONE).save(file, optimize=True)
+        size = file.stat().st_size
+        print(f"{file.relative_to(ROOT)}: {size:,} bytes")
+        assert size <= BYTES, f"{file} is too large"
+
+    def _backfill(self) -> None:
+        page = self._page
+        launch_backfill(
+            page, f"{self._url}/locations/flights/asset-groups/flights_daily/lineage", "2013-01-08", "2013-01-14"
+        )
+        self._deployment.until("backfill", lambda: self._deployment.backfills()[:1])
+        (backfill,) = self._deployment.backfills()
+        self._deployment.until("its end", lambda: self._deployment.backfills()[0]["status"] == "COMPLETED_SUCCESS")
+        page.goto(f"{self._url}/runs/b/{backfill['id']}")
+        expect(page.get_by_text("100% completed")).to_have_count(10)
+        self._save("backfill")
+        (run,) = self._deployment.runs(tags=[{"key": "dagster/backfill", "value": backfill["id"]}])
+        page.goto(f"{self._url}/runs/{run['runId']}?logs=partition")
+        expect(page.get_by_text("starts from the end state of 2013-01-07")).to_be_visible()
+        self._save("backfill-run")
+
+    def _asset_graph(self) -> None:
+        page = self._page
+        page.set_viewport_size({"width": 1760, "height": 1100})
+        lineage = f"{self._url}/locations/flights/asset-groups/flights/lineage"
+        page.goto(lineage)
+        page.get_by_text("Hide navigation").click()
+        page.goto(lineage)  # so that the graph fits the wider page
+        expect(page.get_by_text("Flink")).to_have_count(10)
+        expect(page.get_by_text("Loading")).to_have_count(0)
+        self._save("asset-graph")
+        page.set_viewport_size({"width": SIZE[0], "height": SIZE[1]})
+
+    def _checks(self) -> None:
+        page = self._page
+        page.goto(f"{self._url}/assets/flights/rotations?view=checks")
+        page.get_by_role("button", name="Execute all").click()
+        expect(page.get_by_text("Succeeded")).to_have_count(3, timeout=120_000)
+        page.goto(f"{self._url}/assets/flights/rotations?view=checks&checkDetail=restore_drill")
+        expect(page.get_by_text("the same at parallelism")).to_be_visible()
+        self._save("checks")
+
+    def _plots(self) -> None:
+        page = self._page
+        page.goto(f"{self._url}/assets/flights/rotations")
+        page.get_by_role("button", name="Plots").click()
+        page.get_by_text("flink/key_count").scroll_into_view_if_needed()
+        expect(page.locator("canvas").first).to_be_visible()
+        self._save("plots")
+
+    def _checkpoint(self) -> None:
+        page = self._page
+        page.set_viewport_size({"width": 1600, "height": 1000})
+        page.goto(f"{self._url}/assets/flights/rotations?view=events")
+        page.get_by_role("row", name="flink/delta_bytes").evaluate("row => row.scrollIntoView()")
+        expect(page.get_by_role("img", name="Rows by key group").first).to_be_visible()
+        self._save("checkpoint")
+        page.set_viewport_size({"width": SIZE[0], "height": SIZE[1]})
+
+    def _sensor(self) -> None:
+        page, sensor = self._page, "flights_checkpoint_sensor"
+        page.goto(f"{self._url}/automation")
+        switch_of(page, sensor).click()
+        self._deployment.until("some runs", lambda: len(self._runs_of(sensor)) >= 3)
+        page.goto(f"{self._url}/locations/flights/sensors/{sensor}")
+        page.get_by_role("button", name="View logs").first.wait_for()  # the table of ticks is there
+        self._save("sensor")
+        page.get_by_text("0 runs requested").last.click()
+        expect(page.get_by_text("Skip reason")).to_be_visible()
+        self._save("sensor-skip", height=280)
+
+    def _runs_of(self, sensor: str) -> list[str]:
+        return [run for tick in self._deployment.sensor("flights", sensor)["ticks"] for run in tick["runIds"]]
+
+    def _rescale(self) -> None:
+        fill_launchpad(
+            self._page,
+            f"{self._url}/locations/flights/jobs/flights_rescale/playground",
+            "ops:\n  rescale_flights:\n    config:\n      parallelism: 3",
+        )
+        expect(self._page.get_by_role("button", name="Launch Run")).to_be_enabled()
+        self._save("rescale")
+
+
+def main() -> None:
+    """Takes a few minutes."""
+    with (
+        tempfile.TemporaryDirectory(prefix="flights-") as home,
+        dagster_dev(
+            Path(home), {"flights": "assets.definitions"}, prepare=PREPARE, variables={"FLINKPY_DAYS": "28"}
+        ) as deployment,
+        open_page(*SIZE) as page,
+    ):
+        Pictures(deployment, page).take()
+
+
+if __name__ == "__main__":
+    main()
