@@ -16,9 +16,10 @@ from dagster import (
 )
 from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
 
+from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 
-__all__ = ["RESTART_TAG", "active_runs", "recent_runs", "runs_at_work", "works_on"]
+__all__ = ["RESTART_TAG", "active_runs", "recent_runs", "refuse_other_location", "runs_at_work", "works_on"]
 
 RESTART_TAG = "flink/restart_of"
 """Run tag: the failed run that a run replaces."""
@@ -93,3 +94,35 @@ def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[
     at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
     records = instance.get_run_records(at_work)
     return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
+
+
+def refuse_other_location(
+    instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]
+) -> None:
+    """Refuses a run beside one of another code location, which would go on from the checkpoints of this one.
+
+    Args:
+        instance: Where runs are recorded.
+        run: The one that asks; one that was not launched from a code location is not refused.
+        job_id: The job.
+        asset_keys: Its assets.
+
+    Raises:
+        ConfigurationError: There is such a run.
+    """
+    mine = _location(run)
+    if mine is None:
+        return
+    for record in runs_at_work(instance, job_id, asset_keys):
+        theirs = _location(record.dagster_run)
+        if theirs not in (None, mine):
+            raise ConfigurationError(
+                f"job {job_id!r} is in two code locations: run {record.dagster_run.run_id} of {theirs!r} is at work on "
+                f"it, and this run is of {mine!r}. They share one state. Give one of them another name, "
+                "flink_assets(name=...), or another checkpoint storage; if the job has moved, let that run end first."
+            )
+
+
+def _location(run: DagsterRun) -> str | None:
+    origin = run.remote_job_origin
+    return None if origin is None else origin.repository_origin.code_location_origin.location_name

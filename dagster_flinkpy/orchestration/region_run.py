@@ -26,7 +26,9 @@ from dagster._core.definitions.data_version import (
     get_input_event_pointer_tag,
 )
 
+from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_runs import refuse_other_location
 
 __all__ = ["RegionRun"]
 
@@ -56,7 +58,12 @@ class RegionRun:
             context: Of the step.
             job: The region.
             specs: Its assets by uid, in topological order.
+
+        Raises:
+            Failure: A run of another code location is at work on the job.
         """
+        with flink_failures():
+            refuse_other_location(context.instance, context.run, job.job_id, [spec.key for spec in specs.values()])
         selected, region = context.selected_asset_keys, {spec.key for spec in specs.values()}
         others = [spec for spec in specs.values() if spec.key not in selected]
         if others:
