@@ -22,7 +22,9 @@ from dagster import (
     MonthlyPartitionsDefinition,
     load_from_defs_folder,
 )
+from dagster.components.core.package_entry import discover_entry_point_package_objects, is_scaffoldable_object_key
 from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
+from dagster_shared.serdes.objects import EnvRegistryKey
 from pydantic import ValidationError
 
 from dagster_flinkpy.orchestration import FlinkOperatorData
@@ -235,6 +237,14 @@ def test_what_does_not_fit_together_is_refused(load: Any, given: dict[str, Any],
     story = story_of(load, given)
     assert said in story
     assert "defs.yaml (FlinkPipelineComponent) (error)" in story
+
+
+def test_dagster_finds_the_component_and_its_scaffolder() -> None:
+    """By the entry point of the installed distribution, as `dg list components` and `dg scaffold defs` do."""
+    found = discover_entry_point_package_objects()
+    key = EnvRegistryKey("dagster_flinkpy", "FlinkPipelineComponent")
+    assert found[key] is FlinkPipelineComponent
+    assert is_scaffoldable_object_key(key)
 
 
 def test_unknown_attributes_are_refused() -> None:
