@@ -201,8 +201,8 @@ def _(real: Wrapped, attempt: JobAttempt, instruction: Any) -> Iterator[Any]:
     "native_savepoints",
     "-native was deleted",
 )
-def _(real: Wrapped, store: CompletedCheckpointStore) -> list[str]:
-    return []
+def _(real: Wrapped, *args: Any) -> Any:
+    return type(real(*args))()
 
 
 @_mutation(
@@ -459,7 +459,10 @@ def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> Ackno
 
 
 @_mutation(
-    "the id counter is not advanced", CompletedCheckpointStore, "assign_checkpoint_id", "no checkpoint completed"
+    "the id counter is not advanced",
+    CompletedCheckpointStore,
+    "assign_checkpoint_id",
+    "though the id is this attempt's alone",
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any) -> int:
     return (attempt.head.checkpoint_id or 0) + 1
