@@ -1,6 +1,6 @@
 """What Dagster has to wait for: loading the code location, a checkpoint run beside its Spark jobs, a sensor's tick.
 
-Loading is of the reference deployment (22 operators, 14 jobs, 10 checks, 8 sensors) beside a location without
+Loading is of the reference deployment (21 assets, 34 checks, 14 jobs, 7 sensors) beside a location without
 definitions, alternately: as a plain import in a fresh process, and as Dagster does it, with a code server. Runs are
 launched as the daemon launches them: by the instance's launcher, into a process that the code server starts, with a
 process for the step. Ticks are of sensors over 10,000 retained checkpoints and the 10,000 runs that took them.
