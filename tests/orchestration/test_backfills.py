@@ -57,7 +57,12 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
-from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, build_flink_jobs, flink_assets
+from dagster_flinkpy.orchestration import (
+    CheckpointStorageResource,
+    SparkResource,
+    build_flink_jobs,
+    flink_assets,
+)
 from dagster_flinkpy.orchestration.backfill_runs import goes_on_with_backfill
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
 from dagster_flinkpy.orchestration.partitions import time_partition
@@ -365,6 +370,20 @@ def test_a_backfill_with_a_gap_goes_on_behind_it_from_what_is_there(daemon: Daem
     assert daemon.table() == straight_run(KEYS)
     last = daemon.said(daemon.runs(backfill)[1])
     assert f"Partitions {KEYS[2]} to {KEYS[6]} hold what followed from the state before this run" in last
+
+
+def test_a_file_that_comes_late_is_read_when_its_partition_runs_again(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.deploy(SINGLE)
+    daemon.backfill(KEYS[:4])
+    monkeypatch.setitem(FLIGHTS, KEYS[1], "caba")
+    daemon.backfill(KEYS[1:2])
+    expected = straight_run(KEYS[:4])
+    assert daemon.table()[KEYS[1]] == expected[KEYS[1]]
+    assert daemon.table() != expected, "later partitions are as they were"
+    daemon.backfill(KEYS[2:4])
+    assert daemon.table() == expected
 
 
 @settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

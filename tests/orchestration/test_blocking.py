@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from dagster import AssetKey, DagsterInstance, materialize
+from dagster import AssetKey, DagsterInstance, Definitions, materialize
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -65,6 +65,18 @@ def test_both_regions_in_one_run_and_the_second_alone(
     assert materialize([assets[1]], instance=instance, resources=resources, run_config=config).success
     assert rows(table) == [("x", 1), ("x", 2), ("y", 1)]
     assert (tmp_path / "checkpoints/words/exchange/words.exchange/checkpoints/0000000002.json").exists()
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_selection_of_both_ends_of_the_exchange_runs_both_regions_in_order(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    definitions = Definitions(flink_assets(program(tmp_path / "table"), name="words"), resources=resources)
+    ends = [AssetKey(["words", uid]) for uid in ("words.exchange.count", "words.exchange")]
+    job = definitions.resolve_implicit_global_asset_job_def()
+    assert job.execute_in_process(instance=instance, asset_selection=ends).success
+    assert rows(tmp_path / "table") == [("x", 1), ("y", 1)]
+    assert all(instance.get_latest_materialization_event(AssetKey(["words", uid])) for uid in ("words", "table"))
 
 
 @pytest.mark.spark

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     AssetSelection,
+    AssetSpec,
+    AutomationCondition,
     BackfillPolicy,
     DagsterEvent,
     DagsterEventType,
@@ -29,6 +31,7 @@ from dagster import (
     TimeWindowPartitionsDefinition,
     WeeklyPartitionsDefinition,
     define_asset_job,
+    evaluate_automation_conditions,
 )
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
@@ -44,7 +47,13 @@ from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
-from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_flink_asset_checks, flink_assets
+from dagster_flinkpy.orchestration import (
+    FlinkOperatorData,
+    FlinkTranslator,
+    build_checkpoint_sensor,
+    build_flink_asset_checks,
+    flink_assets,
+)
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import recent_runs
 from dagster_flinkpy.orchestration.partitions import (
@@ -111,9 +120,15 @@ class Deployment:
         )
 
     def run(
-        self, first: str, last: str | None = None, *, poison: str | None = None, **config: Any
+        self,
+        first: str,
+        last: str | None = None,
+        *,
+        poison: str | None = None,
+        selected: Sequence[str] = (),
+        **config: Any,
     ) -> ExecuteInProcessResult:
-        """A run of one partition, or of a range as a backfill starts it."""
+        """A run of one partition, or of a range as a backfill starts it; of all assets if none is selected."""
         job = Definitions(self.assets(poison), resources=self.resources).resolve_implicit_global_asset_job_def()
         range_tags = {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last or first}
         return job.execute_in_process(
@@ -121,6 +136,7 @@ class Deployment:
             self.instance,
             partition_key=first if last is None else None,
             tags=range_tags if last else {},
+            asset_selection=[AssetKey(["letters", uid]) for uid in selected] or None,
             raise_on_error=False,
         )
 
@@ -143,11 +159,11 @@ class Deployment:
                 found[str(record.partition_key)] = int(checkpoint.value)  # type: ignore[call-overload]
         return found
 
-    def stale(self) -> list[str]:
+    def stale(self, uid: str = "letters") -> list[str]:
         definitions = Definitions(self.assets(), resources=self.resources)
         graph = definitions.get_repository_def().asset_graph
         resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
-        return [key for key in KEYS if resolver.get_status(AssetKey(["letters", "letters"]), key) == StaleStatus.STALE]
+        return [key for key in KEYS if resolver.get_status(AssetKey(["letters", uid]), key) == StaleStatus.STALE]
 
 
 def failure_of(result: ExecuteInProcessResult) -> str:
@@ -177,17 +193,43 @@ def test_a_backfill_in_a_single_run_goes_on_from_the_partition_before(deployment
     assert deployment.materialized() == dict(zip(KEYS, range(1, 8), strict=True))
 
 
-def test_a_backfill_of_the_past_replaces_it_and_makes_the_rest_stale(deployment: Deployment) -> None:
-    deployment.run(KEYS[0], KEYS[4])
+@pytest.mark.parametrize("selected", [[], ["letters"], ["count"], ["letters", "table"]])
+def test_a_backfill_of_the_past_replaces_it_and_makes_the_rest_stale(
+    deployment: Deployment, selected: list[str]
+) -> None:
+    deployment.run(KEYS[0], KEYS[4], selected=selected)
     assert deployment.stale() == []
-    again = deployment.run(KEYS[1], KEYS[2], parallelism=2)
+    again = deployment.run(KEYS[1], KEYS[2], selected=selected, parallelism=2)
     assert again.success
     assert deployment.table() == straight_run(KEYS[:5])
     assert deployment.stale() == [KEYS[3]], "what depends on the new end state; the next one follows when it has run"
     said = [e.message for e in deployment.instance.all_logs(again.run_id) if "run them again" in (e.user_message or "")]
     assert any(f"Partitions {KEYS[3]} to {KEYS[4]}" in message for message in said)
-    assert deployment.run(KEYS[3], KEYS[4]).success
-    assert deployment.stale() == []
+    for key in KEYS[3:5]:
+        assert deployment.run(key, selected=selected).success
+    assert [deployment.stale(uid) for uid in ("letters", "count", "table")] == [[], [], []]
+    assert deployment.materialized() == dict(zip(KEYS, [1, 6, 7, 8, 9], strict=False))
+
+
+def test_automation_asks_once_for_what_is_missing(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Automated(FlinkTranslator):
+        def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+            condition = AutomationCondition.on_missing()
+            return super().get_asset_spec(data).replace_attributes(automation_condition=condition)
+
+    assets = deployment.assets(translator=Automated())
+    definitions, cursor = Definitions(assets, resources=deployment.resources), None
+    deployment.run(KEYS[0])
+    asked = []
+    for hour in range(4):
+        now = datetime(2024, 3, 2 + hour // 2, 12 + hour % 2, tzinfo=timezone.utc)
+        result = evaluate_automation_conditions(definitions, deployment.instance, cursor=cursor, evaluation_time=now)
+        keys = [AssetKey(["letters", uid]) for uid in ("letters", "count", "table")]
+        asked.append([sorted(result.get_requested_partitions(key)) for key in keys])
+        cursor = result.cursor
+        if result.total_requested:
+            assert deployment.run(KEYS[1], selected=["count"]).success
+    assert asked == [[[]] * 3, [[]] * 3, [[KEYS[1]]] * 3, [[]] * 3]
 
 
 def test_missing_state_is_refused_with_what_to_run(deployment: Deployment) -> None:
