@@ -105,12 +105,35 @@ def build_flink_asset_checks(
         sources = [v.uid for v in graph.vertices if not graph.inputs(v.uid)]
         last = [v.uid for v in graph.vertices if not graph.outputs(v.uid)]
         checks += [
-            builder.check("snapshot_integrity", stateful, "State files have their checksums.", _integrity),
-            builder.check("restore_drill", stateful, "Restores at another parallelism.", _drill),
-            builder.check("lag", last, "The job keeps up.", lambda view: _lag(view, max_lag, max_event_time_lag)),
-            builder.check("lingering_transactions", last, "Nothing is staged and forgotten.", _lingering),
             builder.check(
-                "checkpoint_trend", stateful or sources, "Checkpoints stay alike.", lambda v: _trend(v, trend_factor)
+                "snapshot_integrity",
+                stateful,
+                "The last checkpoint's state files are there with their checksums, and each key group has one owner.",
+                _integrity,
+            ),
+            builder.check(
+                "restore_drill",
+                stateful,
+                "A restore of the last checkpoint at another parallelism would find each row of state.",
+                _drill,
+            ),
+            builder.check(
+                "lag",
+                last,
+                "The last checkpoint and its watermark are as recent as they should be.",
+                lambda view: _lag(view, max_lag, max_event_time_lag),
+            ),
+            builder.check(
+                "lingering_transactions",
+                last,
+                "Nothing is staged for the sinks that no checkpoint names.",
+                _lingering,
+            ),
+            builder.check(
+                "checkpoint_trend",
+                stateful or sources,
+                "The last checkpoint took about as long, and wrote about as much, as those before it.",
+                lambda view: _trend(view, trend_factor),
             ),
         ]
     return [check for check in checks if list(check.check_keys)]
