@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -211,10 +211,29 @@ class CompletedCheckpointStore:
         """
         return lease.read(self.store)
 
-    def native_savepoints(self) -> list[str]:
-        """The paths of the ``_metadata`` of those savepoints that refer to the job's own files."""
-        folders = self.store.list_folders(SAVEPOINT_PREFIX)
-        return [folder + METADATA_NAME for folder in folders if folder.endswith(NATIVE_SUFFIX)]
+    def native_savepoints(self, known: Mapping[str, set[str]] | None = None) -> dict[str, set[str]]:
+        """The state files that native savepoints name, by the path of their ``_metadata``.
+
+        Args:
+            known: what this returned before; it is not read again.
+
+        Raises:
+            CorruptMetadataError: one cannot be read, so nobody knows what it needs.
+        """
+        savepoints: dict[str, set[str]] = {}
+        for folder in self.store.list_folders(SAVEPOINT_PREFIX):
+            path = folder + METADATA_NAME
+            if folder.endswith(NATIVE_SUFFIX):
+                try:
+                    savepoints[path] = (known or {}).get(path) or self.load(path).files()
+                except ObjectNotFoundError:
+                    continue  # it was disposed of just now
+                except CorruptMetadataError as error:
+                    raise CorruptMetadataError(
+                        f"{error}; it is a native savepoint, and no state file is deleted before it can be read or its "
+                        "folder is gone"
+                    ) from error
+        return savepoints
 
     def statistics(self) -> CheckpointStatistics:
         """Of all checkpoints so far, as an attempt last wrote them down."""
@@ -501,12 +520,8 @@ class CompletedCheckpointStore:
 
     def _named_by_savepoints(self, attempt: Attempt) -> set[str]:
         """The state files that native savepoints name."""
-        savepoints: dict[str, set[str]] = {}
-        for path in self.native_savepoints():
-            with suppress(ObjectNotFoundError):  # it was disposed of just now
-                savepoints[path] = attempt.savepoints.get(path) or self.load(path).files()
-        attempt.savepoints = savepoints
-        return set().union(*savepoints.values())
+        attempt.savepoints = self.native_savepoints(attempt.savepoints)
+        return set().union(*attempt.savepoints.values())
 
     def _latest(self, head: Head) -> CheckpointMetadata | None:
         if head.path is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import islice
@@ -149,7 +148,4 @@ def _needed(store: ObjectStore) -> tuple[set[int], set[str]]:
             continue
         break
     # After HEAD: one that is written now is of a checkpoint that HEAD kept then.
-    for path in checkpoints.native_savepoints():
-        with suppress(ObjectNotFoundError):  # it was disposed of just now
-            named |= checkpoints.load(path).files()
-    return set(kept), named
+    return set(kept), named.union(*checkpoints.native_savepoints().values())

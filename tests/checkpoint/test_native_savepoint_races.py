@@ -15,7 +15,7 @@ from dagster_flinkpy.checkpoint.offline import trigger_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.datastream import SavepointFormatType
-from dagster_flinkpy.errors import CheckpointError
+from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
@@ -182,6 +182,22 @@ def test_a_late_acknowledgement_deletes_nothing_that_a_savepoint_names(job: Job)
     job.epoch("d", drop=3)
     job.store.discard(job.attempt, late)
     check_savepoints(job, written)
+
+
+def test_nothing_is_deleted_beside_a_savepoint_that_cannot_be_read(job: Job) -> None:
+    path = f"{native(job).rpartition('/')[2]}/_metadata"
+    job.objects.put(path, b"damaged")
+    before = job.names("shared/")
+    with pytest.raises(CorruptMetadataError, match=f"{path}.*before it can be read or its folder is gone"):
+        job.epoch("d", drop=3)
+    with pytest.raises(CorruptMetadataError, match="it is a native savepoint"):
+        sweep(job.objects, timedelta(0))
+    assert before < job.names("shared/")
+    job.objects.delete(path)
+    job.begin()  # runs go on
+    job.epoch("e", drop=1)
+    sweep(job.objects, timedelta(0))
+    assert job.names("shared/") == {path for path in job.needed() if path.startswith("shared/")}
 
 
 def test_no_savepoint_is_left_of_checkpoints_that_are_all_deleted_meanwhile(job: Job) -> None:
