@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.state.cell_columns import CellColumn, Cells, grown, make_column
+from dagster_flinkpy.state.cell_grid import CellGrid
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
 from dagster_flinkpy.state.layout import distinct_rows, sort_order
@@ -33,13 +34,18 @@ class NamespacedCells:
     def __init__(self, namespace_type: TypeInformation) -> None:
         self._type = namespace_type
         self._codec = KeyCodec(namespace_type)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all."""
         self._ids: dict[Hashable, int] = {}
+        self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._index = IntIndex()
         self._codes: Cells = np.zeros(0, dtype=np.int64)
         self._recent: Cells = np.zeros(0, dtype=np.int64)  # By slot, the cell that was asked for last, or any.
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._index if self._grid is None else self._grid)
 
     def namespace_ids(self, namespaces: Sequence[Any]) -> list[int]:
         """A number for each namespace."""
@@ -48,24 +54,30 @@ class NamespacedCells:
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
         """The cells of slots and namespaces, and for each cell that is new, in order, where it occurs first."""
-        codes = namespace_ids << _SLOT_BITS | slots
         if not len(slots):
-            return codes, codes
-        self._recent = grown(self._recent, int(slots.max()) + 1, 0)
-        if not len(self._index):
-            cells, unknown = np.zeros_like(codes), np.arange(len(codes))
+            return slots, slots
+        codes = namespace_ids << _SLOT_BITS | slots
+        if self._grid is not None and not self._grid.reserve(len(self._ids), int(slots.max()) + 1, len(slots)):
+            self._index.add(self._codes[: len(self._grid)])
+            self._grid = None
+        if self._grid is not None:
+            cells, first = self._grid.add(namespace_ids, slots)
         else:
-            # Most records of a key go where the one before went.
-            cells = self._recent[slots]
-            unknown = np.flatnonzero(self._codes[cells] != codes)
-        if not len(unknown):
-            return cells, unknown
+            cells, first = self._find(slots, codes)
+        if len(first):
+            self._codes = grown(self._codes, len(self), 0)
+            self._codes[len(self) - len(first) : len(self)] = codes[first]
+        return cells, first
+
+    def _find(self, slots: Cells, codes: Cells) -> tuple[Cells, Cells]:
+        """The cells of few of many pairs that there could be."""
+        self._recent = grown(self._recent, int(slots.max()) + 1, 0)
+        # Most records of a key go where the one before went.
+        cells = self._recent[slots]
+        unknown = np.flatnonzero(self._codes[cells] != codes)
         found, first = self._index.add(codes[unknown])
         cells[unknown] = self._recent[slots[unknown]] = found
-        first = unknown[first]
-        self._codes = grown(self._codes, len(self._index), 0)
-        self._codes[len(self._index) - len(first) : len(self._index)] = codes[first]
-        return cells, first
+        return cells, unknown[first]
 
     def slots(self, cells: Cells) -> Cells:
         """The slot of each cell."""
@@ -88,11 +100,6 @@ class NamespacedCells:
         first, codes = distinct_rows(column)
         ids = self.namespace_ids(self._type.from_arrow(column.take(pa.array(first))))
         return np.array(ids, dtype=np.int64)[codes]
-
-    def clear(self) -> None:
-        """Forgets all."""
-        self._ids.clear()
-        self._index.clear()
 
 
 class ColumnTable(OverlayTable):

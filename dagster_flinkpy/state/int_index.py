@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IntIndex"]
+__all__ = ["IntIndex", "claim", "number_claims"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -13,7 +15,37 @@ _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
 
 _CLAIM = -2
-"""Numbers from here down are of integers that are being added: where, counted backwards."""
+"""Numbers from here down are claims: the position of what is being added, counted backwards."""
+
+
+def claim(numbers: npt.NDArray[Any], places: Integers, positions: Integers) -> None:
+    """Claims free places; of those that meet at one the first one of all gets it.
+
+    Args:
+        numbers: By place; changed.
+        places: Some that are free.
+        positions: Who claims, in ascending order.
+    """
+    numbers[places[::-1]] = _CLAIM - positions[::-1]  # the last one written stays
+
+
+def number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tuple[Integers, Integers]:
+    """Gives numbers to claimed places, in the order of the claims.
+
+    Args:
+        numbers: By place; changed.
+        places: The place of each position.
+        size: The first number.
+
+    Returns:
+        The number of each position, and the positions whose claims held.
+    """
+    owners = _CLAIM - numbers[places]
+    first = np.flatnonzero(owners == np.arange(len(places)))
+    added = np.empty(len(places), dtype=np.int64)
+    added[first] = size + np.arange(len(first))
+    numbers[places[first]] = added[first]
+    return added[owners], first
 
 
 class IntIndex:
@@ -63,14 +95,8 @@ class IntIndex:
             return numbers, missing
         if 2 * (self._size + len(missing)) > len(self._numbers):
             self._grow(self._size + len(missing))
-        places = self._claim(integers[missing])
-        owners = _CLAIM - self._numbers[places]
-        first = np.flatnonzero(owners == np.arange(len(missing)))
-        added = np.empty(len(missing), dtype=np.int64)
-        added[first] = self._size + np.arange(len(first))
-        self._numbers[places[first]] = added[first]
+        numbers[missing], first = number_claims(self._numbers, self._claim(integers[missing]), self._size)
         self._size += len(first)
-        numbers[missing] = added[owners]
         return numbers, missing[first]
 
     def _claim(self, integers: Integers) -> Integers:
@@ -79,10 +105,8 @@ class IntIndex:
         probing = np.arange(len(integers))
         while len(probing):
             free = np.flatnonzero(self._numbers[at] == -1)
-            claimed, claims = at[free], probing[free]
-            # Of those that meet at one free place the last one written gets it: the first one of all.
-            self._numbers[claimed[::-1]] = _CLAIM - claims[::-1]
-            self._integers[claimed] = integers[_CLAIM - self._numbers[claimed]]
+            claim(self._numbers, at[free], probing[free])
+            self._integers[at[free]] = integers[_CLAIM - self._numbers[at[free]]]
             # Equal integers probe in step, so they meet.
             here = self._integers[at] == integers[probing]
             places[probing[here]] = at[here]

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.state.cell_grid import CellGrid
+from dagster_flinkpy.state.column_table import NamespacedCells
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3000)), min_size=1, max_size=30), max_size=6))
+def test_numbers_in_the_order_of_adding(batches):
+    grid, model = CellGrid(), {}
+    for batch in batches:
+        rows, columns = np.array(batch, dtype=np.int64).T
+        assert grid.reserve(int(rows.max()) + 1, int(columns.max()) + 1, len(batch))
+        numbers, first = grid.add(rows, columns)
+        new = [i for i, pair in enumerate(batch) if pair not in model and pair not in batch[:i]]
+        for i in new:
+            model[batch[i]] = len(model)
+        assert first.tolist() == new
+        assert numbers.tolist() == [model[pair] for pair in batch]
+        assert len(grid) == len(model)
+
+
+def test_a_grid_that_would_be_nearly_empty_is_given_up():
+    grid = CellGrid()
+    grid.add(np.zeros(3, dtype=np.int64), np.arange(3))
+    assert not grid.reserve(1_000, 1_000, 10)
+    assert grid.reserve(1_000, 1_000, 200_000)
+    assert grid.add(np.array([0, 999]), np.array([2, 999]))[0].tolist() == [2, 3]
+
+
+@given(st.lists(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), min_size=1, max_size=20), max_size=6))
+def test_cells_keep_their_numbers_when_they_become_sparse(batches):
+    cells, model = NamespacedCells(Types.LONG()), {}
+    spread = [[(slot * 10_007, namespace) for slot, namespace in batch] for batch in batches]
+    for batch in [[(slot, 0) for slot in range(50)], *spread]:
+        slots = np.array([slot for slot, _ in batch])
+        ids = np.array(cells.namespace_ids([namespace for _, namespace in batch]))
+        numbers, first = cells.of(slots, ids)
+        assert [batch[i] for i in first.tolist()] == [p for p in dict.fromkeys(batch) if p not in model]
+        model |= {batch[i]: len(model) + n for n, i in enumerate(first.tolist())}
+        assert numbers.tolist() == [model[pair] for pair in batch]
+        assert cells.slots(numbers).tolist() == slots.tolist()
+        assert cells.column(numbers).to_pylist() == [namespace for _, namespace in batch]
+        assert len(cells) == len(model)
