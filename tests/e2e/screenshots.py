@@ -80,6 +80,7 @@ class Pictures:
         (run,) = self._deployment.runs(tags=[{"key": "dagster/backfill", "value": backfill["id"]}])
         page.goto(f"{self._url}/runs/{run['runId']}?logs=partition")
         expect(page.get_by_text("starts from the end state of 2013-01-07")).to_be_visible()
+        page.wait_for_timeout(3000)  # the steps are drawn a moment later, and nothing says when
         self._save("backfill-run")
 
     def _asset_graph(self) -> None:
@@ -125,6 +126,7 @@ class Pictures:
         page.goto(f"{self._url}/automation")
         switch_of(page, sensor).click()
         self._deployment.until("some runs", lambda: len(self._runs_of(sensor)) >= 3)
+        self._deployment.until("a skip", lambda: self._deployment.said("flights", sensor, "still at work"))
         page.goto(f"{self._url}/locations/flights/sensors/{sensor}")
         page.get_by_role("button", name="View logs").first.wait_for()  # the table of ticks is there
         self._save("sensor")
