@@ -150,7 +150,7 @@ class Pictures:
 def main() -> None:
     """Takes a few minutes."""
     with (
-        tempfile.TemporaryDirectory(prefix="flights-") as home,
+        tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as home,  # a run may be at work
         dagster_dev(
             Path(home), {"flights": "assets.definitions"}, prepare=PREPARE, variables={"FLINKPY_DAYS": "28"}
         ) as deployment,
