@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,9 +166,9 @@ def dagster_dev(
         yield running
     finally:
         os.killpg(server.pid, signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             server.wait(30)
-        except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError):  # a code server waits for its runs
             os.killpg(server.pid, signal.SIGKILL)
 
 
