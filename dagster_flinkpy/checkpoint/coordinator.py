@@ -448,7 +448,9 @@ class CheckpointCoordinator:
                     discard=older.can_abort,
                     promote=False,
                 )
-        instructions.append(NotifyComplete(pending.checkpoint_id, self._plan.tasks_to_commit))
+        instructions.append(
+            NotifyComplete(self._job_id, pending.checkpoint_id, self._attempt, self._plan.tasks_to_commit)
+        )
         return instructions + self._next_request(stimulus.now_ms)
 
     @_handle.register
@@ -459,7 +461,7 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
-            instructions.append(NotifySubsumed(dropped[-1], self._plan.tasks_to_commit))
+            instructions.append(NotifySubsumed(self._job_id, dropped[-1], self._attempt, self._plan.tasks_to_commit))
             instructions.append(DropSubsumed(tuple(dropped)))
         return instructions + self._move_head()
 
@@ -511,7 +513,7 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
-        instructions.append(NotifyAborted(pending.checkpoint_id, reason))
+        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._attempt, reason))
         if self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task):
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
             return [*instructions, FailJob(pending.checkpoint_id, reason, message)]

@@ -128,7 +128,10 @@ class ReplaceHead(Instruction):
 class NotifyComplete(Instruction):
     """Commit what these tasks prepared; answer with ``CommitFinished``, also if there are none."""
 
+    job_id: str
     checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
     tasks: tuple[Task, ...]
 
 
@@ -136,7 +139,10 @@ class NotifyComplete(Instruction):
 class NotifyAborted(Instruction):
     """The checkpoint will never complete: abort what its tasks prepared."""
 
+    job_id: str
     checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
     reason: CheckpointFailureReason
 
 
@@ -144,7 +150,10 @@ class NotifyAborted(Instruction):
 class NotifySubsumed(Instruction):
     """This completed checkpoint, and all before it, will not be restored any more."""
 
+    job_id: str
     checkpoint_id: int
+    attempt: int
+    """Fencing token of the execution attempt."""
     tasks: tuple[Task, ...]
 
 

@@ -96,6 +96,18 @@ def decline(
     return Decline(now, DeclineCheckpoint(JOB, checkpoint_id, attempt, task.uid, task.subtask, reason, cause))
 
 
+def notify_complete(checkpoint_id: int) -> NotifyComplete:
+    return NotifyComplete(JOB, checkpoint_id, ATTEMPT, COUNTS)
+
+
+def notify_aborted(checkpoint_id: int, reason: CheckpointFailureReason) -> NotifyAborted:
+    return NotifyAborted(JOB, checkpoint_id, ATTEMPT, reason)
+
+
+def notify_subsumed(checkpoint_id: int) -> NotifySubsumed:
+    return NotifySubsumed(JOB, checkpoint_id, ATTEMPT, COUNTS)
+
+
 def running(plan: CheckpointPlan = PLAN, **config: Any) -> CheckpointCoordinator:
     """A coordinator of a job that runs since 0; five failures are tolerated unless said otherwise."""
     coordinator = CheckpointCoordinator(JOB, ATTEMPT, plan, CheckpointConfig(**{"tolerable_failed": 5, **config}))
@@ -152,7 +164,7 @@ def test_a_checkpoint_from_trigger_to_commit() -> None:
     ]
     assert coordinator.handle(MetadataWritten(15, 1)) == [ReplaceHead(1)]
     assert coordinator.pending == (1,)
-    assert coordinator.handle(HeadReplaced(16, 1)) == [NotifyComplete(1, COUNTS)]
+    assert coordinator.handle(HeadReplaced(16, 1)) == [notify_complete(1)]
     assert coordinator.pending == ()
     assert coordinator.handle(CommitFinished(17, 1)) == []
 
@@ -172,7 +184,7 @@ def test_completed_checkpoints_over_the_retained_number_are_dropped() -> None:
     coordinator = running(num_retained=2)
     assert complete(coordinator, 10, 1) == []
     assert complete(coordinator, 20, 2) == []
-    assert complete(coordinator, 30, 3) == [NotifySubsumed(1, COUNTS), DropSubsumed((1,))]
+    assert complete(coordinator, 30, 3) == [notify_subsumed(1), DropSubsumed((1,))]
 
 
 def test_what_was_retained_before_a_restore_is_dropped_too() -> None:
@@ -180,7 +192,7 @@ def test_what_was_retained_before_a_restore_is_dropped_too() -> None:
         JOB, ATTEMPT, PLAN, CheckpointConfig(num_retained=1), restored=metadata(8), retained=(7, 8)
     )
     coordinator.handle(JobStatusChanged(0, True))
-    assert complete(coordinator, 10, 9) == [NotifySubsumed(8, COUNTS), DropSubsumed((7, 8))]
+    assert complete(coordinator, 10, 9) == [notify_subsumed(8), DropSubsumed((7, 8))]
 
 
 def test_head_waits_for_the_commit_of_the_checkpoint_before() -> None:
@@ -193,7 +205,7 @@ def test_head_waits_for_the_commit_of_the_checkpoint_before() -> None:
     acknowledge_all(coordinator, 6, 2)
     assert coordinator.handle(MetadataWritten(7, 2)) == []
     assert coordinator.handle(CommitFinished(8, 1)) == [ReplaceHead(2)]
-    assert coordinator.handle(HeadReplaced(9, 2)) == [NotifyComplete(2, COUNTS)]
+    assert coordinator.handle(HeadReplaced(9, 2)) == [notify_complete(2)]
 
 
 def test_a_plain_savepoint_is_neither_stored_nor_notified() -> None:
@@ -210,7 +222,7 @@ def test_a_stop_with_savepoint_is_both() -> None:
     trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
     acknowledge_all(coordinator, 2, 1)
     assert coordinator.handle(MetadataWritten(3, 1)) == [ReplaceHead(1)]
-    assert coordinator.handle(HeadReplaced(4, 1)) == [NotifyComplete(1, COUNTS)]
+    assert coordinator.handle(HeadReplaced(4, 1)) == [notify_complete(1)]
 
 
 # --- the decider, in Flink's order ------------------------------------------------------------------------------------
@@ -296,7 +308,7 @@ def test_no_more_than_max_concurrent_are_pending_and_a_free_slot_promotes_one_re
     assert coordinator.handle(TriggerRequested(3, request_id="b")) == []
     acknowledge_all(coordinator, 4, 1)
     coordinator.handle(MetadataWritten(5, 1))
-    assert coordinator.handle(HeadReplaced(6, 1)) == [NotifyComplete(1, COUNTS), AssignCheckpointId("a")]
+    assert coordinator.handle(HeadReplaced(6, 1)) == [notify_complete(1), AssignCheckpointId("a")]
 
 
 def test_a_forced_request_does_not_wait_for_a_slot() -> None:
@@ -424,7 +436,7 @@ def test_a_master_hook_that_fails_aborts_the_checkpoint_before_anything_is_sent(
     trigger(coordinator, 1, 1)
     coordinator.handle(TriggerRequested(2, request_id="queued"))
     assert coordinator.handle(MasterHookFailed(3, 1, "topic", "no such topic")) == [
-        NotifyAborted(1, REASON.TRIGGER_CHECKPOINT_FAILURE),
+        notify_aborted(1, REASON.TRIGGER_CHECKPOINT_FAILURE),
         AssignCheckpointId("queued"),
     ]
     assert coordinator.handle(MasterStateCollected(4, 1, "ledger", None)) == []
@@ -437,7 +449,7 @@ def test_there_is_a_second_look_after_the_master_hooks() -> None:
     coordinator.handle(MasterStateCollected(2, 1, "topic", None))
     coordinator.handle(JobStatusChanged(3, True, frozenset({COUNTS[0]})))
     assert coordinator.handle(MasterStateCollected(4, 1, "ledger", None)) == [
-        NotifyAborted(1, REASON.NOT_ALL_REQUIRED_TASKS_RUNNING)
+        notify_aborted(1, REASON.NOT_ALL_REQUIRED_TASKS_RUNNING)
     ]
 
 
@@ -448,7 +460,7 @@ def test_a_timeout_or_shutdown_while_master_hooks_run_cancels_no_spark_job() -> 
     ):
         coordinator = running(HOOKED)
         trigger(coordinator, 1, 1)
-        assert coordinator.handle(stimulus) == [NotifyAborted(1, reason)]
+        assert coordinator.handle(stimulus) == [notify_aborted(1, reason)]
 
 
 def test_nothing_is_triggered_while_master_hooks_run() -> None:
@@ -529,7 +541,7 @@ def test_files_wait_for_a_moment_without_pending_checkpoints() -> None:
         coordinator.handle(ack(4, 2, task))
     coordinator.handle(ack(5, 2, COUNTS[0], "same"))
     coordinator.handle(MetadataWritten(6, 2))
-    assert coordinator.handle(HeadReplaced(7, 2)) == [NotifyComplete(2, COUNTS), DiscardState(files("late", index=1))]
+    assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2), DiscardState(files("late", index=1))]
 
 
 @pytest.mark.parametrize("message", [ack(2, 1, SOURCE, "x", job="other"), ack(2, 1, SOURCE, "x", attempt=3)])
@@ -558,7 +570,7 @@ def test_a_declined_checkpoint_is_discarded_and_triggered_again() -> None:
     trigger(coordinator, 1, 1)
     assert coordinator.handle(decline(2, 1)) == [
         CancelSparkJob(1),
-        NotifyAborted(1, REASON.CHECKPOINT_DECLINED),
+        notify_aborted(1, REASON.CHECKPOINT_DECLINED),
         AssignCheckpointId(""),
     ]
     assert coordinator.pending == ()
@@ -575,13 +587,13 @@ def test_a_decline_triggers_nothing_while_a_more_recent_one_is_pending() -> None
     coordinator = running(max_concurrent=2)
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2)
-    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), NotifyAborted(1, REASON.CHECKPOINT_DECLINED)]
+    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_a_declined_savepoint_is_not_triggered_again() -> None:
     coordinator = running()
     trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
-    assert coordinator.handle(decline(2, 1)) == [CancelSparkJob(1), NotifyAborted(1, REASON.CHECKPOINT_DECLINED)]
+    assert coordinator.handle(decline(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_a_decline_after_all_acknowledged_is_an_error_that_tells_the_story() -> None:
@@ -616,7 +628,7 @@ def test_a_timeout_cancels_the_spark_job_and_frees_the_slot() -> None:
     coordinator.handle(ack(3000, 1, SOURCE))
     assert coordinator.handle(TimerFired(31_000, 1)) == [
         CancelSparkJob(1),
-        NotifyAborted(1, REASON.CHECKPOINT_EXPIRED),
+        notify_aborted(1, REASON.CHECKPOINT_EXPIRED),
         AssignCheckpointId("queued"),
     ]
     assert coordinator.handle(TimerFired(31_001, 1)) == []
@@ -635,7 +647,7 @@ def test_state_is_discarded_if_the_metadata_certainly_was_not_written() -> None:
     trigger(coordinator, 1, 1)
     acknowledge_all(coordinator, 2, 1, "n")
     failed = coordinator.handle(MetadataWriteFailed(3, 1, unknown_outcome=False))
-    assert failed[0] == NotifyAborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)
+    assert failed[0] == notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)
     assert len(only(failed, DiscardState).files) == 3
 
 
@@ -644,7 +656,7 @@ def test_state_is_kept_if_the_outcome_of_writing_the_metadata_is_unknown() -> No
     trigger(coordinator, 1, 1)
     acknowledge_all(coordinator, 2, 1, "n")
     failed = coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True))
-    assert failed == [NotifyAborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
     assert coordinator.handle(Shutdown(5)) == []
 
 
@@ -669,8 +681,8 @@ def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
     assert coordinator.handle(MetadataWritten(5, 3)) == []
     assert coordinator.handle(MetadataWritten(5, 2)) == []
     failed = coordinator.handle(MetadataWriteFailed(6, 1, unknown_outcome=False))
-    assert failed == [NotifyAborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE), ReplaceHead(2)]
-    assert coordinator.handle(HeadReplaced(7, 2)) == [NotifyComplete(2, COUNTS)]
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE), ReplaceHead(2)]
+    assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2)]
     assert coordinator.handle(CommitFinished(8, 2)) == [ReplaceHead(3)]
 
 
@@ -698,7 +710,7 @@ def test_failures_in_a_row_are_counted_once_each_and_a_success_resets() -> None:
 def test_a_savepoint_that_the_driver_could_not_take_is_not_counted() -> None:
     coordinator = running(tolerable_failed=0)
     trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
-    assert coordinator.handle(TimerFired(2, 1)) == [CancelSparkJob(1), NotifyAborted(1, REASON.CHECKPOINT_EXPIRED)]
+    assert coordinator.handle(TimerFired(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_EXPIRED)]
     trigger(coordinator, 3, 2, kind=CheckpointKind.SAVEPOINT)
     acknowledge_all(coordinator, 4, 2)
     assert not any(isinstance(i, FailJob) for i in coordinator.handle(MetadataWriteFailed(5, 2, False)))
@@ -715,7 +727,7 @@ def test_a_failure_before_the_last_success_is_not_counted() -> None:
     coordinator = running(max_concurrent=2, tolerable_failed=0)
     trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
     complete(coordinator, 2, 2)
-    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), NotifyAborted(1, REASON.CHECKPOINT_DECLINED)]
+    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
 
 
 def test_what_flink_does_not_count_never_fails_the_job() -> None:
@@ -734,8 +746,8 @@ def test_older_pending_checkpoints_are_subsumed_and_savepoints_are_not() -> None
     acknowledge_all(coordinator, 4, 3)
     coordinator.handle(MetadataWritten(5, 3))
     assert coordinator.handle(HeadReplaced(6, 3)) == [
-        NotifyAborted(1, REASON.CHECKPOINT_SUBSUMED),
-        NotifyComplete(3, COUNTS),
+        notify_aborted(1, REASON.CHECKPOINT_SUBSUMED),
+        notify_complete(3),
     ]
     assert coordinator.pending == (2,)
     assert coordinator.handle(MetadataWritten(7, 1)) == []  # HEAD never goes back
@@ -748,7 +760,7 @@ def test_a_job_that_stops_running_suspends_its_checkpoints() -> None:
     assert coordinator.handle(JobStatusChanged(3, False)) == [
         Rejected("queued", REASON.CHECKPOINT_COORDINATOR_SUSPEND, REASON.CHECKPOINT_COORDINATOR_SUSPEND.value),
         CancelSparkJob(1),
-        NotifyAborted(1, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
+        notify_aborted(1, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
     ]
 
 
@@ -759,7 +771,7 @@ def test_shutdown_aborts_what_collects_and_leaves_what_is_being_written() -> Non
     acknowledge_all(coordinator, 3, 1, "n")
     assert coordinator.handle(Shutdown(4)) == [
         CancelSparkJob(2),
-        NotifyAborted(2, REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
+        notify_aborted(2, REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
     ]
     assert coordinator.handle(MetadataWritten(5, 1)) == [ReplaceHead(1)]
 
