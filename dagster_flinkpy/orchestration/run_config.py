@@ -1,10 +1,14 @@
 """Typed config of a job's runs."""
 
+from typing import Any
+
 from dagster import Config
-from pydantic import Field
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.failure import as_failure
 
 __all__ = [
     "DisposeConfig",
@@ -18,7 +22,20 @@ __all__ = [
 ]
 
 
-class FlinkRunConfig(Config):
+class _RangedConfig(Config):
+    """Config with numbers that have a range: Dagster checks types only, and its launchpad scaffolds 0."""
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_the_fields(cls, value: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as e:
+            wrong = [f"{error['loc'][0]} is {error['input']!r}: {error['msg']}" for error in e.errors()]
+            raise as_failure(ConfigurationError(f"{'; '.join(wrong)}. Launch the run again with another value.")) from e
+
+
+class FlinkRunConfig(_RangedConfig):
     """What a run does; the launchpad shows it."""
 
     epochs: int = Field(
@@ -82,7 +99,7 @@ class DisposeConfig(Config):
     savepoint_path: str = Field(description="Savepoint, or chk-n folder that was left unclaimed, to delete.")
 
 
-class RestoreConfig(Config):
+class RestoreConfig(_RangedConfig):
     """Of a restore job."""
 
     savepoint_path: str = Field(description="Savepoint or chk-n folder to restore.")
@@ -101,19 +118,19 @@ class RestoreConfig(Config):
     )
 
 
-class RescaleConfig(Config):
+class RescaleConfig(_RangedConfig):
     """Of a rescale job."""
 
     parallelism: int = Field(ge=1, description="Subtasks per operator from now on.")
 
 
-class ResetConfig(Config):
+class ResetConfig(_RangedConfig):
     """Of a reset job."""
 
     checkpoint_id: int = Field(ge=1, description="A completed checkpoint that is kept; the job goes on from it.")
 
 
-class SweepConfig(Config):
+class SweepConfig(_RangedConfig):
     """Of a sweep job."""
 
     grace_hours: float = Field(

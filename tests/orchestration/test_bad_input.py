@@ -27,6 +27,7 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets, region_run
+from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.job_runs import refuse_other_location
 from dagster_flinkpy.runtime.job import JobAttempt
@@ -159,8 +160,9 @@ def test_run_config_out_of_range(deployment: Deployment, tmp_path: Path, config:
     result = deployment.run(word_count(tmp_path / "table", ["a"]), "words", **config)
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     (field,) = config
-    assert "ValidationError" in str(failure.step_failure_data.error)
-    assert f"{field}\n  Input should be greater than or equal to" in str(failure.step_failure_data.error)
+    said = failure.step_failure_data.user_failure_data
+    assert f"{field} is {config[field]}: Input should be greater than or equal to" in said.description
+    assert retry_is_pointless(said.metadata["error"].value)
 
 
 # --- two code locations with one job id -------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dagster import (
     AssetKey,
     DagsterEventType,
     DagsterInstance,
+    DagsterInvalidConfigError,
     DagsterRunStatus,
     ExecuteInProcessResult,
     JobDefinition,
@@ -194,12 +195,22 @@ def test_refuses_beside_an_active_run(
 
 
 def test_restore_config_is_checked(run: Any) -> None:
-    from dagster import DagsterInvalidConfigError
-    from pydantic import ValidationError
-
     with pytest.raises(DagsterInvalidConfigError, match="savepoint_path"):
         run("words_restore", "restore_words", {})
-    result = run("words_restore", "restore_words", {"savepoint_path": SAVEPOINT, "parallelism": 0})
-    [failed] = [e for e in result.all_events if e.is_step_failure]
-    assert ValidationError.__name__ in str(failed.step_failure_data.error)
+
+
+@pytest.mark.parametrize(
+    ("job", "op", "config", "says"),
+    [
+        ("words_restore", "restore_words", {"savepoint_path": SAVEPOINT, "parallelism": 0}, "parallelism is 0"),
+        ("words_rescale", "rescale_words", {"parallelism": 0}, "parallelism is 0"),
+        ("words_reset", "reset_words", {"checkpoint_id": 0}, "checkpoint_id is 0"),
+        ("words_sweep", "sweep_words", {"keep_savepoints": -1}, "keep_savepoints is -1"),
+    ],
+)
+def test_a_number_out_of_range_is_named(run: Any, job: str, op: str, config: dict[str, Any], says: str) -> None:
+    """Such as the 0 that the launchpad scaffolds."""
+    said = failure(run(job, op, config))
+    assert said.description.startswith(f"{says}: Input should be greater than or equal to")
+    assert said.metadata["error"] == MetadataValue.text("ConfigurationError")
     assert not FakeAttempt.made
