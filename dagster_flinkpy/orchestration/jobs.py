@@ -55,7 +55,7 @@ def build_flink_jobs(
     ==================== ===========================================================================================
     ``{name}_savepoint`` Keeps the last completed checkpoint as a savepoint, until somebody deletes it.
     ``{name}_restore``   Makes a savepoint the job's latest checkpoint, at another parallelism if asked.
-    ``{name}_rescale``   Spreads the latest checkpoint over another parallelism.
+    ``{name}_rescale``   Spreads the latest checkpoint over another parallelism. A stopped job stays so.
     ``{name}_reset``     Goes back to an older checkpoint that is still kept.
     ``{name}_stop``      Takes a last checkpoint and keeps it as a savepoint. From then on runs find the job finished,
                          and the sensor does not start any, until a savepoint is restored.
@@ -155,7 +155,7 @@ class _Jobs:
 
     def rescale(self) -> JobDefinition:
         def rescale_job(context: OpExecutionContext, config: RescaleConfig) -> int:
-            did = f"goes on at parallelism {config.parallelism}"
+            did = f"is rescaled to parallelism {config.parallelism}"
             return self._commit_restored(context, "rescale", did, parallelism=config.parallelism)
 
         what = f"Spreads the latest checkpoint of job {self._id} over another parallelism."
@@ -252,8 +252,13 @@ class _Jobs:
         """Completes a checkpoint of restored state, so that later runs go on from it; gives its id."""
         with flink_failures(), self._attempt(context, why, **options) as attempt:
             epoch = attempt.commit_restored()
-            token = attempt.token
+            token, stopped = attempt.token, attempt.stopped and not epoch.metadata.end_of_input
         what = f"Job {self._id} {did}, now its checkpoint {epoch.checkpoint_id}"
+        if stopped:
+            what += (
+                f". It stays stopped: {self._name}_reset with checkpoint_id {epoch.checkpoint_id} starts it from "
+                f"there, {self._name}_restore from a savepoint"
+            )
         context.log.info(what)
         origin = dict(FlinkCheckpointMetadataSet(savepoint=None if savepoint is None else place(savepoint)))
         for report in epoch.operators:

@@ -143,6 +143,22 @@ def test_rescale(run: Any) -> None:
     assert set(observations(result)) == {AssetKey(["words", uid]) for uid in ("words", "count", "table")}
 
 
+def test_rescale_of_a_stopped_job_says_what_starts_it(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(**fake: Any) -> set[str]:
+        result = run("words_rescale", "rescale_words", {"parallelism": 3}, **fake)
+        observed = result.filter_events(lambda e: e.event_type is DagsterEventType.ASSET_OBSERVATION)
+        return {event.asset_observation_data.asset_observation.description for event in observed}
+
+    rescaled = "Job words is rescaled to parallelism 3, now its checkpoint 50"
+    assert said() == {rescaled}
+    monkeypatch.setattr(FakeAttempt, "stopped", True)
+    assert said() == {
+        f"{rescaled}. It stays stopped: words_reset with checkpoint_id 50 starts it from there, words_restore from a "
+        "savepoint"
+    }
+    assert said(epochs=0) == {rescaled}  # of one that was drained, nothing is left to start
+
+
 def test_reset(run: Any) -> None:
     assert run("words_reset", "reset_words", {"checkpoint_id": 4}).output_for_node("reset_words") == 50
     assert FakeAttempt.made[0].options["restore_from"] == "chk-4"

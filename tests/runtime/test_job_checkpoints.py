@@ -329,12 +329,15 @@ def test_a_stopped_job_stays_so_when_it_is_rescaled(tmp_path: Path) -> None:
         attempt.stop_with_savepoint()
     with HarnessAttempt(counted(), tmp_path, parallelism=3) as attempt:
         attempt.commit_restored()
-        assert attempt.finished
+        assert attempt.stopped
     with HarnessAttempt(counted(), tmp_path) as attempt:
         assert attempt.finished
         assert {vertex.parallelism for vertex in attempt.graph.vertices} == {3}
     with HarnessAttempt(counted(), tmp_path, restore_from="chk-3") as attempt:
+        attempt.commit_restored()
+    with HarnessAttempt(counted(), tmp_path) as attempt:
         assert not attempt.finished
+        assert {vertex.parallelism for vertex in attempt.graph.vertices} == {3}
 
 
 def test_draining_fires_what_waits_for_event_time(tmp_path: Path) -> None:
