@@ -1,6 +1,7 @@
 """Keyed processing beside the bare exchange, and beside Spark's own ``transformWithState``.
 
-All run on one warm session, one after another in turn; rates are of the fastest round. Set-up is left out of all.
+All run on one warm session, one after another in turn. A ratio is the median over the rounds of what both sides took in
+the same round, for other work on the machine slows down whole rounds. Set-up and a first round are left out.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.spark import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 
-EVENTS, KEYS, PARALLELISM, ROUNDS, BATCH = 5_000_000, 100_000, 2, 3, 65_536
+EVENTS, KEYS, PARALLELISM, ROUNDS, BATCH = 5_000_000, 100_000, 2, 5, 65_536
 TWS_EVENTS, TWS_BATCHES = 100_000, 4
 
 WINDOW = 500_000
@@ -193,15 +194,15 @@ def exchange_again(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterat
     yield from output.drain()
 
 
-def best(actions: dict[str, Callable[[], Any]]) -> dict[str, float]:
-    """Seconds of the fastest round of each, the rounds in turn."""
+def timed(actions: dict[str, Callable[[], Any]]) -> dict[str, np.ndarray[Any, Any]]:
+    """Seconds of each round of each, the rounds in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
-    for _ in range(ROUNDS):
+    for _ in range(1 + ROUNDS):
         for name, action in actions.items():
             start = time.perf_counter()
             action()
             seconds[name].append(time.perf_counter() - start)
-    return {name: min(all_) for name, all_ in seconds.items()}
+    return {name: np.array(all_[1:]) for name, all_ in seconds.items()}
 
 
 # --- Spark itself ----------------------------------------------------------------------------------------------------
@@ -266,7 +267,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             config = JobConfig(name, StorageLocation(folder))
             return attempts.enter_context(JobAttempt(program, config, owner="benchmark")).run_epoch
 
-        seconds = best(
+        seconds = timed(
             {
                 "process": job("keyed", graph),
                 "sum": job("sum", builtin_sum()),
@@ -282,13 +283,17 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
                 peer_rate = transform_with_state(spark, input_folder)
     spark.stop()
     settings = {"events": EVENTS, "keys": KEYS, "parallelism": PARALLELISM, "rounds": ROUNDS}
-    rate = EVENTS / seconds["process"]
-    second_exchange = (seconds["second exchange"] - seconds["count"]) * PARALLELISM / EVENTS * 1e6
+    rate = EVENTS / float(np.median(seconds["process"]))
+    second_exchange = float(np.median(seconds["second exchange"] - seconds["count"])) * PARALLELISM / EVENTS * 1e6
+
+    def ratio(peer: str, ours: str) -> float:
+        return float(np.median(seconds[peer] / seconds[ours]))
+
     lines = [
         line("keyed.process_function_events_per_s", rate, "events/s", settings=settings),
         line(
             "keyed.process_function_vs_bare_loop",
-            seconds["dict"] / seconds["process"],
+            ratio("dict", "process"),
             "ratio of rate",
             peer="the same exchange, a Python loop over a dict",
             bar=">= 0.6",
@@ -296,7 +301,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         ),
         line(
             "keyed.builtin_sum_vs_count_consumer",
-            seconds["count"] / seconds["sum"],
+            ratio("count", "sum"),
             "ratio of rate",
             peer="the same exchange, a consumer that counts rows",
             bar=">= 0.7",
@@ -304,7 +309,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
         ),
         line(
             "keyed.window_vs_count_consumer",
-            seconds["count"] / seconds["window"],
+            ratio("count", "window"),
             "ratio of rate",
             peer="the same exchange, a consumer that counts rows",
             bar=">= 0.7",

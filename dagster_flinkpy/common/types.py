@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import repeat
+from itertools import repeat, starmap
 from typing import Any, cast
 
 __all__ = ["Row", "RowKind", "row_class", "rows_of"]
@@ -170,6 +170,13 @@ class Row:
         return _create_row, (self._fields, tuple(self._values), self._row_kind)
 
 
+class _RowType(type):
+    """The type of row classes: what calls one gets a :class:`Row`."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return Row(*args, **kwargs)
+
+
 @lru_cache(maxsize=1024)
 def row_class(field_names: tuple[str, ...]) -> type[Row]:
     """The class of rows with these names that come out of columns: fields are properties, which are quicker to read.
@@ -181,24 +188,24 @@ def row_class(field_names: tuple[str, ...]) -> type[Row]:
     def getter(position: int) -> Callable[[Row], Any]:
         return lambda row: row._values[position]
 
-    def create(cls: type[Row], *args: Any, **kwargs: Any) -> Row:
-        return Row(*args, **kwargs)
-
     public = [(i, n) for i, n in enumerate(field_names) if not n.startswith("_") and not hasattr(Row, n)]
     members: dict[str, Any] = {name: property(getter(i)) for i, name in public}
     members |= {"_fields": list(field_names), "_row_kind": RowKind.INSERT, "__slots__": (), "__module__": __name__}
-    members["__new__"] = create  # for `type(row)(...)`
-    return cast("type[Row]", type("Row", (Row,), members))
+    members |= {"__new__": object.__new__, "__init__": object.__init__}  # an empty row, without a call of Python's
+    return cast("type[Row]", _RowType("Row", (Row,), members))
 
 
 def rows_of(field_names: tuple[str, ...], values: Sequence[tuple[Any, ...]]) -> list[Row]:
     """Rows with these names, from tuples of their values."""
-    rows = list(map(Row.__new__, repeat(row_class(field_names), len(values))))
-    deque(map(_set_values, rows, values), maxlen=0)  # a loop in C
+    rows = list(starmap(_creator(row_class(field_names)), repeat((), len(values))))
+    deque(map(setattr, rows, repeat("_values"), values), maxlen=0)  # loops in C
     return rows
 
 
-_set_values = Row.__dict__["_values"].__set__
+def _creator(row_type: type[Row]) -> Callable[[], Row]:
+    """What makes empty rows, past the metaclass."""
+    create: Callable[[], Row] = type.__call__.__get__(row_type)
+    return create
 
 
 def _create_row(fields: list[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:
