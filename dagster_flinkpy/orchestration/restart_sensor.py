@@ -6,6 +6,8 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
 
 from dagster import (
     AssetsDefinition,
@@ -33,7 +35,9 @@ from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.job_runs import RESTART_TAG, recent_runs
 from dagster_flinkpy.orchestration.targets import FlinkTarget, flink_targets
-from dagster_flinkpy.runtime.restart_strategies import ExponentialDelayRestart, RestartStrategy
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.restart_strategies import RestartStrategy
 
 __all__ = ["build_restart_sensor", "next_restart"]
 
@@ -124,7 +128,6 @@ def build_restart_sensor(
     """
     targets = flink_targets(assets, builder="build_restart_sensor")
     jobs = [target.asset_job("restart", f"Starts job {target.job_id} again after a failure.") for target in targets]
-    chosen = strategy or ExponentialDelayRestart()
 
     @sensor(
         name=name or f"{targets[0].dagster_name}_restart_sensor",
@@ -135,6 +138,7 @@ def build_restart_sensor(
     )
     def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
         requests, reasons = [], []
+        chosen = strategy or _default_strategy()
         histories = [_History.of(context.instance, target) for target in targets]
         failed = [history.target.job_id for history in histories if history.failed]
         for history, target, job in zip(histories, targets, jobs, strict=True):
@@ -154,6 +158,13 @@ def build_restart_sensor(
         return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
 
     return restart_sensor
+
+
+@cache
+def _default_strategy() -> RestartStrategy:
+    from dagster_flinkpy.runtime.restart_strategies import ExponentialDelayRestart
+
+    return ExponentialDelayRestart()
 
 
 def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy) -> list[int]:
