@@ -21,10 +21,14 @@ from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_runs import works_on
 from dagster_flinkpy.orchestration.partitions import time_partition
+from dagster_flinkpy.orchestration.run_turns import POLL_SECONDS, SILENT_SECONDS, Waiting, began, last_sign, leads, utc
+from dagster_flinkpy.storage import lease
+from dagster_flinkpy.storage.object_store import ObjectStore
 
 __all__ = ["goes_on_with_backfill"]
 
-_POLL_SECONDS = 2.0
+_QUEUED_SECONDS = 3600.0
+"""How long a run waits for one before it that does not begin: that one may need the place in a queue which it holds."""
 _NO_LIMIT = 1_000_000
 
 
@@ -35,6 +39,7 @@ def goes_on_with_backfill(
     assets: Sequence[AssetSpec],
     partitions_def: TimeWindowPartitionsDefinition,
     first: TimePartition,
+    store: ObjectStore,
     *,
     pool: str | None,
     log: Callable[[str], None],
@@ -52,33 +57,41 @@ def goes_on_with_backfill(
         assets: Of the job.
         partitions_def: Its partitions.
         first: The first partition of this run.
+        store: Of the job; its ``leader`` object says whose lease runs.
         pool: Concurrency pool of the step. With one the step is tried again instead of waiting, so that it does not
             hold the slot which the run before needs.
         log: Told what is waited for.
         sleep: Waits for some seconds.
 
     Raises:
-        RestoreError: The run of the backfill over the partition before has failed.
+        RestoreError: The run of the backfill over the partition before has failed; or an earlier one is dead, or does
+            not begin.
         RetryRequested: An earlier one is at work, and there is a pool.
     """
     backfill, keys = run.tags.get(BACKFILL_ID_TAG), [spec.key for spec in assets]
     if backfill is None:
         return False
-    waited_for = None
+    waiting = Waiting(log)
     while True:
-        others = instance.get_runs(RunsFilter(tags={BACKFILL_ID_TAG: backfill}))
-        ours = [other for other in others if other.run_id != run.run_id and works_on(instance, other, job.job_id, keys)]
+        records = instance.get_run_records(RunsFilter(tags={BACKFILL_ID_TAG: backfill}))
+        ended = {record.dagster_run.run_id: record.end_time or 0.0 for record in records}
+        others = [record.dagster_run for record in records if record.dagster_run.run_id != run.run_id]
+        ours = [other for other in others if works_on(instance, other, job.job_id, keys)]
         last = {other.run_id: time_partition(partitions_def, _last_partition(other)) for other in ours}
         earlier = [other for other in ours if last[other.run_id].ordinal < first.ordinal]
-        ahead = next((other for other in earlier if not other.is_finished), None)
-        if ahead is None:
+        open_runs = [other for other in earlier if not other.is_finished]
+        if not open_runs:
             break
-        if waited_for != ahead.run_id:
-            waited_for = ahead.run_id
-            log(f"waiting for run {waited_for} of the same backfill, which comes first: {last[waited_for].key}")
+        ahead = max(open_runs, key=lambda other: last[other.run_id].ordinal)
+        leader = lease.read(store)
+        if not any(leads(leader, other.run_id) for other in open_runs):
+            newest = max(last_sign(instance, o) if o in open_runs else ended[o.run_id] for o in earlier)
+            order = f"{first.key} comes after {last[ahead.run_id].key}"
+            _refuse_dead(instance, job, ahead, time.time() - newest, order)
+        waiting.say(f"waiting for run {ahead.run_id} of the same backfill, which comes first: {last[ahead.run_id].key}")
         if pool is not None:
-            raise RetryRequested(max_retries=_NO_LIMIT, seconds_to_wait=_POLL_SECONDS)
-        sleep(_POLL_SECONDS)
+            raise RetryRequested(max_retries=_NO_LIMIT, seconds_to_wait=POLL_SECONDS)
+        sleep(POLL_SECONDS)
     before = [other for other in earlier if last[other.run_id].ordinal == first.ordinal - 1]
     if any(other.status == DagsterRunStatus.SUCCESS for other in before):
         return True
@@ -89,6 +102,22 @@ def goes_on_with_backfill(
             "run both again, in order"
         )
     return False
+
+
+def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:
+    """Refuses to wait for an earlier run that has been silent, as have those before it, for so many seconds."""
+    if began(instance, ahead.run_id, job) is None:
+        if silent >= _QUEUED_SECONDS:
+            raise RestoreError(
+                f"partition {order}, whose run {ahead.run_id} of this backfill does not begin: it is "
+                f"{ahead.status.value}, and nothing has happened since {utc(time.time() - silent)}. See what it waits "
+                "for, a place in the queue or the pool, or cancel it; then run both again, in order."
+            )
+    elif silent >= SILENT_SECONDS:
+        raise RestoreError(
+            f"partition {order}, whose run {ahead.run_id} of this backfill has given no sign of life since "
+            f"{utc(time.time() - silent)}: set it to canceled in the UI, then run both again, in order"
+        )
 
 
 def _last_partition(run: DagsterRun) -> str:

@@ -22,7 +22,6 @@ from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob
 from dagster_flinkpy.orchestration.partition_events import materialize_partitions, record_completed
 from dagster_flinkpy.orchestration.partitions import (
     PartitionStart,
-    await_turn,
     outdated,
     partition_start,
     renumbered,
@@ -32,6 +31,7 @@ from dagster_flinkpy.orchestration.region_run import RegionRun
 from dagster_flinkpy.orchestration.report import checkpoint_line
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.run_turns import await_turn
 
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.reports import CompletedEpoch
@@ -93,10 +93,11 @@ def _run(
     partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
     storage = getattr(context.resources, storage_key)
     instance, assets, log = context.instance, list(specs.values()), context.log.info
+    store = storage.location().child(job.job_id).open()
     goes_on = goes_on_with_backfill(
-        instance, context.run, job, assets, partitions_def, partitions[0], pool=pool, log=log
+        instance, context.run, job, assets, partitions_def, partitions[0], store, pool=pool, log=log
     )
-    await_turn(instance, job, assets, context.run.run_id, log)
+    await_turn(instance, job, assets, context.run, store, log)
     restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
     if goes_on or (restore_from is None and not start_empty):  # the config says where a backfill starts, as a whole
         start = _start(job, specs, partitions_def, storage, partitions[0])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from dagster import AssetDep, AssetSpec, DagsterInstance, TimeWindow, TimeWindowPartitionMapping
+from dagster import AssetDep, AssetSpec, TimeWindow, TimeWindowPartitionMapping
 from dagster import PartitionsDefinition as AnyPartitionsDefinition
 from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
@@ -15,12 +14,10 @@ from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
-from dagster_flinkpy.orchestration.job_runs import runs_at_work
 from dagster_flinkpy.runtime.partition_input import check_partitioned
 
 __all__ = [
     "PartitionStart",
-    "await_turn",
     "check_partitions",
     "outdated",
     "partition_start",
@@ -29,7 +26,6 @@ __all__ = [
     "time_partition",
 ]
 
-_POLL_SECONDS = 2.0
 _SHORTEST_DAY = timedelta(hours=23)
 
 
@@ -199,46 +195,3 @@ def outdated(ends: Iterable[PartitionEnd]) -> list[PartitionEnd]:
             found.append(end)
         newest = max(newest, end.checkpoint_id)
     return found
-
-
-def await_turn(
-    instance: DagsterInstance,
-    job: FlinkJob,
-    assets: Sequence[AssetSpec],
-    run_id: str,
-    log: Callable[[str], None],
-    *,
-    sleep: Callable[[float], None] = time.sleep,
-) -> None:
-    """Waits until no run whose step began earlier works on the job; to be called in the step.
-
-    A job has one lineage of checkpoints, so two runs over different partitions take turns; a newer attempt would
-    otherwise end the older one. A run whose step has not begun is not waited for: it may itself wait, for a slot of
-    a pool that this one holds.
-    """
-    step, waited_for = job.dagster_name, None
-    mine = _began(instance, run_id, step)
-    while True:
-        runs = runs_at_work(instance, job.job_id, [spec.key for spec in assets])
-        others = [record.dagster_run.run_id for record in runs if record.dagster_run.run_id != run_id]
-        began = {other: _began(instance, other, step) for other in others}
-        ahead = [
-            other for other, at in began.items() if at is not None and (mine is None or (at, other) < (mine, run_id))
-        ]
-        if not ahead:
-            return
-        if waited_for != ahead[0]:
-            waited_for = ahead[0]
-            log(
-                f"waiting for run {waited_for}, which works on job {job.job_id}. If its process is gone, set it to "
-                "canceled in the UI. With a pool of limit 1 (flink_assets(pool=...)) runs wait in Dagster's queue."
-            )
-        sleep(_POLL_SECONDS)
-
-
-def _began(instance: DagsterInstance, run_id: str, step: str) -> float | None:
-    """When a step of a run began that has not ended; None if there is none."""
-    for stats in instance.get_run_step_stats(run_id, [step]):
-        if stats.step_key == step and stats.start_time is not None and stats.end_time is None:
-            return stats.start_time
-    return None

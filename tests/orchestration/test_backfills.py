@@ -67,6 +67,7 @@ from dagster_flinkpy.orchestration.backfill_runs import goes_on_with_backfill
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
 from dagster_flinkpy.orchestration.partitions import time_partition
 from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.programs import Count
 from tests.runtime.harness import run_rows, spark_order
 
@@ -433,6 +434,7 @@ def backfill_runs(instance: DagsterInstance, *statuses: DagsterRunStatus) -> lis
 
 def test_runs_of_a_backfill_go_in_order_of_their_partitions(instance: DagsterInstance, tmp_path: Path) -> None:
     (job,) = flink_jobs(diamond(tmp_path), "demo")
+    store = StorageLocation(str(tmp_path / "checkpoints")).open()
     done, first, mine, _later = backfill_runs(
         instance, DagsterRunStatus.SUCCESS, DagsterRunStatus.NOT_STARTED, *[DagsterRunStatus.STARTED] * 2
     )
@@ -440,7 +442,9 @@ def test_runs_of_a_backfill_go_in_order_of_their_partitions(instance: DagsterIns
 
     def goes_on(run: DagsterRun, ordinal: int, pool: str | None = None) -> bool:
         first_day = time_partition(WEEK, KEYS[ordinal])
-        return goes_on_with_backfill(instance, run, job, [], WEEK, first_day, pool=pool, log=said.append, sleep=sleep)
+        return goes_on_with_backfill(
+            instance, run, job, [], WEEK, first_day, store, pool=pool, log=said.append, sleep=sleep
+        )
 
     def sleep(seconds: float) -> None:
         finished = DagsterEvent(DagsterEventType.RUN_SUCCESS.value, first.job_name)

@@ -17,11 +17,7 @@ from dagster import (
     AssetSpec,
     AutomationCondition,
     BackfillPolicy,
-    DagsterEvent,
-    DagsterEventType,
     DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
     DailyPartitionsDefinition,
     Definitions,
     ExecuteInProcessResult,
@@ -36,7 +32,6 @@ from dagster import (
 from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
-from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
@@ -54,10 +49,8 @@ from dagster_flinkpy.orchestration import (
     build_flink_asset_checks,
     flink_assets,
 )
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
 from dagster_flinkpy.orchestration.job_runs import recent_runs
 from dagster_flinkpy.orchestration.partitions import (
-    await_turn,
     outdated,
     partition_start,
     renumbered,
@@ -448,31 +441,6 @@ def test_what_a_failed_range_completed_becomes_stale_too(
     assert deployment.stale() == [KEYS[2]]
     assert deployment.run(KEYS[2], KEYS[3]).success
     assert deployment.stale() == []
-
-
-def begin_step(instance: DagsterInstance, run: DagsterRun) -> None:
-    start = DagsterEvent(DagsterEventType.STEP_START.value, run.job_name, step_key="letters")
-    instance.report_dagster_event(start, run.run_id)
-
-
-def test_runs_of_one_job_take_turns(instance: DagsterInstance, tmp_path: Path) -> None:
-    (job,) = flink_jobs(letters(tmp_path), "letters")
-    runs = [create_run_for_test(instance, status=DagsterRunStatus.STARTED, tags={JOB_TAG: "letters"}) for _ in range(4)]
-    _without_slot, first, mine, younger = runs
-    for run in (first, mine, younger):
-        begin_step(instance, run)
-    said: list[str] = []
-
-    def sleep(seconds: float) -> None:
-        if len(slept) == 2:
-            instance.report_run_canceled(first)
-        slept.append(seconds)
-
-    slept: list[float] = []
-    await_turn(instance, job, [], mine.run_id, said.append, sleep=sleep)
-    assert len(slept) == 3, "not for the younger one, nor for the one whose step has not begun"
-    (line,) = said
-    assert f"waiting for run {first.run_id}" in line
 
 
 def test_runs_of_whole_jobs_are_found(deployment: Deployment) -> None:
