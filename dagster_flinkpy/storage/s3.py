@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from dagster_flinkpy.errors import (
     ConditionalWritesUnsupportedError,
@@ -62,9 +62,8 @@ def s3_client(
 def _client_of_process(
     endpoint_url: str | None, region: str | None, access_key_id: str | None, secret_access_key: str | None, _pid: int
 ) -> S3Client:
-    # Not boto3, which is this client with upload managers around it: they take as long to import.
+    import boto3
     from botocore.config import Config
-    from botocore.session import get_session
 
     config = Config(
         connect_timeout=10,
@@ -74,7 +73,7 @@ def _client_of_process(
         tcp_keepalive=True,
         s3={"addressing_style": "path" if endpoint_url else "auto"},
     )
-    client = get_session().create_client(  # of a session of its own: sessions are not thread-safe
+    return boto3.Session().client(  # the default session is not thread-safe
         "s3",
         endpoint_url=endpoint_url,
         region_name=region,
@@ -82,7 +81,6 @@ def _client_of_process(
         aws_secret_access_key=secret_access_key,
         config=config,
     )
-    return cast("S3Client", client)
 
 
 class S3ObjectStore(ObjectStore):
