@@ -58,12 +58,13 @@ def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
             reached("in an epoch")
         return run_rows(epoch, spark_order)
 
-    job_loop.JobAttempt._on_spark = on_spark  # type: ignore[method-assign]
+    patch = pytest.MonkeyPatch()
+    patch.setattr(job_loop.JobAttempt, "_on_spark", on_spark)
+    patch.setattr(run_turns, "SILENT_SECONDS", 2.0)
     instance = DagsterInstance.get()
     if stops == "dead":
         # A lease of a second: the least is else a minute.
-        job_loop._LEASE_MARGIN = timedelta(seconds=-599)
-    run_turns.SILENT_SECONDS = 2.0
+        patch.setattr(job_loop, "_LEASE_MARGIN", timedelta(seconds=-599))
     assets = Deployment(Path(path), instance, {}).assets()
     definitions = Definitions(assets, resources=resources(Path(path)), executor=in_process)
     job = definitions.resolve_implicit_global_asset_job_def()
@@ -240,7 +241,7 @@ class Turns:
     def run(
         self, *, begun: bool = True, status: DagsterRunStatus = DagsterRunStatus.STARTED, **tags: str
     ) -> DagsterRun:
-        run = create_run_for_test(self.instance, status=status, tags={JOB_TAG: "letters", **tags})
+        run: DagsterRun = create_run_for_test(self.instance, status=status, tags={JOB_TAG: "letters", **tags})
         if begun:
             self.event(run, DagsterEventType.STEP_START)
         return run
