@@ -16,8 +16,11 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.orchestration import (
     build_checkpoint_sensor,
+    build_flink_jobs,
     build_job_status_sensors,
     build_restart_sensor,
+    build_retention_sensor,
+    build_savepoint_sensor,
     flink_assets,
 )
 from resources import HOME, resources
@@ -87,6 +90,7 @@ def words_env() -> StreamExecutionEnvironment:
 
 visits = flink_assets(visits_env, name="visits", group_name="visits", partitions_def=DAYS)
 words = flink_assets(words_env, name="words", group_name="words")
+words_jobs = build_flink_jobs(words_env, name="words")
 checkpoint_sensor = build_checkpoint_sensor(words, minimum_interval_seconds=1)
 
 defs = Definitions(
@@ -95,6 +99,9 @@ defs = Definitions(
         checkpoint_sensor,
         *build_job_status_sensors(words, checkpoint_sensor, minimum_interval_seconds=1),
         build_restart_sensor(words, minimum_interval_seconds=1),
+        build_savepoint_sensor(words, words_jobs, condition=lambda last: True, minimum_interval_seconds=1),
+        build_retention_sensor(words, words_jobs, minimum_interval_seconds=1),
     ],
+    jobs=words_jobs,
     resources=resources,
 )

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from playwright.sync_api import Page, expect
 
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from tests.e2e.chromium import CHROMIUM, fill_launchpad, launch_backfill, node, open_page, switch_of
 from tests.e2e.deployment import RUN_SECONDS, Deployment, dagster_dev
 from tests.e2e.location import expected_visits
@@ -174,6 +175,19 @@ def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
     files = (deployment.home / "tables" / "words").glob("*.parquet")
     rows = [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
     assert sorted(rows) == [("be", 1), ("not", 1), ("or", 1), ("to", 1)]
+
+
+def test_upkeep_of_the_job(deployment: Deployment) -> None:
+    """The savepoint sensor keeps its last checkpoint, once, and the retention sensor sweeps."""
+    for sensor in ("words_savepoint_sensor", "words_retention_sensor"):
+        deployment.switch_on("small", sensor)
+    for job in ("words_savepoint", "words_sweep"):
+        deployment.until(f"a run of {job}", lambda job=job: deployment.runs(pipelineName=job, statuses=["SUCCESS"]))
+    said = "a savepoint of checkpoint 3, the last one, has been asked for"
+    deployment.until("no second one", lambda: deployment.said("small", "words_savepoint_sensor", said))
+    (savepoint,) = (deployment.home / "checkpoints").rglob("savepoint-words-*/_metadata")
+    assert CheckpointMetadata.from_bytes(savepoint.read_bytes(), "savepoint").checkpoint_id == 3
+    deployment.until("not yet again", lambda: deployment.said("small", "words_retention_sensor", "due in"))
 
 
 def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
