@@ -110,11 +110,15 @@ class CheckpointConfig:
         return self
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """How many checkpoints in a row may fail before the job does."""
+        """What :meth:`set_tolerable_checkpoint_failure_number` set; 0 by default."""
         return self.tolerable_failed
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
-        """Sets how many checkpoints in a row may fail before the job does."""
+        """Accepted, and without effect: here checkpoint and epoch are one, so one that fails ends the attempt.
+
+        The next attempt reads the same input again from the last completed checkpoint. How often that is tried is up to
+        the step's retry policy, the restart sensor and the checkpoint sensor.
+        """
         self.tolerable_failed = tolerable_checkpoint_failure_number
         return self
 
@@ -137,11 +141,11 @@ class CheckpointConfig:
         return self
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """Whether the first failed checkpoint fails the job."""
+        """What :meth:`set_fail_on_checkpointing_errors` set; true by default."""
         return self.tolerable_failed == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
-        """Sets whether the first failed checkpoint fails the job; else none does."""
+        """Without effect, as :meth:`set_tolerable_checkpoint_failure_number`: a failed checkpoint ends the attempt."""
         return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
