@@ -99,7 +99,7 @@ def test_workers_run_the_python_of_the_session(spark: SparkSession) -> None:
 def test_exchanges_are_left_as_the_job_says(spark: SparkSession) -> None:
     assert spark.conf.get("spark.sql.adaptive.enabled") == "false"
     assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
-    assert int(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") or 0) == 64 << 20
+    assert int(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") or 0) == 8 << 20
 
 
 @pytest.mark.spark
