@@ -26,6 +26,7 @@ def test_tables_are_to_be_fresh_and_days_follow_each_other() -> None:
         for table in TABLES:
             assert graph.get(AssetKey([job, f"{table}_table"])).freshness_policy is not None
         assert graph.get(AssetKey([job, "rotations"])).freshness_policy is None
-    departed = AssetKey([DAILY_JOB, "departed"])  # a source: the other assets of a day follow it
-    assert departed in graph.get(departed).parent_keys
+    for source in ("flights", "weather"):  # the other assets of a day follow them
+        key = AssetKey([DAILY_JOB, source])
+        assert key in graph.get(key).parent_keys
     assert graph.get(AssetKey([JOB, "rotations"])).partitions_def is None
