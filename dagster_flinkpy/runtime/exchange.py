@@ -220,10 +220,10 @@ def key_column(partitioner: Partitioner, batch: StreamBatch) -> KeyColumn:
     selector = partitioner.selector
     if isinstance(selector, str):
         key_type = _field_type(batch, selector)
-        column = _key_of_fields(batch.column, selector)
+        column = _key_of_fields(batch.column, _positions(batch.type_info, selector))
     elif isinstance(selector, tuple):
         key_type = TupleTypeInfo([_field_type(batch, name) for name in selector])
-        column = _key_of_fields(batch.column, selector)
+        column = _key_of_fields(batch.column, _positions(batch.type_info, selector))
     elif isinstance(selector, NullByteKeySelector):
         key_type, column = Types.LONG(), pa.array(np.zeros(len(batch), dtype=np.int64))
     else:
@@ -252,28 +252,36 @@ def _field_type(batch: StreamBatch, name: str) -> TypeInformation:
     row_type = batch.type_info
     if not isinstance(row_type, RowTypeInfo) or name not in row_type.field_names:
         raise UnsupportedKeyTypeError(f"key_by({name!r}): the stream's type {row_type} has no field of this name")
-    column = pc.struct_field(batch.column, name)
+    position = row_type.field_names.index(name)
+    column = pc.struct_field(batch.column, [position])
     if column.null_count:
         raise UnsupportedKeyTypeError(
             f"key field {name!r} is null in {column.null_count} records; filter them out first"
         )
-    return row_type.field_types[row_type.field_names.index(name)]
+    return row_type.field_types[position]
 
 
-def _key_of_fields(values: pa.Array, selector: str | Sequence[str]) -> pa.Array:
+def _positions(record_type: TypeInformation, selector: str | Sequence[str]) -> int | list[int]:
+    """Of the fields of a selector; a name may be anything, and PyArrow takes some for paths."""
+    assert isinstance(record_type, RowTypeInfo)
+    names = record_type.field_names
+    return names.index(selector) if isinstance(selector, str) else [names.index(name) for name in selector]
+
+
+def _key_of_fields(values: pa.Array, positions: int | Sequence[int]) -> pa.Array:
     """The key column of one field, or the tuples of several."""
-    if isinstance(selector, str):
-        return pc.struct_field(values, selector)
-    columns = [pc.struct_field(values, name) for name in selector]
+    if isinstance(positions, int):
+        return pc.struct_field(values, [positions])
+    columns = [pc.struct_field(values, [i]) for i in positions]
     return pa.StructArray.from_arrays(columns, names=[f"f{i}" for i in range(len(columns))])
 
 
-def _times_of(values: pa.Array, field: str | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _times_of(values: pa.Array, field: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The timestamps of records that hold them in a field; without one, those of records without event time."""
-    return np.full(len(values), NO_TIMESTAMP) if field is None else pc.struct_field(values, field).to_numpy()
+    return np.full(len(values), NO_TIMESTAMP) if field is None else pc.struct_field(values, [field]).to_numpy()
 
 
-def _holds_times(batch: StreamBatch, field: str | None) -> bool:
+def _holds_times(batch: StreamBatch, field: int | None) -> bool:
     first = batch.timestamps[0]
     if field is None:
         return bool(first == NO_TIMESTAMP and (batch.timestamps == NO_TIMESTAMP).all())
@@ -358,7 +366,7 @@ class RecordWriter:
         # What may hold the timestamps; what once did not is not tried again, so that the schema changes seldom.
         record = edge.type_info.arrow_type
         fields = list(record) if pa.types.is_struct(record) else []
-        self._timestamp_fields = [None, *(f.name for f in fields if f.type == pa.int64())]
+        self._timestamp_fields = [None, *(i for i, f in enumerate(fields) if f.type == pa.int64())]
 
     def _create_selector(self, job_id: str, checkpoint_id: int) -> ChannelSelector | None:
         """What chooses among several subtasks; None where the kind says it all."""
@@ -394,7 +402,7 @@ class RecordWriter:
             keys, selector = self._keys(batch), self._edge.partitioner.selector
             metadata["key_type"] = json.dumps(keys.type_info.to_json())
             if isinstance(selector, str | tuple):
-                metadata["key_fields"] = json.dumps(selector)
+                metadata["key_fields"] = json.dumps(_positions(batch.type_info, selector))
             else:
                 columns["key"] = keys.column
             columns["hash"] = pa.array(keys.hashes)

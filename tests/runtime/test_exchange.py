@@ -140,6 +140,15 @@ def test_a_null_among_the_fields_of_that_time_is_no_time() -> None:
     assert batch.timestamps.tolist() == [5, 0]
 
 
+def test_names_that_look_like_paths_are_names() -> None:
+    record = Types.ROW_NAMED([".time", "[0]"], [Types.LONG(), Types.STRING()])
+    exchange = Exchange(by_key(selector="[0]"), targets=1, type_info=record)
+    exchange.writer.emit(StreamBatch(record, np.array([5, 6]), column=record.to_arrow([(5, "a"), (6, "b")])))
+    ((_, batch),) = exchange.decoded()
+    assert batch.keys is not None
+    assert (batch.timestamps.tolist(), batch.keys.column.to_pylist()) == ([5, 6], ["a", "b"])
+
+
 def test_buffers_that_hold_all_columns_are_read() -> None:
     """The state of channels may hold some, of before keys and times were left out."""
     columns = {"value": EVENT.to_arrow([("a", 5, 1)]), "timestamp": [5], "key": ["a"]}
