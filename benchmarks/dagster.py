@@ -30,6 +30,8 @@ ROOT = Path(__file__).parents[1]
 REFERENCE, EMPTY, LOCATION = "assets.definitions", "benchmarks.empty_location", "benchmarks.dagster_location"
 IMPORTS, LOADS, RUNS = 15, 6, 5
 CHECKPOINTS, TICKS = 10_000, 20
+_RUN_SECONDS = 120
+"""A run that takes longer is not waited for: its process may be gone."""
 
 
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -179,10 +181,9 @@ def _launch(workspace: Any, job_name: str) -> tuple[float, float]:
     )
     start = time.time()
     instance.launch_run(created.run_id, workspace)
-    while True:
-        record = instance.get_run_record_by_id(created.run_id)
-        if record.dagster_run.is_finished:
-            break
+    while not (record := instance.get_run_record_by_id(created.run_id)).dagster_run.is_finished:
+        if time.time() - start > _RUN_SECONDS:
+            raise TimeoutError(f"run {created.run_id} is {record.dagster_run.status.value} after {_RUN_SECONDS} s")
         time.sleep(0.2)
     if record.dagster_run.status != DagsterRunStatus.SUCCESS:
         raise RuntimeError([entry.user_message for entry in instance.all_logs(created.run_id)])
