@@ -10,7 +10,7 @@ from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_flinkpy.common.type_information import Json, TypeInformation
-from dagster_flinkpy.common.types import Row, row_class, rows_of
+from dagster_flinkpy.common.types import Row, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 if TYPE_CHECKING:
@@ -137,14 +137,12 @@ class RowTypeInfo(_StructTypeInfo):
         )
 
     def name_fields(self, value: Any) -> Any:
-        if type(value) is Row and value._fields is None:
+        if isinstance(value, Row) and value._fields is None:
             value.set_field_names(self.field_names)
-            value.__class__ = row_class(self.field_names)
         return value
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        values = list(zip(*self._columns(column), strict=True)) if self.field_names else [()] * len(column)
-        rows: list[Any] = rows_of(self.field_names, values)
+        rows: list[Any] = rows_of(self.field_names, self._columns(column), len(column))
         for i in _null_positions(column):
             rows[i] = None
         return rows

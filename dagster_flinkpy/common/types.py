@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import repeat, starmap
-from typing import Any, cast
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 __all__ = ["Row", "RowKind", "row_class", "rows_of"]
 
@@ -24,11 +24,23 @@ class RowKind(Enum):
         return ("+I", "-U", "+U", "-D")[self.value]
 
 
-class Row:
+class _RowType(type):
+    """The type of row classes: whichever of them is called, a row of the values' width and names comes out."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Row:
+        if args and kwargs:
+            raise ValueError("Row takes positional or named fields, not both")
+        kind = row_class(tuple(kwargs) if kwargs else None, len(args) or len(kwargs))
+        row = kind._create()
+        kind._set(row, args or kwargs.values())
+        return row
+
+
+class Row(metaclass=_RowType):
     """A list of fields, with names or without.
 
     ``Row("Alice", 11)`` has positions only. ``Row(name="Alice", age=11)`` has names too, in the order given; its
-    fields are read as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names makes rows:
+    fields are read and set as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names makes rows:
     ``Person = Row("name", "age"); Person("Alice", 11)``.
 
     ``in`` looks among the names, or among the values of a row without names. Rows are equal if names, kind and
@@ -38,19 +50,29 @@ class Row:
         ValueError: Made with positional and named fields at once.
     """
 
-    __slots__ = ("_fields", "_row_kind", "_values")
+    # Each value has a slot of its own, which is as quick to read as can be. The slots are those of a class per number
+    # of fields; names and kind are those of a subclass, so that a row gets others by a change of its class.
+    __slots__ = ()
 
-    _fields: list[str] | None
-    _values: list[Any] | tuple[Any, ...]
-    """A tuple as long as nobody has changed a field: it is smaller, and the garbage collector passes it over."""
-    _row_kind: RowKind
+    _fields: ClassVar[list[str] | None]
+    _row_kind: ClassVar[RowKind]
+    _width: ClassVar[int]
+    _slots: ClassVar[tuple[str, ...]]
+    _getters: ClassVar[dict[int | str, Callable[[Row], Any]]]
+    _set: ClassVar[Callable[[Row, Iterable[Any]], None]]
+    _create: ClassVar[Callable[[], Row]]
+    _values: tuple[Any, ...]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if args and kwargs:
-            raise ValueError("Row takes positional or named fields, not both")
-        self._fields = list(kwargs) if kwargs else None
-        self._values = list(kwargs.values()) if kwargs else list(args)
-        self._row_kind = RowKind.INSERT
+    if TYPE_CHECKING:  # what the metaclass takes
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    @classmethod
+    def _of(cls, values: Iterable[Any]) -> Row:
+        """A row of this class."""
+        row = cls._create()
+        cls._set(row, values)
+        return row
 
     @staticmethod
     def of_kind(row_kind: RowKind, *args: Any, **kwargs: Any) -> Row:
@@ -79,19 +101,12 @@ class Row:
 
     def set_row_kind(self, row_kind: RowKind) -> None:
         """Sets the row's kind."""
-        self._become_row()
-        self._row_kind = row_kind
+        names = None if self._fields is None else tuple(self._fields)
+        self.__class__ = row_class(names, self._width, row_kind)
 
     def set_field_names(self, field_names: Sequence[str]) -> None:
         """Names the fields, in order."""
-        self._become_row()
-        self._fields = list(field_names)
-
-    def _become_row(self) -> None:
-        """Leaves a class of `row_class`, whose names and kind cannot be set."""
-        fields, row_kind = self._fields, self._row_kind
-        self.__class__ = Row
-        self._fields, self._row_kind = fields, row_kind
+        self.__class__ = row_class(tuple(field_names), self._width, self._row_kind)
 
     def get_fields_by_names(self, names: Sequence[str]) -> list[Any]:
         """The values of these fields; all values, if the row has no names.
@@ -101,7 +116,7 @@ class Row:
         """
         if self._fields is None:
             return list(self._values)
-        return [self._values[self._position(name)] for name in names]
+        return [self[name] for name in names]
 
     def _position(self, name: str) -> int:
         if self._fields is None or name not in self._fields:
@@ -112,15 +127,21 @@ class Row:
         """A row of these values, whose names are the values of this row."""
         if len(args) > len(self):
             raise ValueError(f"{self!r} names {len(self)} fields, but got {len(args)} values")
-        return _create_row(list(self._values), args, self._row_kind)
+        return row_class(self._values, len(args), self._row_kind)._of(args)
 
     def __getitem__(self, item: int | slice | str) -> Any:
-        return self._values[item if isinstance(item, (int, slice)) else self._position(item)]
+        try:
+            return self._getters[item](self)  # type: ignore[index]
+        except (KeyError, TypeError):  # a slice, or none of its fields
+            return list(self._values)[self._position(item) if isinstance(item, str) else item]
 
     def __setitem__(self, item: int | slice | str, value: Any) -> None:
-        if isinstance(self._values, tuple):
-            self._values = list(self._values)
-        self._values[item if isinstance(item, (int, slice)) else self._position(item)] = value
+        if isinstance(item, slice):
+            values = list(self._values)
+            values[item] = value
+            self._set(values)
+        else:
+            setattr(self, self._slots[self._position(item) if isinstance(item, str) else item], value)
 
     def __java_hash_code__(self) -> int:
         """The hash of the row as a key."""
@@ -129,10 +150,10 @@ class Row:
         return row_hash_code(self._row_kind.value, self._values, self._fields)
 
     def __getattr__(self, name: str) -> Any:
-        # Private names are never fields: copy and pickle ask for some before the row has any.
+        # Only for names that no slot has. Private ones are never fields: copy and pickle ask for some.
         if name.startswith("_") or self._fields is None or name not in self._fields:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}")
-        return self._values[self._fields.index(name)]
+        return self[name]
 
     def __contains__(self, item: object) -> bool:
         return item in (self._values if self._fields is None else self._fields)
@@ -141,18 +162,18 @@ class Row:
         return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return self._width
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, Row)
             and self._fields == other._fields
             and self._row_kind == other._row_kind
-            and list(self._values) == list(other._values)
+            and self._values == other._values
         )
 
     def __hash__(self) -> int:
-        return hash(tuple(self._values))
+        return hash(self._values)
 
     def __repr__(self) -> str:
         if self._fields is None:
@@ -160,59 +181,79 @@ class Row:
         return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self._values, strict=False))})"
 
     def __copy__(self) -> Row:
-        row = Row.__new__(type(self))
-        row._values = tuple(self._values)
-        if type(self) is Row:
-            row._fields, row._row_kind = self._fields, self._row_kind
-        return row
+        return self._of(self._values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _create_row, (self._fields, tuple(self._values), self._row_kind)
+        return _create_row, (self._fields, self._values, self._row_kind)
 
 
-class _RowType(type):
-    """The type of row classes: what calls one gets a :class:`Row`."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return Row(*args, **kwargs)
-
-
-@lru_cache(maxsize=1024)
-def row_class(field_names: tuple[str, ...]) -> type[Row]:
-    """The class of rows with these names that come out of columns: fields are properties, which are quicker to read.
-
-    Names and kind are the class's, so that a row is made by setting its values. Such a row equals one made with
-    ``Row(...)`` and named; pickled it becomes one, and so it does when its names or kind are set.
-    """
-
-    def getter(position: int) -> Callable[[Row], Any]:
-        return lambda row: row._values[position]
-
-    public = [(i, n) for i, n in enumerate(field_names) if not n.startswith("_") and not hasattr(Row, n)]
-    members: dict[str, Any] = {name: property(getter(i)) for i, name in public}
-    members |= {"_fields": list(field_names), "_row_kind": RowKind.INSERT, "__slots__": (), "__module__": __name__}
-    members |= {"__new__": object.__new__, "__init__": object.__init__}  # an empty row, without a call of Python's
-    return cast("type[Row]", _RowType("Row", (Row,), members))
-
-
-def rows_of(field_names: tuple[str, ...], values: Sequence[tuple[Any, ...]]) -> list[Row]:
-    """Rows with these names, from tuples of their values."""
-    rows = list(starmap(_creator(row_class(field_names)), repeat((), len(values))))
-    deque(map(setattr, rows, repeat("_values"), values), maxlen=0)  # loops in C
+def rows_of(field_names: tuple[str, ...], columns: Sequence[Sequence[Any]], count: int) -> list[Row]:
+    """Rows with these names, from a column for each field."""
+    kind = row_class(field_names, len(columns))
+    rows = list(starmap(kind._create, repeat((), count)))  # loops in C
+    _fill_function(len(columns))(rows, *columns)
     return rows
 
 
-def _creator(row_type: type[Row]) -> Callable[[], Row]:
-    """What makes empty rows, past the metaclass."""
-    create: Callable[[], Row] = type.__call__.__get__(row_type)
-    return create
+@lru_cache(maxsize=1024)
+def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = RowKind.INSERT) -> type[Row]:
+    """The class of rows with these names, or none, this number of fields and this kind.
+
+    Args:
+        names: May be more or fewer than there are fields. A private name, or one that Row has a method of, is no
+            attribute: such a field is read with ``row[name]``.
+        width: Number of fields.
+        row_kind: Default: INSERT.
+    """
+    slots = _slots_class(width)
+    fields = dict(reversed(list(zip(names or (), slots._slots, strict=False))))  # the first one of a name counts
+    members = {n: vars(slots)[slot] for n, slot in fields.items() if not n.startswith("_") and not hasattr(Row, n)}
+    members |= {"_fields": None if names is None else list(names), "_row_kind": row_kind}
+    members["_getters"] = slots._getters | {n: attrgetter(slot) for n, slot in fields.items()}
+    return _make_class(slots, members)
+
+
+@cache
+def _slots_class(width: int) -> type[Row]:
+    """The class that has the slots of rows with this number of fields."""
+    slots = tuple(f"_{i}" for i in range(width))
+    members: dict[str, Any] = {"__slots__": slots, "_slots": slots, "_width": width}
+    members["_values"] = property(
+        attrgetter(*slots) if width > 1 else _compiled(f"def f(row): return ({_targets(width)})")
+    )
+    members["_getters"] = {i: attrgetter(slots[i]) for i in range(-width, width)}
+    members["_set"] = _compiled(f"def f(row, values): ({_targets(width)}) = values")
+    members["__iter__"] = _compiled(f"def f(row): return iter(({_targets(width)}))")
+    return _make_class(Row, members)
+
+
+def _make_class(base: type[Row], members: dict[str, Any]) -> type[Row]:
+    made = cast("type[Row]", _RowType("Row", (base,), {"__slots__": (), "__module__": __name__, **members}))
+    made._create = type.__call__.__get__(made)  # past the metaclass, without a call of Python's
+    return made
+
+
+@cache
+def _fill_function(width: int) -> Callable[..., None]:
+    """Sets the values of many rows, given a column for each field."""
+    columns = "".join(f", c{i}" for i in range(width))
+    return _compiled(f"def f(rows{columns}):\n    for row, {_targets(width)} in zip(rows{columns}, strict=True): pass")
+
+
+def _targets(width: int) -> str:
+    return "".join(f"row._{i}, " for i in range(width))
+
+
+def _compiled(source: str) -> Callable[..., Any]:
+    # A statement with as many targets as there are fields stores a value in 3 ns, a call of setattr in 24.
+    namespace: dict[str, Any] = {}
+    exec(source, namespace)
+    function: Callable[..., Any] = namespace["f"]
+    return function
 
 
 def _create_row(fields: list[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:
-    row = Row.of_kind(row_kind, *values)
-    if fields is not None:
-        row.set_field_names(fields)
-    return row
+    return row_class(None if fields is None else tuple(fields), len(values), row_kind)._of(values)
 
 
 def _as_dict(value: Any) -> Any:

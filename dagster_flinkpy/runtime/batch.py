@@ -13,13 +13,19 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch"]
+__all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
 
 NO_TIMESTAMP = -(2**63)
 """A record without event time (Flink: ``Long.MIN_VALUE``)."""
 
 _AT_ONCE = 2048
 """Records that are turned into Python values at once: as many as stay in the processor's cache until they are used."""
+
+
+def each_int(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[int]:
+    """The numbers as Python ints, one after the other."""
+    parts = (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
+    return chain.from_iterable(part.tolist() for part in parts)
 
 
 @dataclass(frozen=True)
@@ -115,8 +121,7 @@ class StreamBatch:
         times = self.timestamps
         if len(times) and (times == times[0]).all():
             return repeat(int(times[0]), len(times))
-        ints: list[int] = times.tolist()
-        return ints
+        return each_int(times)
 
     def copy(self) -> StreamBatch:
         """The same records, in a batch whose timestamps can be replaced."""

@@ -23,6 +23,7 @@ from dagster_flinkpy.runtime.operators import (
     StreamOperator,
     UnkeyedTimerService,
 )
+from dagster_flinkpy.state.keys import TouchedKeys
 
 __all__ = ["BroadcastProcessOperator", "KeyedBroadcastProcessOperator"]
 
@@ -68,8 +69,8 @@ class _Context(_ReadOnlyContext):
 class _KeyedReadOnlyContext(KeyedContext, _Time):
     """Of a record of the keyed stream, or a timer."""
 
-    def __init__(self, timer_service: KeyedTimerService, backend: OperatorStateBackend) -> None:
-        super().__init__(timer_service)
+    def __init__(self, timer_service: KeyedTimerService, keys: TouchedKeys, backend: OperatorStateBackend) -> None:
+        super().__init__(timer_service, keys)
         self._backend = backend
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
@@ -142,14 +143,14 @@ class KeyedBroadcastProcessOperator(KeyedFunctionOperator):
     def __init__(self, context: OperatorContext, spec: KeyedBroadcastProcessSpec) -> None:
         super().__init__(context, spec)
         backend = context.state.backend
-        self._record = _KeyedReadOnlyContext(self._timer_service, backend)
+        self._record = _KeyedReadOnlyContext(self._timer_service, self.backend.key_context, backend)
         self._broadcast_record = _KeyedSideContext(UnkeyedTimerService(context), backend, self._apply)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         if input_index == 0:
             self._each(batch, self.function.process_element)
             return
-        self.backend.key_context.slot = -1  # so that keyed state cannot be used without a key
+        self.backend.key_context.slot = None  # so that keyed state cannot be used without a key
         _broadcast(self, self.function, self._broadcast_record, self.collector, batch)
 
     def _apply(self, descriptor: StateDescriptor, process: Callable[[Any, Any], Any]) -> None:
@@ -159,4 +160,4 @@ class KeyedBroadcastProcessOperator(KeyedFunctionOperator):
         for key in self.backend.keys(descriptor.name):
             self.backend.set_current_key(key)
             process(key, state)
-        self.backend.key_context.slot = -1
+        self.backend.key_context.slot = None

@@ -26,7 +26,7 @@ from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import PastTimerError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch
+from dagster_flinkpy.runtime.batch import KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.runtime.operators import (
     Collector,
     OperatorContext,
@@ -37,6 +37,7 @@ from dagster_flinkpy.runtime.operators import (
     UnkeyedTimerService,
 )
 from dagster_flinkpy.state import ColumnarKeyedStateBackend, HeapKeyedStateBackend, RunCache, TimerQueue
+from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.runs import TURNS
 
 __all__ = [
@@ -104,16 +105,16 @@ class StrictTimerService(KeyedTimerService):
 class KeyedContext(RecordContext):
     """Where and when a record or a timer of a key is."""
 
-    __slots__ = ("domain", "key")
+    __slots__ = ("_keys", "domain")
 
-    def __init__(self, timer_service: Any) -> None:
+    def __init__(self, timer_service: Any, keys: TouchedKeys) -> None:
         super().__init__(timer_service)
-        self.key: Any = None
+        self._keys = keys
         self.domain = TimeDomain.EVENT_TIME
 
     def get_current_key(self) -> Any:
         """The key."""
-        return self.key
+        return self._keys.current_key()
 
     def time_domain(self) -> TimeDomain:
         """Of the timer that fires."""
@@ -213,12 +214,11 @@ class KeyedOperator(KeyedStateOperator):
             self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
         self.collector = Collector(context)
 
-    def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, Any, int]]:
-        """Loads the state of a batch's keys; gives slot, key, record and timestamp of each record."""
-        bound = self.bind(batch)
-        keys = bound.type_info.from_arrow(bound.column)
-        slots = self.backend.touch_column(bound.column, bound.hashes).tolist()
-        return zip(slots, keys, batch.each_value(), batch.each_timestamp(), strict=True)
+    def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
+        """Loads the state of a batch's keys; gives slot, record and timestamp of each record."""
+        keys = self.bind(batch)
+        slots = self.backend.touch_column(keys.column, keys.hashes)
+        return zip(each_int(slots), batch.each_value(), batch.each_timestamp(), strict=True)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
         """Time, key and namespace of the timers that the watermark has passed, in order of time."""
@@ -246,7 +246,7 @@ class KeyedFunctionOperator(KeyedOperator):
         super().__init__(context)
         self.function: Any = spec.function
         self._timer_service = (StrictTimerService if context.vertex.strict else KeyedTimerService)(self)
-        self._record = KeyedContext(self._timer_service)
+        self._record = KeyedContext(self._timer_service, self.backend.key_context)
 
     def open(self) -> None:
         self.open_function(self.function)
@@ -256,18 +256,14 @@ class KeyedFunctionOperator(KeyedOperator):
 
     def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
         records = self.touch(batch)
-        key_context, collect, record = self.backend.key_context, self.collector.collect, self._record
-        key = None
+        keys, collect, record = self.backend.key_context, self.collector.collect, self._record
         try:
-            for slot, key, value, timestamp in records:
-                key_context.slot = slot
-                record.key = key
-                record.time = timestamp
+            for keys.slot, value, record.time in records:
                 results = function(value, record)
                 if results is not None:
-                    collect(results, timestamp)
+                    collect(results, record.time)
         except Exception as e:
-            raise self.user_error(e, f"{function.__name__}()", key=key, keyed=True) from e
+            raise self.user_error(e, f"{function.__name__}()", key=keys.current_key(), keyed=True) from e
         self.collector.flush()
 
     def on_watermark(self, watermark: int) -> None:
@@ -282,7 +278,6 @@ class KeyedFunctionOperator(KeyedOperator):
         record.domain = domain
         for timestamp, key, _ in timers:
             set_key(key)
-            record.key = key
             record.time = timestamp
             try:
                 collect(on_timer(timestamp, record), timestamp)
@@ -323,11 +318,10 @@ class ReduceOperator(KeyedOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         records = self.touch(batch)
-        key_context, collect = self.backend.key_context, self.collector.collect
+        keys, collect = self.backend.key_context, self.collector.collect
         state, reduce = self._state, self._reduce
         try:
-            for slot, _, value, timestamp in records:
-                key_context.slot = slot
+            for keys.slot, value, timestamp in records:
                 before = state.value()
                 reduced = value if before is None else reduce(before, value)
                 state.update(reduced)
@@ -336,7 +330,7 @@ class ReduceOperator(KeyedOperator):
                 elif before is None:
                     self.timers.register(MAX_WATERMARK)
         except Exception as e:
-            raise self.user_error(e, "reduce()", key=key_context.current_key(), keyed=True) from e
+            raise self.user_error(e, "reduce()", key=keys.current_key(), keyed=True) from e
         self.collector.flush()
 
     def on_watermark(self, watermark: int) -> None:

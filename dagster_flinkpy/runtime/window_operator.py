@@ -116,33 +116,31 @@ class WindowOperator(KeyedOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         records = self.touch(batch)
-        key_context, assign, add = self.backend.key_context, self._spec.assigner.assign_windows, self._add
-        key = None
+        keys, assign, add = self.backend.key_context, self._spec.assigner.assign_windows, self._add
         try:
-            for slot, key, value, timestamp in records:
-                key_context.slot = slot
+            for keys.slot, value, timestamp in records:
                 skipped = True
                 for window in assign(value, timestamp, self._assigner):
-                    skipped &= not add(key, window, value, timestamp)
+                    skipped &= not add(window, value, timestamp)
                 if skipped:
                     self._skip(value, timestamp)
         except Exception as e:
-            raise self.user_error(e, "window", key=key, keyed=True) from e
+            raise self.user_error(e, "window", key=keys.current_key(), keyed=True) from e
         self.collector.flush()
 
-    def _add(self, key: Any, window: Any, value: Any, timestamp: int) -> bool:
+    def _add(self, window: Any, value: Any, timestamp: int) -> bool:
         """Adds a record to a window; False if the window is over."""
         if self._is_late(window):
             return False
         self._contents.set_current_namespace(self._codec.encode(window))
         self._contents.add(value)
-        self._on_element(key, window, value, timestamp)
+        self._on_element(window, value, timestamp)
         return True
 
-    def _on_element(self, key: Any, window: Any, value: Any, timestamp: int) -> None:
+    def _on_element(self, window: Any, value: Any, timestamp: int) -> None:
         """Asks the trigger, when a record has been added; the contents are those of the window."""
         self._trigger.select(window)
-        self._act(self._spec.trigger.on_element(value, timestamp, window, self._trigger), key, window, timestamp)
+        self._act(self._spec.trigger.on_element(value, timestamp, window, self._trigger), window, timestamp)
         cleanup = self._cleanup_time(window)
         if cleanup == MAX_WATERMARK:
             return
@@ -170,16 +168,16 @@ class WindowOperator(KeyedOperator):
         for timestamp, key, namespace in timers:
             self.backend.set_current_key(key)
             try:
-                self._on_timer(timestamp, key, self._codec.decode(namespace), on_time, cleans)
+                self._on_timer(timestamp, self._codec.decode(namespace), on_time, cleans)
             except Exception as e:
                 raise self.user_error(e, "window function", key=key, keyed=True) from e
         self.collector.flush()
 
-    def _on_timer(self, timestamp: int, key: Any, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
+    def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
         """Asks the trigger at a timer; ``cleans`` if timers of this kind end windows."""
         self._contents.set_current_namespace(self._codec.encode(window))
         self._trigger.select(window)
-        self._act(on_time(timestamp, window, self._trigger), key, window, timestamp)
+        self._act(on_time(timestamp, window, self._trigger), window, timestamp)
         if cleans and timestamp == self._cleanup_time(window):
             self._clear(window)
 
@@ -193,16 +191,17 @@ class WindowOperator(KeyedOperator):
         end: int = window.max_timestamp()
         return min(end + self._spec.allowed_lateness, MAX_WATERMARK) if self._event_time else end
 
-    def _act(self, result: TriggerResult, key: Any, window: Any, timestamp: int) -> None:
+    def _act(self, result: TriggerResult, window: Any, timestamp: int) -> None:
         """Does what the trigger says."""
         if result is TriggerResult.CONTINUE:
             return
         if result.is_fire():
-            self._fire(key, window, timestamp)
+            self._fire(window, timestamp)
         if result.is_purge():
             self._contents.clear()
 
-    def _fire(self, key: Any, window: Any, timestamp: int) -> None:
+    def _fire(self, window: Any, timestamp: int) -> None:
+        """Evaluates a window of the current key."""
         contents = self._contents.get()
         if self._keeps_elements:
             if not contents:
@@ -212,6 +211,7 @@ class WindowOperator(KeyedOperator):
         else:
             contents = (contents,)
         self._window.current = window
+        key = self.backend.key_context.current_key()
         self.collector.collect(self._evaluate(key, window, contents), timestamp)
 
     def _clear(self, window: Any) -> None:
@@ -260,7 +260,7 @@ class MergingWindowOperator(WindowOperator):
             self._sets[slot] = windows
         return windows
 
-    def _add(self, key: Any, window: Any, value: Any, timestamp: int) -> bool:
+    def _add(self, window: Any, value: Any, timestamp: int) -> bool:
         windows = self._windows()
         window = windows.add(window, self._merge)
         late = self._is_late(window)
@@ -269,7 +269,7 @@ class MergingWindowOperator(WindowOperator):
         else:
             self._contents.set_current_namespace(self._codec.encode(windows.state_window(window)))
             self._contents.add(value)
-            self._on_element(key, window, value, timestamp)
+            self._on_element(window, value, timestamp)
         windows.persist()
         return not late
 
@@ -290,14 +290,14 @@ class MergingWindowOperator(WindowOperator):
         encode = self._codec.encode
         self._contents.merge_namespaces(encode(state_window), [encode(window) for window in state_windows])
 
-    def _on_timer(self, timestamp: int, key: Any, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
+    def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
         namespace = self._codec.encode(window)
         state_window = self._mapping.get(namespace)
         if state_window is None:
             return  # a timer that the trigger did not delete
         self._contents.set_current_namespace(state_window)
         self._trigger.select(window)
-        self._act(on_time(timestamp, window, self._trigger), key, window, timestamp)
+        self._act(on_time(timestamp, window, self._trigger), window, timestamp)
         if cleans and timestamp == self._cleanup_time(window):
             self._clear(window)
             self._mapping.remove(namespace)
@@ -337,39 +337,37 @@ class AlignedWindowOperator(WindowOperator):
         watermark = self.context.watermark
         panes = _Panes(self._size, self._slide, watermark, self._spec.allowed_lateness)
         add_to, keys = self._contents.add_to, self.backend.key_context
-        key = None
         try:
-            for (slot, key, value, timestamp), pane in zip(
+            for (keys.slot, value, timestamp), pane in zip(
                 records, zip(newest.tolist(), counts.tolist(), strict=True), strict=True
             ):
                 windows = panes[pane]
                 for window in windows:
-                    is_new = add_to((slot, window), value)
+                    is_new = add_to((keys.slot, window), value)
                     if is_new or window.end - 1 <= watermark:
-                        keys.slot = slot
-                        self._added(key, window, timestamp, is_new)
+                        self._added(window, timestamp, is_new)
                 if not windows:
                     self._skip(value, timestamp)
         except Exception as e:
-            raise self.user_error(e, "window", key=key, keyed=True) from e
+            raise self.user_error(e, "window", key=keys.current_key(), keyed=True) from e
         self.collector.flush()
         return None
 
-    def _added(self, key: Any, window: TimeWindow, timestamp: int, is_new: bool) -> None:
+    def _added(self, window: TimeWindow, timestamp: int, is_new: bool) -> None:
         """Sets the timers of a new window of the current key; a late record makes its window fire at once."""
         self.timers.set_current_namespace(window)
         if window.end - 1 <= self.context.watermark:
             self._contents.set_current_namespace(window)
-            self._fire(key, window, timestamp)
+            self._fire(window, timestamp)
         elif is_new:
             self.timers.register(window.end - 1)
         if is_new and self._spec.allowed_lateness:
             self.timers.register(self._cleanup_time(window))
 
-    def _on_timer(self, timestamp: int, key: Any, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
+    def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
         self._contents.set_current_namespace(window)
         if timestamp == window.end - 1:
-            self._fire(key, window, timestamp)
+            self._fire(window, timestamp)
         if timestamp == self._cleanup_time(window):
             self._contents.clear()
             self._end(window)  # both timers have fired, so there is nothing that the trigger would drop

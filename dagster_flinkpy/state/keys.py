@@ -156,8 +156,8 @@ class TouchedKeys:
     """Of the key type."""
 
     def __init__(self) -> None:
-        self.slot = -1
-        """The slot of the current key; -1 if there is none. Set it to make another key the current one."""
+        self.slot: Any = None
+        """The slot of the current key, an int; None if there is none. Set it to make another key the current one."""
         self._slots: dict[Hashable, int] = {}
         self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots only when they are asked for.
         self.sort_keys: list[int] = []
@@ -185,7 +185,10 @@ class TouchedKeys:
 
     def current_key(self) -> Any:
         """The current key; None if there is none."""
-        return None if self.slot < 0 else self.codec.decode_all([self.current])[0]
+        if self.slot is None:
+            return None
+        decode = self.codec.decode
+        return self.current if decode is None else decode(self.current)
 
     def bind(self, key_type: TypeInformation) -> None:
         """Sets the type of the keys."""
@@ -296,8 +299,8 @@ class TouchedKeys:
 
     def select(self, encoded: Any) -> bool:
         """Makes the key of a dict key the current one; False if it has no slot."""
-        self.slot = self.slots.get(encoded, -1)
-        return self.slot >= 0
+        self.slot = self.slots.get(encoded)
+        return self.slot is not None
 
     def clear(self) -> None:
         """Forgets all keys."""
@@ -308,4 +311,4 @@ class TouchedKeys:
         self._index.clear()
         self._first_slots.clear()
         self._indexed = 0
-        self.slot = -1
+        self.slot = None

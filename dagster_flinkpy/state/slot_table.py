@@ -23,8 +23,8 @@ class SlotTable(OverlayTable):
         super().__init__(*args, **kwargs)
         self.values: list[Any] = []
         """By slot; None is no value."""
-        self.changed = bytearray()
-        """By slot: 1 if the value is not in storage."""
+        self.changed: list[bool] = []
+        """By slot: whether the value is not in storage. A list is quicker to set than an array."""
 
     @property
     def size(self) -> int:
@@ -32,7 +32,7 @@ class SlotTable(OverlayTable):
 
     def load(self, keys: KeySlots) -> None:
         self.values.extend([None] * len(keys.column))
-        self.changed.extend(bytes(len(keys.column)))
+        self.changed.extend([False] * len(keys.column))
         for match, slots, deleted, _ in self._find(keys):
             for slot, gone, value in zip(slots, deleted, self._stored_values(match), strict=True):
                 self.values[slot] = None if gone else value
@@ -42,12 +42,12 @@ class SlotTable(OverlayTable):
         self.changed.clear()
 
     def _changes(self) -> pa.Table | None:
-        slots: list[int] = np.flatnonzero(np.frombuffer(bytes(self.changed), dtype=np.uint8)).tolist()
+        slots: list[int] = np.flatnonzero(np.array(self.changed, dtype=bool)).tolist()
         values = [self.values[slot] for slot in slots]
         return self._delta(slots, self._columns(values), [value is None for value in values])
 
     def _written(self) -> None:
-        self.changed[:] = bytes(len(self.changed))
+        self.changed[:] = [False] * len(self.changed)
 
 
 class KeyedSlotState(ValueState[Any]):
@@ -62,21 +62,26 @@ class KeyedSlotState(ValueState[Any]):
         raise ConfigurationError(f"state {self.table.name!r} has no namespace")
 
     def value(self) -> Any:
-        slot = self._keys.slot
-        return self._values[slot if slot >= 0 else self.table.require_key()]
+        try:
+            return self._values[self._keys.slot]
+        except TypeError:
+            self.table.require_key()
+            raise
 
     def update(self, value: Any) -> None:
         slot = self._keys.slot
-        if slot < 0:
+        try:
+            self._values[slot] = value
+        except TypeError:
             self.table.require_key()
-        self._values[slot] = value
-        self._changed[slot] = 1
+            raise
+        self._changed[slot] = True
 
     def clear(self) -> None:
         slot = self.table.require_key()
         if self._values[slot] is not None:
             self._values[slot] = None
-            self._changed[slot] = 1
+            self._changed[slot] = True
 
 
 class _NamedSlotState(KeyedSlotState):

@@ -48,7 +48,7 @@ class KeyedValueState(_CellState, ValueState[Any]):
 
     def value(self) -> Any:
         slot = self._keys.slot
-        if self._namespaced or slot < 0:
+        if self._namespaced or slot is None:
             return self._values.get(self.table.cell)
         return self._values.get(slot)
 
@@ -56,7 +56,7 @@ class KeyedValueState(_CellState, ValueState[Any]):
         slot = self._keys.slot
         if value is None:
             self.table.remove()
-        elif self._namespaced or slot < 0:
+        elif self._namespaced or slot is None:
             self.table.put(value)
         else:
             self._values[slot] = self._name_fields(value)

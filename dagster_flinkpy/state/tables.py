@@ -109,8 +109,8 @@ class OverlayTable(ABC):
         Raises:
             ConfigurationError: there is no current key.
         """
-        slot = self.keys.slot
-        if slot < 0:
+        slot: int | None = self.keys.slot
+        if slot is None:
             raise ConfigurationError(f"keyed state {self.name!r} was used outside of a record or timer: no current key")
         return slot
 

@@ -45,8 +45,14 @@ def test_fields_are_set_by_position_and_name() -> None:
     row["age"] = 12
     row[0] = "Bob"
     assert row == Row(name="Bob", age=12)
+    row.age = 13
+    row[:1] = ["Eve"]
+    assert row == Row(name="Eve", age=13)
     with pytest.raises(AttributeError):
-        row.age = 13
+        row.size = 1
+    with pytest.raises(ValueError, match="unpack"):
+        row[:1] = []
+    assert row == Row(name="Eve", age=13)
 
 
 def test_unknown_fields() -> None:
@@ -117,6 +123,41 @@ def test_equal_rows_share_a_key_group() -> None:
 
 
 def test_rows_out_of_columns_make_rows_of_their_type() -> None:
-    (row,) = rows_of(("name", "age"), [("Alice", 11)])
+    (row,) = rows_of(("name", "age"), [["Alice"], [11]], 1)
     assert type(row)("Bob", 12) == Row("Bob", 12)
     assert type(row)(name="Bob", age=12) == Row(name="Bob", age=12)
+
+
+@pytest.mark.parametrize("width", [0, 1, 2, 40])
+def test_rows_of_any_width(width: int) -> None:
+    names = tuple(f"f{i}" for i in range(width))
+    first, second = rows_of(names, [[i, i + 1] for i in range(width)], 2)
+    assert (list(first), list(second)) == (list(range(width)), list(range(1, width + 1)))
+    assert first.as_dict() == dict(zip(names, range(width), strict=True))
+    assert [first[i] for i in range(-width, width)] == [*range(width)] * 2
+    assert [getattr(second, name) for name in names] == [second[name] for name in names] == list(second)
+    with pytest.raises(IndexError):
+        first[width]
+
+
+def test_names_need_not_match_the_fields() -> None:
+    row = Row(1, 2)
+    row.set_field_names(["a"])
+    assert (row.a, row.as_dict(), len(row)) == (1, {"a": 1}, 2)
+    row.set_field_names(["a", "a", "c"])
+    assert (row.a, row["a"]) == (1, 1)
+    with pytest.raises(IndexError):
+        row["c"]
+    row.set_field_names(["_private", "as_dict"])
+    assert (row["_private"], row["as_dict"]) == (1, 2)
+    assert row.as_dict() == {"_private": 1, "as_dict": 2}
+
+
+def test_a_row_keeps_its_names_when_its_kind_changes_and_its_kind_when_its_names_do() -> None:
+    row = Row(a=1)
+    row.set_row_kind(RowKind.DELETE)
+    row.set_field_names(["b"])
+    assert (row, row.b) == (Row.of_kind(RowKind.DELETE, b=1), 1)
+    (column_row,) = rows_of(("a",), [[1]], 1)
+    column_row.set_row_kind(RowKind.DELETE)
+    assert column_row == Row.of_kind(RowKind.DELETE, a=1)
