@@ -14,7 +14,7 @@ from dagster_flinkpy.state.cell_columns import CellColumn, Cells, grown, make_co
 from dagster_flinkpy.state.cell_grid import CellGrid
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
-from dagster_flinkpy.state.layout import distinct_rows, sort_order
+from dagster_flinkpy.state.layout import distinct_rows
 from dagster_flinkpy.state.tables import OverlayTable
 
 __all__ = ["ColumnTable", "NamespacedCells"]
@@ -204,9 +204,8 @@ class ColumnTable(OverlayTable):
         }
         if self.cells is not None:
             arrays["namespace"] = self.cells.column(cells)
-        order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
         schema = self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema).take(pa.array(order))
+        return pa.table([arrays[name] for name in schema.names], schema=schema)
 
     def _written(self) -> None:
         self._stored[self._changed] = self._present[self._changed]

@@ -19,7 +19,7 @@ from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["ColumnTimers"]
 
-_STORED, _REGISTERED, _DELETED = 0, 1, 2
+_UNKNOWN, _STORED, _REGISTERED, _DELETED = -1, 0, 1, 2
 _LOGGED = 65_536
 """Timers that the log of a moment grows by before it is tidied."""
 
@@ -52,11 +52,13 @@ class _Log:
         """The distinct slots, and the status of each."""
         if self._tidy < self.size:
             slots, status = np.concatenate(self._slots), np.concatenate(self._status)
-            distinct, last = np.unique(slots[::-1], return_index=True)
-            known = status[::-1][last]
+            last = np.full(int(slots.max()) + 1, _UNKNOWN, dtype=np.int8)  # By slot.
+            last[slots] = status
             # What is stored already, and is registered, need not be written.
-            known[np.isin(distinct, slots[status == _STORED]) & (known == _REGISTERED)] = _STORED
-            self._set(distinct, known)
+            stored = slots[status == _STORED]
+            last[stored[last[stored] == _REGISTERED]] = _STORED
+            distinct = np.flatnonzero(last != _UNKNOWN)
+            self._set(distinct, last[distinct])
         if not self.size:
             return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int8)
         return self._slots[0], self._status[0]
@@ -195,9 +197,8 @@ class ColumnTimers(TimerTable):
             "time": pa.array(np.array([time for time, _ in self._moments], dtype=np.int64)[moments]),
             "deleted": pa.array(status == _DELETED),
         }
-        order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
         schema = self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema).take(pa.array(order))
+        return pa.table([arrays[name] for name in schema.names], schema=schema)
 
     def _fill(self, table: pa.Table) -> None:
         columns = {name: table.column(name).combine_chunks() for name in ("key", "namespace", "time")}

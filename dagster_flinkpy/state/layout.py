@@ -40,6 +40,7 @@ __all__ = [
     "make_sort_keys",
     "merge_runs",
     "sort_order",
+    "sorted_rows",
     "to_json",
 ]
 
@@ -244,6 +245,12 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
     ranks = pc.sort_indices(pa.table(columns, names=names), sort_keys=[(name, "ascending") for name in names])
     order[tied] = rows[ranks.to_numpy()]
     return order
+
+
+def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
+    """The rows of a table in their order."""
+    columns = [table.column(name).combine_chunks() for name in layout.identity]
+    return table.take(pa.array(sort_order(table.column("sort_key").to_numpy(), columns)))
 
 
 def expired_rows(table: pa.Table, now: int) -> Mask:

@@ -16,7 +16,7 @@ from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.layout import APPEND, TableLayout, equal_rows, expired_rows, merge_runs
+from dagster_flinkpy.state.layout import APPEND, TableLayout, equal_rows, expired_rows, merge_runs, sorted_rows
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.run_file import encode_run, inline, upload_run
 from dagster_flinkpy.state.schema_evolution import can_evolve
@@ -183,7 +183,7 @@ class Runs:
         """Adds a delta as the newest run, merged with older ones if there are too many.
 
         Args:
-            delta: sorted rows with ``local_schema`` or ``append_schema``, one per identity; None for no change.
+            delta: rows with ``local_schema`` or ``append_schema``, one per identity, in any order; None for no change.
         """
         handles = self.handles
         sizes = [handle.rows for handle in handles]
@@ -219,6 +219,8 @@ class Runs:
             tables += [run.table() for run in islice(self.newest_first(), len(handles) - start)]
             delta = merge_runs(self.layout, tables, drop_deleted=start == 0, now=self._files.now())
             del self._runs[start:]
+        elif delta is not None:
+            delta = sorted_rows(self.layout, delta)
         if delta is not None and len(delta):
             self._runs.append(self._files.write(self.layout, delta))
 

@@ -13,7 +13,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state.handles import Json, RunHandle, StateKind, TableSnapshot
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
-from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, sort_order, to_json
+from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 
 __all__ = ["CellTable", "MapTable", "OverlayTable"]
@@ -145,7 +145,7 @@ class OverlayTable(ABC):
 
     @abstractmethod
     def _changes(self) -> pa.Table | None:
-        """The changed rows, sorted."""
+        """The changed rows, in any order."""
 
     @abstractmethod
     def _written(self) -> None:
@@ -207,9 +207,7 @@ class OverlayTable(ABC):
             kind = types.get(name)
             plain = schema.field(name).type
             arrays[name] = pa.array(values, type=plain) if kind is None else self._to_arrow(kind, values, slots)
-        table = pa.table([arrays[name] for name in schema.names], schema=schema)
-        order = sort_order(arrays["sort_key"].to_numpy(), [arrays[name] for name in self.layout.identity])
-        return table.take(pa.array(order))
+        return pa.table([arrays[name] for name in schema.names], schema=schema)
 
     def _to_arrow(self, kind: TypeInformation, values: list[Any], slots: list[int]) -> pa.Array[Any]:
         try:

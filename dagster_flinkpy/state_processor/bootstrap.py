@@ -29,6 +29,7 @@ from dagster_flinkpy.state.layout import (
     hashes_of,
     make_sort_keys,
     sort_order,
+    sorted_rows,
 )
 from dagster_flinkpy.state.ttl import TtlRules
 
@@ -156,8 +157,7 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
     rows = rows.combine_chunks()
     hashes = hashes_of(rows.column("sort_key").to_numpy())
     sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
-    order = sort_order(sort_keys, [rows.column(name).combine_chunks() for name in layout.identity])
-    return rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)).take(pa.array(order))
+    return sorted_rows(layout, rows.set_column(0, layout.local_schema.field(0), pa.array(sort_keys)))
 
 
 def _starts(columns: dict[str, pa.Array[Any]], identity: list[str]) -> npt.NDArray[np.bool_]:
