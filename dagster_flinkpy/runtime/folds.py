@@ -98,10 +98,11 @@ class Fold(ABC):
             TypeMismatchError: A record has no number in the field.
         """
         missing = np.flatnonzero(~table.contains(cells))
-        encoded = pa.array(cells[missing]).dictionary_encode()
-        fresh = encoded.dictionary.to_numpy()
-        first = np.empty(len(fresh), dtype=np.int64)
-        first[encoded.indices.to_numpy()[::-1]] = missing[::-1]
+        places = cells[missing] - cells[missing].min(initial=2**62)
+        owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
+        owners[places[::-1]] = missing[::-1]  # The last one written stays.
+        first = missing[owners[places] == missing]
+        fresh = cells[first]
         self._start(table, fresh, rows[first], records)
         for part in self._parts(table, records, rows):
             part.add(cells, fresh, first)

@@ -164,6 +164,8 @@ def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:
     """The array with room for so many cells: at least doubled, so that growing is cheap per cell."""
     if cells <= len(array):
         return array
-    larger = np.full(max(cells, 2 * len(array), 1024), fill, dtype=array.dtype)
+    larger = np.zeros(max(cells, 2 * len(array), 1024), dtype=array.dtype)  # Memory that nobody has touched is free.
     larger[: len(array)] = array
+    if fill:
+        larger[len(array) :] = fill
     return larger
