@@ -111,12 +111,19 @@ class Run:
             Pairs of an index into ``sort_keys`` and a row of the run.
         """
         own = self.sort_keys
-        low = np.searchsorted(own, sort_keys, side="left")
-        high = np.searchsorted(own, sort_keys, side="right")
-        counts = high - low
-        wanted = np.repeat(np.arange(len(sort_keys)), counts)
-        within = np.arange(len(wanted)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return wanted, np.repeat(low, counts) + within
+        low = np.searchsorted(own, sort_keys)
+        wanted = np.flatnonzero(low < len(own))
+        wanted = wanted[own[low[wanted]] == sort_keys[wanted]]
+        rows = low[wanted]
+        # Few rows share their sort key, so most need no second search.
+        many = rows + 1 < len(own)
+        many[many] = own[rows[many] + 1] == sort_keys[wanted[many]]
+        if not many.any():
+            return wanted, rows
+        counts = np.ones(len(rows), dtype=np.int64)
+        counts[many] = np.searchsorted(own, sort_keys[wanted[many]], side="right") - rows[many]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.repeat(wanted, counts), np.repeat(rows, counts) + within
 
     def column(self, name: str) -> pa.Array[Any]:
         """A column, as a view."""

@@ -160,16 +160,17 @@ class Runs:
         if before > MIN_TIME:
             self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
-    def find(self, identity: pa.Table) -> Iterator[Match]:
+    def find(self, identity: pa.Table, runs: int | None = None) -> Iterator[Match]:
         """Finds rows, newest run first.
 
         Args:
             identity: the column ``sort_key`` and as many of the identity columns as are known, ``key`` at least.
+            runs: in how many of the newest runs. Default: all.
         """
         columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
         sort_keys = columns.pop("sort_key").to_numpy()
         order = np.argsort(sort_keys)  # Neighbours in a run are looked up one after the other.
-        for run in self.newest_first():
+        for run in islice(self.newest_first(), runs):
             found, rows = run.find(sort_keys[order])
             if len(found):
                 wanted = order[found]
@@ -191,8 +192,9 @@ class Runs:
         appends = [0 if _is_base(handles, i) else _appends(handle) for i, handle in enumerate(handles)]
         tombstones = sum(min(handle.tombstones, handle.rows) for handle in handles)
         base_rows = sum(handle.rows for i, handle in enumerate(handles) if _is_base(handles, i))
+        hidden: list[Match] = []
         if delta is not None:
-            delta = self._without_idle_tombstones(delta)
+            delta, hidden = self._without_idle_tombstones(delta)
             if not handles and APPEND in delta.column_names:
                 delta = delta.drop_columns(APPEND)  # There is nothing to add to.
             sizes.append(len(delta))
@@ -215,8 +217,7 @@ class Runs:
         if delta is not None:
             start = min(start, self._first_inline())
         if start < len(sizes) - 1:
-            tables = [] if delta is None else [delta]
-            tables += [run.table() for run in islice(self.newest_first(), len(handles) - start)]
+            tables = self._to_merge(delta, hidden, len(handles) - start)
             delta = merge_runs(self.layout, tables, drop_deleted=start == 0, now=self._files.now())
             del self._runs[start:]
         elif delta is not None:
@@ -244,17 +245,48 @@ class Runs:
             first, size = first - 1, size + handle.bytes
         return first if size >= self._files.inline_below else len(self._runs)
 
-    def _without_idle_tombstones(self, delta: pa.Table) -> pa.Table:
-        """Leaves out the tombstones that hide nothing: of what came and went since the last snapshot."""
+    def _without_idle_tombstones(self, delta: pa.Table) -> tuple[pa.Table, list[Match]]:
+        """Leaves out the tombstones that hide nothing: of what came and went since the last snapshot.
+
+        Returns:
+            What is left, and what its tombstones hide.
+        """
         deleted = delta.column("deleted").to_numpy()
-        if not deleted.any():
-            return delta
         tombstones = np.flatnonzero(deleted)
-        identity = delta.select(["sort_key", *self.layout.identity]).take(pa.array(tombstones))
+        if not len(tombstones):
+            return delta, []
+        hidden = list(self.find(self._identity(delta, tombstones)))
         kept = ~deleted
-        for match in self.find(identity):
+        for match in hidden:
             kept[tombstones[match.wanted]] = True
-        return delta.take(pa.array(np.flatnonzero(kept)))
+        return delta.filter(pa.array(kept)), hidden
+
+    def _to_merge(self, delta: pa.Table | None, hidden: list[Match], runs: int) -> list[pa.Table]:
+        """Delta and newest runs, newest first, without the rows that the delta hides: most of what would be compared.
+
+        Args:
+            delta: the changes, if any.
+            hidden: what its tombstones hide.
+            runs: how many of the newest runs are merged.
+        """
+        newest = list(islice(self.newest_first(), runs))
+        if delta is None:
+            return [run.table() for run in newest]
+        live = ~delta.column("deleted").to_numpy()
+        if self.layout.kind != "LIST":  # in which a row may add to those it would hide
+            hidden = [*hidden, *self.find(self._identity(delta, np.flatnonzero(live)), runs)]
+        # Where all runs are merged, tombstones have done their work.
+        tables = [delta if runs < len(self) or live.all() else delta.filter(pa.array(live))]
+        for run in newest:
+            kept = np.ones(len(run), dtype=np.bool_)
+            for match in hidden:
+                if match.run is run:
+                    kept[match.rows] = False
+            tables.append(run.table() if kept.all() else run.table().filter(pa.array(kept)))
+        return tables
+
+    def _identity(self, delta: pa.Table, rows: Indices) -> pa.Table:
+        return delta.select(["sort_key", *self.layout.identity]).take(pa.array(rows))
 
 
 def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectStore) -> Run:
