@@ -246,6 +246,7 @@ class WindowAggregateOperator(_AggregateOperator):
                 self._emit(results, np.full(len(cells), time))
             if time == min(end - 1 + self._lateness, MAX_WATERMARK):
                 self._state.delete(cells)
+                self._state.release(number)
 
     def _result(self, keys: pa.Array[Any], starts: pa.Array[Any], results: pa.Array[Any]) -> pa.Array[Any]:
         return self._struct([*_spread(keys, self._key_fields), starts, pc.add(starts, self._size), results])

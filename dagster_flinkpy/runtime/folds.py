@@ -101,7 +101,7 @@ class Fold(ABC):
         places = cells[missing] - cells[missing].min(initial=2**62)
         owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
         owners[places[::-1]] = missing[::-1]  # The last one written stays.
-        first = missing[owners[places] == missing]
+        first: Cells = missing[owners[places] == missing]
         fresh = cells[first]
         self._start(table, fresh, rows[first], records)
         for part in self._parts(table, records, rows):

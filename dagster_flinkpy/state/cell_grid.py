@@ -50,6 +50,13 @@ class CellGrid:
             self._numbers = numbers
         return True
 
+    def row(self, row: int) -> Integers:
+        """The numbers of the pairs of a row."""
+        if row >= len(self._numbers):
+            return np.zeros(0, dtype=np.int64)
+        numbers: Integers = self._numbers[row].astype(np.int64)
+        return numbers[numbers >= 0]
+
     def add(self, rows: Integers, columns: Integers) -> tuple[Integers, Integers]:
         """Numbers pairs; those that have no number get one.
 

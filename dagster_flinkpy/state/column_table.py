@@ -39,6 +39,8 @@ class NamespacedCells:
     def clear(self) -> None:
         """Forgets all."""
         self._ids: dict[Hashable, int] = {}
+        self._names: list[Hashable] = []  # By number.
+        self._free: list[int] = []  # Numbers of namespaces that were released.
         self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._index = IntIndex()
         self._codes: Cells = np.zeros(0, dtype=np.int64)
@@ -49,15 +51,33 @@ class NamespacedCells:
 
     def namespace_ids(self, namespaces: Sequence[Any]) -> list[int]:
         """A number for each namespace."""
-        ids = self._ids
-        return [ids.setdefault(encoded, len(ids)) for encoded in self._codec.encode_all(namespaces)]
+        return [self._id(encoded) for encoded in self._codec.encode_all(namespaces)]
+
+    def _id(self, encoded: Hashable) -> int:
+        number = self._ids.get(encoded)
+        if number is None:
+            if not self._free:
+                self._free.append(len(self._names))
+                self._names.append(encoded)
+            number = self._ids[encoded] = self._free.pop()
+            self._names[number] = encoded
+        return number
+
+    def of_namespace(self, namespace_id: int) -> Cells | None:
+        """The cells of a namespace; None if it would take long to find them."""
+        return None if self._grid is None else self._grid.row(namespace_id)
+
+    def release(self, namespace_id: int) -> None:
+        """Gives the number of a namespace, and its cells, to the next new one."""
+        if self._ids.pop(self._names[namespace_id], None) is not None:
+            self._free.append(namespace_id)
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
         """The cells of slots and namespaces, and for each cell that is new, in order, where it occurs first."""
         if not len(slots):
             return slots, slots
         codes = namespace_ids << _SLOT_BITS | slots
-        if self._grid is not None and not self._grid.reserve(len(self._ids), int(slots.max()) + 1, len(slots)):
+        if self._grid is not None and not self._grid.reserve(len(self._names), int(slots.max()) + 1, len(slots)):
             self._index.add(self._codes[: len(self._grid)])
             self._grid = None
         if self._grid is not None:
@@ -89,7 +109,7 @@ class NamespacedCells:
 
     def namespaces(self) -> Sequence[Any]:
         """The namespaces, by their numbers."""
-        return self._codec.decode_all(list(self._ids))
+        return self._codec.decode_all(self._names)
 
     def column(self, cells: Cells) -> pa.Array[Any]:
         """The namespace of each cell."""
@@ -170,6 +190,17 @@ class ColumnTable(OverlayTable):
         self.reserve()
         self._present[cells] = False
         self._changed[cells] = True
+
+    def release(self, namespace_id: int) -> None:
+        """Forgets a namespace whose cells hold nothing, here and in storage; another one gets them."""
+        assert self.cells is not None
+        cells = self.cells.of_namespace(namespace_id)
+        if cells is None:
+            return
+        self.reserve()
+        if not (self._present[cells] | self._stored[cells]).any():
+            self._changed[cells] = False
+            self.cells.release(namespace_id)
 
     def load(self, keys: KeySlots) -> None:
         for match in self._matches(keys):

@@ -36,13 +36,17 @@ def in_columns(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) ->
     table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS if namespaced else None)
     column = key_type.to_arrow([key for key, _, _ in ops])
     slots = backend.touch_column(column, hash_keys(key_type, column))
-    cells = slots
-    if namespaced:
-        ids = table.cells.namespace_ids([(n, n + 1) for _, n, _ in ops])
-        cells, _ = table.cells.of(slots, np.array(ids, dtype=np.int64))
-    table.update(cells, VALUE.to_arrow([value for _, _, value in ops]))
-    last = {cell: value for cell, (_, _, value) in zip(cells.tolist(), ops, strict=True)}
-    assert VALUE.from_arrow(table.lookup(cells)) == [last[cell] for cell in cells.tolist()]
+    for start in range(0, len(ops), 3):
+        some, cells = ops[start : start + 3], slots[start : start + 3]
+        if namespaced:
+            ids = table.cells.namespace_ids([(n, n + 1) for _, n, _ in some])
+            cells, _ = table.cells.of(cells, np.array(ids, dtype=np.int64))
+        table.update(cells, VALUE.to_arrow([value for _, _, value in some]))
+        last = {cell: value for cell, (_, _, value) in zip(cells.tolist(), some, strict=True)}
+        assert VALUE.from_arrow(table.lookup(cells)) == [last[cell] for cell in cells.tolist()]
+        if namespaced:
+            for number in set(ids):
+                table.release(number)  # as often as can be: one that holds something stays
 
 
 def per_record(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
@@ -53,6 +57,31 @@ def per_record(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) ->
         if namespaced:
             state.set_current_namespace((namespace, namespace + 1))
         state.update(value)
+
+
+def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_backend: Any, store: Any) -> None:
+    backend = make_backend(None, key_type=Types.LONG())
+    table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS)
+    column = pa.array(range(100))
+    slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
+    for window in range(50):
+        (number,) = table.cells.namespace_ids([(window, window + 1)])
+        cells, _ = table.cells.of(slots, np.full(len(slots), number))
+        assert not table.contains(cells).any()
+        table.update(cells, VALUE.to_arrow([(window, "x")] * len(cells)))
+        table.release(number)  # holds something, so nothing happens
+        assert table.contains(cells).all()
+        if window < 49:
+            table.delete(cells)
+            table.release(number)
+    assert table.size == 100
+    (snapshot,) = backend.snapshot().tables
+    rows = read_table(snapshot, store).to_pylist()
+    assert {(row["namespace"]["f0"], row["value"]["f0"]) for row in rows} == {(49, 49)}
+    assert len(rows) == 100
+    table.delete(cells)
+    table.release(number)  # storage holds it
+    assert table.cells.namespace_ids([(49, 50), (50, 51)]) == [number, number + 1]
 
 
 @pytest.mark.parametrize("namespaced", [False, True])
