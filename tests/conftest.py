@@ -6,10 +6,14 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import s3_client
 from tests import servers
+
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -2,14 +2,48 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from dagster_flinkpy.state.int_index import claim, number_claims
-
-__all__ = ["CellGrid"]
+__all__ = ["FIRST_CLAIM", "CellGrid", "claim", "number_claims"]
 
 Integers = npt.NDArray[np.int64]
+
+FIRST_CLAIM = -2
+"""Numbers from here down are claims: the position of what is being added, counted backwards."""
+
+
+def claim(numbers: npt.NDArray[Any], places: Integers, positions: Integers) -> None:
+    """Claims free places; of those that meet at one the first one of all gets it.
+
+    Args:
+        numbers: By place; changed.
+        places: Some that are free.
+        positions: Who claims, in ascending order.
+    """
+    numbers[places[::-1]] = FIRST_CLAIM - positions[::-1]  # the last one written stays
+
+
+def number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tuple[Integers, Integers]:
+    """Gives numbers to claimed places, in the order of the claims.
+
+    Args:
+        numbers: By place; changed.
+        places: The place of each position.
+        size: The first number.
+
+    Returns:
+        The number of each position, and the positions whose claims held.
+    """
+    owners = FIRST_CLAIM - numbers[places]
+    first = np.flatnonzero(owners == np.arange(len(places)))
+    added = np.empty(len(places), dtype=np.int64)
+    added[first] = size + np.arange(len(first))
+    numbers[places[first]] = added[first]
+    return added[owners], first
+
 
 _MOST = 2**31
 _FREE_PLACES = 8
@@ -56,6 +90,24 @@ class CellGrid:
             return np.zeros(0, dtype=np.int64)
         numbers: Integers = self._numbers[row].astype(np.int64)
         return numbers[numbers >= 0]
+
+    def row_columns(self) -> Integers:
+        """Of a grid with one row, the columns in the order of their numbers."""
+        columns = np.flatnonzero(self._numbers[0] >= 0)
+        ordered = np.empty(len(columns), dtype=np.int64)
+        ordered[self._numbers[0, columns]] = columns
+        return ordered
+
+    def find(self, columns: Integers) -> Integers:
+        """The numbers in the first row; -1 where there is none."""
+        numbers = self._numbers[0]
+        inside = columns.view(np.uint64) < len(numbers)
+        if inside.all():
+            found: Integers = numbers[columns].astype(np.int64)
+            return found
+        found = np.full(len(columns), -1, dtype=np.int64)
+        found[inside] = numbers[columns[inside]]
+        return found
 
     def add(self, rows: Integers, columns: Integers) -> tuple[Integers, Integers]:
         """Numbers pairs; those that have no number get one.

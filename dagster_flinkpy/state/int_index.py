@@ -2,72 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IntIndex", "claim", "number_claims"]
+from dagster_flinkpy.state.cell_grid import FIRST_CLAIM, CellGrid, claim, number_claims
+
+__all__ = ["IntIndex"]
 
 Integers = npt.NDArray[np.int64]
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _FIRST_BITS = 10
 
-_CLAIM = -2
-"""Numbers from here down are claims: the position of what is being added, counted backwards."""
-
-
-def claim(numbers: npt.NDArray[Any], places: Integers, positions: Integers) -> None:
-    """Claims free places; of those that meet at one the first one of all gets it.
-
-    Args:
-        numbers: By place; changed.
-        places: Some that are free.
-        positions: Who claims, in ascending order.
-    """
-    numbers[places[::-1]] = _CLAIM - positions[::-1]  # the last one written stays
-
-
-def number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tuple[Integers, Integers]:
-    """Gives numbers to claimed places, in the order of the claims.
-
-    Args:
-        numbers: By place; changed.
-        places: The place of each position.
-        size: The first number.
-
-    Returns:
-        The number of each position, and the positions whose claims held.
-    """
-    owners = _CLAIM - numbers[places]
-    first = np.flatnonzero(owners == np.arange(len(places)))
-    added = np.empty(len(places), dtype=np.int64)
-    added[first] = size + np.arange(len(first))
-    numbers[places[first]] = added[first]
-    return added[owners], first
-
 
 class IntIndex:
     """Numbers distinct integers 0, 1, 2, ... in the order in which they are added.
 
-    Open addressing with linear probing, at most half full. All integers of a call probe together, so Python's cost is
-    per probe and not per integer.
+    As long as they are small and many of those up to the largest, as ids often are, an array has their numbers. Else it
+    is open addressing with linear probing, at most half full. All integers of a call probe together, so Python's cost
+    is per probe and not per integer.
     """
 
     def __init__(self) -> None:
         self.clear()
 
     def __len__(self) -> int:
-        return self._size
+        return self._size if self._grid is None else len(self._grid)
 
     def clear(self) -> None:
         """Forgets all."""
+        self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._size = 0
-        self._make(_FIRST_BITS)
 
     def find(self, integers: Integers) -> Integers:
         """The number of each integer; -1 where it was not added."""
+        if self._grid is not None:
+            return self._grid.find(integers)
         at = self._home(integers)
         numbers = self._numbers[at]
         probing = np.flatnonzero((self._integers[at] != integers) & (numbers >= 0))
@@ -89,6 +59,13 @@ class IntIndex:
         Returns:
             The number of each, and for each new one, in order, where it occurs first.
         """
+        if self._grid is not None:
+            if not len(integers) or self._fits_grid(integers):
+                return self._grid.add(np.zeros(1, dtype=np.int64), integers)
+            before = self._grid.row_columns()
+            self._grid = None
+            self._make(max(_FIRST_BITS, (2 * len(before)).bit_length() + 1))
+            self.add(before)
         numbers = self.find(integers)
         missing = np.flatnonzero(numbers < 0)
         if not len(missing):
@@ -99,6 +76,10 @@ class IntIndex:
         self._size += len(first)
         return numbers, missing[first]
 
+    def _fits_grid(self, integers: Integers) -> bool:
+        assert self._grid is not None
+        return int(integers.min()) >= 0 and self._grid.reserve(1, int(integers.max()) + 1, len(integers))
+
     def _claim(self, integers: Integers) -> Integers:
         """The place of each integer, none of which is there; its number says where it occurs first."""
         places, at = np.empty_like(integers), self._home(integers)
@@ -106,7 +87,7 @@ class IntIndex:
         while len(probing):
             free = np.flatnonzero(self._numbers[at] == -1)
             claim(self._numbers, at[free], probing[free])
-            self._integers[at[free]] = integers[_CLAIM - self._numbers[at[free]]]
+            self._integers[at[free]] = integers[FIRST_CLAIM - self._numbers[at[free]]]
             # Equal integers probe in step, so they meet.
             here = self._integers[at] == integers[probing]
             places[probing[here]] = at[here]

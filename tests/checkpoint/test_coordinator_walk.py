@@ -212,5 +212,5 @@ class CoordinatorWalk(RuleBasedStateMachine):
         assert not set(self.coordinator.pending) & {*self.completed, *self.ended}
 
 
-CoordinatorWalk.TestCase.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+CoordinatorWalk.TestCase.settings = settings(max_examples=200, stateful_step_count=60)
 TestCoordinatorWalk = CoordinatorWalk.TestCase

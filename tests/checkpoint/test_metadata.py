@@ -77,7 +77,7 @@ def test_every_single_bit_flip_is_found(sample: CheckpointMetadata) -> None:
 
 
 @FORMS
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_bit_flips_are_found(sample: CheckpointMetadata, data: st.DataObject) -> None:
     damaged = bytearray(sample.to_bytes())
@@ -87,7 +87,7 @@ def test_bit_flips_are_found(sample: CheckpointMetadata, data: st.DataObject) ->
         CheckpointMetadata.from_bytes(bytes(damaged), NAME)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.binary(max_size=200), st.sampled_from([b"", b"\x1f\x8b", SMALL.to_bytes()[:60], LARGE.to_bytes()[:90]]))
 def test_garbage_is_found(garbage: bytes, start: bytes) -> None:
     with pytest.raises(CorruptMetadataError, match="chk-1/_metadata"):

@@ -189,7 +189,7 @@ EPOCHS = st.tuples(
 
 
 @given(epochs=st.lists(EPOCHS, max_size=12), num_retained=st.integers(1, 3), old=st.integers(0, 12))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_file_is_named_by_a_retained_checkpoint_or_young(
     tmp_path_factory: pytest.TempPathFactory,
     epochs: list[tuple[int, int, str, bool]],

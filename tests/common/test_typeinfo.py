@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.key_types import infer_key_type
@@ -92,7 +92,6 @@ def shown(values: list[Any]) -> str:
     return repr(values)  # Tells NaN, -0.0 and 0.0, True and 1, tuples and lists apart, and finds NaN equal to itself.
 
 
-@settings(deadline=None)
 @given(TYPES, st.data())
 def test_every_type_round_trips(typed: tuple[TypeInformation, st.SearchStrategy[Any]], data: st.DataObject) -> None:
     kind, values = typed
@@ -112,7 +111,6 @@ def test_every_type_round_trips(typed: tuple[TypeInformation, st.SearchStrategy[
         assert shown(kind.from_arrow(doubled)) == shown([column[-1], column[0]])
 
 
-@settings(deadline=None)
 @given(TYPES)
 def test_json_describes_a_type(typed: tuple[TypeInformation, Any]) -> None:
     kind = typed[0]

@@ -5,7 +5,7 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.time import Duration, Time
@@ -34,7 +34,6 @@ def naive(timestamp: int, size: int, slide: int, offset: int) -> set[TimeWindow]
     return {TimeWindow(start, start + size) for start in starts if start <= timestamp < start + size}
 
 
-@settings(deadline=None)
 @given(timestamp=timestamps, size=sizes, offset=st.integers(-29, 29))
 def test_tumbling_windows_lie_side_by_side(timestamp: int, size: int, offset: int) -> None:
     offset = offset % size if offset >= 0 else -(-offset % size)
@@ -43,7 +42,6 @@ def test_tumbling_windows_lie_side_by_side(timestamp: int, size: int, offset: in
     assert len(windows) == 1
 
 
-@settings(deadline=None)
 @given(timestamp=timestamps, size=sizes, slide=sizes, offset=st.integers(-29, 29))
 def test_sliding_windows_are_all_that_hold_the_timestamp(timestamp: int, size: int, slide: int, offset: int) -> None:
     offset = offset % slide if offset >= 0 else -(-offset % slide)

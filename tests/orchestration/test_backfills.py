@@ -387,7 +387,7 @@ def test_a_file_that_comes_late_is_read_when_its_partition_runs_again(
     assert daemon.table() == expected
 
 
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_sequence_of_runs_backfills_and_rescales_equals_one_straight_run(
     daemon: Daemon, data: st.DataObject

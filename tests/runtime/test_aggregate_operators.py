@@ -122,7 +122,7 @@ def compare(program: Callable[[], Any], runs: list[Run], seed: int) -> None:
     assert mixed == expected
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25))
 @given(
     records=RECORDS,
     runs=RUNS,
@@ -156,7 +156,7 @@ class RollingByRecord(KeyedProcessFunction):
         yield (*(key if isinstance(key, tuple) else (key,)), self.state.get())
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(
     records=RECORDS, runs=RUNS, what=st.sampled_from(["count", "mean"]), key=st.sampled_from(["key", ("key", "note")])
 )
@@ -182,7 +182,7 @@ ASSIGNERS = st.one_of(
 )
 
 
-@settings(max_examples=examples(40), deadline=None)
+@settings(max_examples=examples(40))
 @given(
     records=RECORDS,
     runs=RUNS,
@@ -209,7 +209,7 @@ def test_windows(records, runs, assigner, fold, field, lateness, out_of_order, s
     compare(program, runs, seed)
 
 
-@settings(max_examples=examples(8), deadline=None)
+@settings(max_examples=examples(8))
 @given(
     records=RECORDS,
     runs=RUNS,
@@ -226,7 +226,7 @@ def test_windows_of_a_stream_without_keys(records, runs, assigner, fold, latenes
     compare(program, runs, seed)
 
 
-@settings(max_examples=examples(10), deadline=None)
+@settings(max_examples=examples(10))
 @given(records=RECORDS, runs=RUNS)
 def test_state_that_does_not_fit_in_memory(records, runs):
     def program():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
@@ -130,7 +130,6 @@ def check_all_delivered(run: Run, gate: Gate) -> None:
         assert [r for channel, r in gate.delivered if channel == c] == records
 
 
-@settings(deadline=None)
 @given(run=runs())
 def test_exactly_once_the_snapshot_holds_exactly_the_records_before_the_barrier(run: Run) -> None:
     gate = Gate(SingleCheckpointBarrierHandler(run.channels))
@@ -145,7 +144,6 @@ def test_exactly_once_the_snapshot_holds_exactly_the_records_before_the_barrier(
     check_all_delivered(run, gate)
 
 
-@settings(deadline=None)
 @given(run=runs(), unaligned=st.booleans(), timeouts=st.sets(st.integers(0, 30)))
 def test_unaligned_the_snapshot_and_its_channel_state_hold_exactly_the_records_before_the_barrier(
     run: Run, unaligned: bool, timeouts: set[int]
@@ -164,7 +162,6 @@ def test_unaligned_the_snapshot_and_its_channel_state_hold_exactly_the_records_b
     check_all_delivered(run, gate)
 
 
-@settings(deadline=None)
 @given(run=runs(losses=True), unaligned=st.booleans())
 def test_what_completes_in_spite_of_lost_and_cancelled_barriers_is_exact(run: Run, unaligned: bool) -> None:
     gate = Gate(SingleCheckpointBarrierHandler(run.channels, unaligned=unaligned))
@@ -181,7 +178,6 @@ def test_what_completes_in_spite_of_lost_and_cancelled_barriers_is_exact(run: Ru
     check_all_delivered(run, gate)
 
 
-@settings(deadline=None)
 @given(run=runs(losses=True))
 def test_at_least_once_the_snapshot_holds_at_least_the_records_before_the_barrier(run: Run) -> None:
     gate = Gate(CheckpointBarrierTracker(run.channels))

@@ -38,7 +38,7 @@ from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment
 
 RECORDS = [(f"k{i % 5}", i * 10, i) for i in range(60)]
 UNALIGNED = CheckpointConfig(unaligned=True)
-slow = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow = settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def counted(parallelism: int, per_epoch: int | None, sink: FolderSink | None = None) -> JobGraph:

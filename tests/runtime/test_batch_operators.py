@@ -52,7 +52,7 @@ class TotalsPerRecord(KeyedProcessFunction):
         yield ctx.get_current_key(), total
 
 
-@settings(max_examples=examples(20), deadline=None)
+@settings(max_examples=examples(20))
 @given(
     seed=st.integers(0, 10**6),
     forms=st.lists(st.tuples(st.booleans(), st.integers(1, 3)), min_size=1, max_size=5),

@@ -63,7 +63,7 @@ def counts(per_epoch: int | None = 2, parallelism: int = 1) -> JobGraph:
 COUNTS = [("a", 1, 2), ("b", 1, 3), ("a", 2, 7), ("c", 1, 7), ("b", 2, 4), ("a", 3, 8)]
 
 
-@settings(max_examples=examples(15), deadline=None)
+@settings(max_examples=examples(15))
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 99), st.integers(-9, 9)), min_size=1, max_size=30),
     st.integers(1, 3),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
@@ -89,7 +89,6 @@ def sent_columns(exchange: Exchange) -> list[list[str]]:
     return [pa.ipc.open_stream(row.payload).schema.names for row in rows]
 
 
-@settings(deadline=None)
 @given(
     batches=st.lists(
         st.lists(st.tuples(st.text(max_size=2), st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=5),
@@ -173,7 +172,6 @@ keys = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(values=keys, targets=st.integers(1, 9), max_parallelism=st.integers(9, 200))
 def test_hash_sends_a_key_to_the_subtask_of_its_key_group(
     values: list[Any], targets: int, max_parallelism: int
@@ -192,7 +190,6 @@ def test_hash_sends_a_key_to_the_subtask_of_its_key_group(
             assert list(key) == list(value) if isinstance(value, Row) else key == value
 
 
-@settings(deadline=None)
 @given(values=st.lists(st.tuples(st.text(max_size=3), st.integers(-5, 5)), min_size=1), targets=st.integers(1, 5))
 def test_fields_hash_as_their_values_do(values: list[tuple[str, int]], targets: int) -> None:
     row = Types.ROW_NAMED(["name", "number"], [Types.STRING(), Types.LONG()])
@@ -206,7 +203,6 @@ def test_fields_hash_as_their_values_do(values: list[tuple[str, int]], targets: 
                 assert target == compute_operator_index_for_key_group(128, targets, group)
 
 
-@settings(deadline=None)
 @given(sizes=st.lists(st.integers(0, 20)), targets=st.integers(1, 6), subtask=st.integers(0, 5))
 def test_rebalance_is_even_over_all_batches(sizes: list[int], targets: int, subtask: int) -> None:
     exchange = Exchange(Partitioner(PartitionerKind.REBALANCE), targets=targets, subtask=subtask)

@@ -87,7 +87,7 @@ def pipeline(records: list[tuple[str, int, int]], per_epoch: int | None, paralle
 steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.integers(-9, 9)), min_size=1, max_size=30)
 
 
-@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=steps,
     per_epoch=st.integers(2, 12),
@@ -128,7 +128,7 @@ def test_epochs_and_rescales_change_no_output(
         assert seen == {key: sum(v for k, _, v in records if k == key) for key in "abcde"}
 
 
-@settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=steps,
     barriers=st.integers(1, 4),

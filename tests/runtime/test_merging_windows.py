@@ -55,7 +55,7 @@ def _sorted(result: Any, merged: list[Any], state_window: Any, state_windows: li
     return result, sorted(merged), sorted([state_window, *state_windows])
 
 
-@settings(max_examples=examples(100), deadline=None)
+@settings(max_examples=examples(100))
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9), st.booleans(), st.booleans()), max_size=30))
 def test_only_what_touches_is_looked_at(steps: list[tuple[int, int, bool, bool]]) -> None:
     found, expected = run(EventTimeSessionWindows, steps), run(_All, steps)

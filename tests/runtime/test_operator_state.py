@@ -434,7 +434,7 @@ def test_the_writer_is_part_of_the_name(tmp_path: Path) -> None:
     large=st.booleans(),
     split=st.booleans(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50), deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 def test_what_is_written_is_read(tmp_path: Path, values: list[str | None], large: bool, split: bool) -> None:
     store = LocalObjectStore(tmp_path)
     values = values * (1000 if large else 1)
@@ -452,7 +452,7 @@ def test_what_is_written_is_read(tmp_path: Path, values: list[str | None], large
     parallelisms=st.lists(st.integers(1, 4), min_size=2, max_size=5),
     data=st.data(),
 )
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50), deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(50))
 def test_all_modes_over_epochs_restores_and_rescales(tmp_path: Path, parallelisms: list[int], data: Any) -> None:
     texts = ListStateDescriptor("split", Types.STRING()), ListStateDescriptor("union", Types.STRING())
     rules = MapStateDescriptor("rules", Types.LONG(), Types.STRING())

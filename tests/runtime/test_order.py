@@ -15,7 +15,7 @@ from tests.examples import examples
 from tests.runtime.harness import collect_all, random_order
 from tests.runtime.programs import EVENT, environment, events
 
-slow = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+slow = settings(max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 SEEN = Types.TUPLE([Types.LONG(), Types.LONG()])
 
 

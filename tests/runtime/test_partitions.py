@@ -171,7 +171,7 @@ def test_a_day_whose_input_is_gone_is_emptied(tmp_path: Path, monkeypatch: pytes
     assert set(table(tmp_path / "table")) == {day(0).key}
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(st.data())
 def test_any_sequence_of_runs_equals_one_straight_run(data: st.DataObject) -> None:
     """Materialise, backfill, rescale, in any order that states allow; then what is left, in order."""

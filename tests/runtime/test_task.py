@@ -212,7 +212,7 @@ def test_a_record_without_event_time_cannot_be_put_into_a_window(tmp_path: Path)
 records_in_order = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 9)), max_size=25)
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records=records_in_order, seed=st.integers(0, 99), per_epoch=st.integers(3, 30))
 def test_windows_are_those_of_a_naive_model_in_whatever_order_channels_bring_records(
     records: list[tuple[str, int, int]],
@@ -543,7 +543,7 @@ def test_the_barrier_of_another_attempt_is_found_out(tmp_path: Path) -> None:
         results.check_consistent()
 
 
-@settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 999), parallelism=st.integers(1, 4))
 def test_the_order_of_channels_changes_no_result(
     seed: int, parallelism: int, tmp_path_factory: pytest.TempPathFactory

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
@@ -12,7 +12,6 @@ watermarks = st.tuples(st.sampled_from(CHANNELS), st.integers(0, 20))
 statuses = st.tuples(st.sampled_from(CHANNELS), st.booleans())
 
 
-@settings(deadline=None)
 @given(events=st.lists(watermarks | statuses), restored=st.integers(0, 20))
 def test_the_watermark_is_the_least_of_the_channels_that_count_and_never_goes_back(
     events: list[tuple[str, int | bool]], restored: int

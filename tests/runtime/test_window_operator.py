@@ -54,9 +54,7 @@ FIRED = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LIST(Type
 LATE = OutputTag("late", Types.PICKLED_BYTE_ARRAY())
 
 records_of = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.integers(0, 99)), max_size=25)
-properties = settings(
-    max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+properties = settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class Values(AggregateFunction):

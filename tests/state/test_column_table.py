@@ -86,7 +86,7 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
 
 @pytest.mark.parametrize("namespaced", [False, True])
 @pytest.mark.parametrize("kind", KEYS)
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_the_two_forms_write_the_same_state(make_backend, store, kind, namespaced, data):
     key_type, keys = KEYS[kind]

@@ -53,7 +53,7 @@ TIMERS = st.lists(
 )
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     epochs=st.lists(st.tuples(TIMERS, TIMERS, st.integers(0, 12), st.booleans()), min_size=1, max_size=5),
     small=st.booleans(),

@@ -64,7 +64,7 @@ changes = st.dictionaries(
 
 
 @given(deltas=st.lists(changes, min_size=1, max_size=8), cuts=st.tuples(st.integers(0, 8), st.integers(0, 8)))
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.parametrize("layout", [LAYOUT, EXPIRING])
 def test_however_runs_are_merged_they_hold_the_same_lists(
     layout: TableLayout, deltas: list[dict[int, Change]], cuts: tuple[int, int]
@@ -95,7 +95,7 @@ def test_however_runs_are_merged_they_hold_the_same_lists(
     inline_below=st.sampled_from([0, 20_000]),
     turns=st.booleans(),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_runs_and_rows_are_bounded_by_what_makes_up_the_lists(
     store: LocalObjectStore,
     cache: RunCache,

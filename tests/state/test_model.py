@@ -364,7 +364,5 @@ def test_state_behaves_like_dicts(kind: str) -> None:
     machine = type(f"Program_{kind}", (Program,), {"kind": kind})
     run_state_machine_as_test(
         machine,
-        settings=settings(
-            max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=15, stateful_step_count=30, suppress_health_check=list(HealthCheck)),
     )

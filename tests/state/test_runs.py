@@ -59,7 +59,7 @@ def test_compaction_bounds_runs_and_space(deltas: list[int]) -> None:
     inline_below=st.sampled_from([0, 20_000]),
     turns=st.booleans(),
 )
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_runs_and_rows_are_bounded_by_what_is_live(
     store: LocalObjectStore,
     cache: RunCache,

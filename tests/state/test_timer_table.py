@@ -48,7 +48,7 @@ STEP = st.tuples(st.lists(CHANGE, max_size=4), st.none() | TIMES, st.lists(CHANG
 EPOCH = st.tuples(st.lists(STEP, max_size=3), st.integers(1, 3), st.booleans(), st.sampled_from([False, False, True]))
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 @given(
     epochs=st.lists(EPOCH, min_size=1, max_size=14),
     at_once=st.sampled_from([1, 3, 65_536]),

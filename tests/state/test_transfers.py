@@ -19,7 +19,7 @@ VALUE = ValueStateDescriptor("v", Types.LONG())
 
 
 @given(size=st.integers(0, 40), start=st.integers(0, 45), length=st.integers(0, 45))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_range_is_the_same_whatever_the_parts(
     store: LocalObjectStore, monkeypatch: pytest.MonkeyPatch, size: int, start: int, length: int
 ) -> None:

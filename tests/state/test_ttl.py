@@ -221,9 +221,7 @@ class Program(RuleBasedStateMachine):
 def test_any_program_reads_what_has_not_expired() -> None:
     run_state_machine_as_test(
         Program,
-        settings=settings(
-            max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
-        ),
+        settings=settings(max_examples=60, stateful_step_count=40, suppress_health_check=list(HealthCheck)),
     )
 
 
