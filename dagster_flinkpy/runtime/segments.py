@@ -55,8 +55,11 @@ class Segments:
         # One sort of integers is quicker than a stable sort of indices.
         packed = np.sort(groups << bits | np.arange(len(groups)))
         order, ordered = packed & ((1 << bits) - 1), packed >> bits
-        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(groups)])
-        return Segments(order, ordered[starts], starts, np.diff(starts, append=len(groups)))
+        begins = np.ones(len(groups), dtype=np.bool_)
+        np.not_equal(ordered[1:], ordered[:-1], out=begins[1:])
+        starts = np.flatnonzero(begins)
+        ends = np.append(starts[1:], len(groups)) if len(groups) else starts
+        return Segments(order, ordered[starts], starts, ends - starts)
 
     @property
     def last(self) -> Indices:
@@ -98,8 +101,12 @@ def _sum_of_integers(ordered: Numbers, segments: Segments, before: Numbers, fres
     # Sums wrap, so that the difference of two of them is right whatever was passed on the way.
     wide = ordered.astype(np.int64, copy=False)
     total = np.cumsum(wide)
-    offset = np.where(fresh, 0, before.astype(np.int64)) - (total[segments.starts] - wide[segments.starts])
+    offset = np.where(fresh, 0, before.astype(np.int64))
+    offset[1:] -= total[segments.starts[1:] - 1]
     running = total + np.repeat(offset, segments.counts)
+    sums: Numbers = running.astype(ordered.dtype, copy=False)
+    if fits(ordered, before):
+        return sums
     previous = running - wide
     wrong = ((previous ^ running) & (wide ^ running)) < 0
     if ordered.dtype != np.int64:
@@ -107,7 +114,6 @@ def _sum_of_integers(ordered: Numbers, segments: Segments, before: Numbers, fres
         wrong |= (running < info.min) | (running > info.max)
     if wrong.any():
         raise IntegerOverflowError(int(segments.order[np.flatnonzero(wrong)].min()))
-    sums: Numbers = running.astype(ordered.dtype, copy=False)
     return sums
 
 
