@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import is_
 from typing import Any
 
 import numpy as np
@@ -42,9 +44,10 @@ class SlotTable(OverlayTable):
         self.changed.clear()
 
     def _changes(self) -> pa.Table | None:
-        slots: list[int] = np.flatnonzero(np.array(self.changed, dtype=bool)).tolist()
-        values = [self.values[slot] for slot in slots]
-        return self._delta(slots, self._columns(values), [value is None for value in values])
+        slots = np.flatnonzero(np.array(self.changed, dtype=np.bool_))
+        all_ = len(slots) == len(self.values)
+        values = self.values if all_ else list(map(self.values.__getitem__, slots.tolist()))
+        return self._delta(slots, self._columns(values), list(map(is_, values, repeat(None))))
 
     def _written(self) -> None:
         self.changed[:] = [False] * len(self.changed)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -17,6 +18,8 @@ from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 
 __all__ = ["CellTable", "MapTable", "OverlayTable"]
+
+Indices = npt.NDArray[np.int64]
 
 
 class OverlayTable(ABC):
@@ -180,22 +183,22 @@ class OverlayTable(ABC):
         namespaces = self.namespace_type.from_arrow(match.run.take("namespace", match.rows))
         return list(zip(slots, self._namespace_codec.encode_all(namespaces), strict=True))
 
-    def _delta(self, cells: list[Any], columns: dict[str, list[Any]], deleted: list[bool]) -> pa.Table | None:
+    def _delta(self, cells: list[Any] | Indices, columns: dict[str, list[Any]], deleted: list[bool]) -> pa.Table | None:
         """Builds the table of changed rows.
 
         Args:
-            cells: one per row.
+            cells: one per row; numbers where a cell is a slot.
             columns: map keys, times, values, when they expire and whether they append; one per row.
             deleted: which rows are tombstones.
         """
         keys = self.keys.all()
-        if not cells or keys is None:
+        if not len(cells) or keys is None:
             return None
-        slots: list[int] = cells
+        slots: list[int] | Indices = cells
         if self._namespace_codec is not None:
             slots = [slot for slot, _ in cells]
             columns["namespace"] = list(self._namespace_codec.decode_all([namespace for _, namespace in cells]))
-        taken = np.array(slots)
+        taken = np.asarray(slots)
         arrays: dict[str, pa.Array[Any]] = {
             "sort_key": pa.array(keys.sort_keys[taken]),
             "key": keys.column.take(pa.array(taken)),
@@ -209,7 +212,7 @@ class OverlayTable(ABC):
             arrays[name] = pa.array(values, type=plain) if kind is None else self._to_arrow(kind, values, slots)
         return pa.table([arrays[name] for name in schema.names], schema=schema)
 
-    def _to_arrow(self, kind: TypeInformation, values: list[Any], slots: list[int]) -> pa.Array[Any]:
+    def _to_arrow(self, kind: TypeInformation, values: list[Any], slots: Iterable[int]) -> pa.Array[Any]:
         try:
             return kind.to_arrow(values)
         except TypeMismatchError as error:
