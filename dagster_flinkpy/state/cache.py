@@ -46,6 +46,11 @@ _ABANDONED_AFTER = 3600.0
 _verified: set[tuple[str, int, int]] = set()
 """Path, inode and modification time of the files this process found, or made, intact."""
 
+_LOOKS = 32
+"""How often a process looks for what can be deleted while it writes as much as the cache may keep."""
+_written: dict[Path, int] = {}
+"""By directory: bytes this process has written since it looked."""
+
 Indices = npt.NDArray[np.int64]
 
 
@@ -158,7 +163,8 @@ class RunCache:
 
     Args:
         directory: made if it does not exist; may be shared by processes.
-        max_bytes: Bytes to keep. Default: 2 GiB. The run written last always stays.
+        max_bytes: Bytes to keep. Default: 2 GiB. The run written last always stays. Each process may go beyond that by
+            a 32nd for a while.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int = 2 << 30) -> None:
@@ -281,15 +287,26 @@ class RunCache:
             stat = temporary.stat()
             temporary.replace(path)
             _verified.add((str(path), stat.st_ino, stat.st_mtime_ns))
-            self._evict(keep=name)
+            self._evict(name, stat.st_size)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
             raise StorageError(f"the state cache {self.directory} cannot be written: {error}") from error
         return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
 
-    def _evict(self, keep: str) -> None:
-        """Deletes what was used least recently. Processes that have it mapped keep their mapping."""
+    def _evict(self, keep: str, size: int) -> None:
+        """Deletes what was used least recently. Processes that have it mapped keep their mapping.
+
+        Args:
+            keep: The file that was just written.
+            size: Its bytes.
+        """
+        # To look at all files takes longer than to write one, so it is done once in a while.
+        written = _written.get(self.directory, self.max_bytes) + size
+        _written[self.directory] = written
+        if written < self.max_bytes // _LOOKS:
+            return
+        _written[self.directory] = 0
         files = []
         for entry in os.scandir(self.directory):
             with suppress(FileNotFoundError):  # Another process may be evicting too.
