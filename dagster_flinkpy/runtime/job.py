@@ -6,14 +6,12 @@ The coordinator says what to do; this module does it: it runs the Spark job, wri
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +44,6 @@ from dagster_flinkpy.checkpoint.metadata import (
     STOPPED,
     CheckpointKind,
     CheckpointMetadata,
-    OperatorState,
     SubtaskState,
 )
 from dagster_flinkpy.checkpoint.offline import without_committables
@@ -91,20 +88,18 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.runtime.committers import Committers
-from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
+from dagster_flinkpy.runtime.epoch import Epoch, Interval
+from dagster_flinkpy.runtime.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
 from dagster_flinkpy.runtime.interruption import interrupted_at
 from dagster_flinkpy.runtime.job_config import JobConfig
 from dagster_flinkpy.runtime.master_hooks import MasterHooks
-from dagster_flinkpy.runtime.partition_input import of_partition
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.restoring import find_snapshot
 from dagster_flinkpy.runtime.results import EpochResults
 from dagster_flinkpy.runtime.spark import get_session
-from dagster_flinkpy.runtime.split_planner import SplitPlanner
-from dagster_flinkpy.runtime.subtask_inputs import inputs_after, inputs_of_plan, states_of_inputs
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -186,7 +181,6 @@ class JobAttempt:
         """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
         self._owner = owner
         self._start_empty = start_empty
-        self._partition: TimePartition | None = None
         self._parallelism = parallelism
         self._restore_from = restore_from
         self._claim_mode = claim_mode or config.checkpointing.claim_mode
@@ -196,7 +190,6 @@ class JobAttempt:
         self._allow_non_restored_state = allow_non_restored_state
         self._allow_pickled_state = allow_pickled_state
         self._progress = on_progress or (lambda line: None)
-        self._cache_dir = config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache")
         self._spark: Any = None
         self._error: BaseException | None = None
         self._failure: FlinkPyError | None = None
@@ -213,8 +206,6 @@ class JobAttempt:
         self._hooks = MasterHooks(config.checkpointing.master_hooks)
         self._emitted: list[int] | None = None
         """While the barriers of one Spark job are emitted: their checkpoints."""
-        self._ended: dict[int, bool] = {}
-        """By checkpoint, whether all input ends with it."""
         self._subsumed: list[int] = []
         """Checkpoints that are to be deleted when the Spark job's are complete."""
         self._printed: list[str] = []
@@ -249,13 +240,10 @@ class JobAttempt:
             self._restore_from = None
         self._committers = Committers(self.graph, self.config.job_id, self.token)
         self._recover(latest)
-        self.restored = self._parent = self._load(latest)
+        self.restored = self._load(latest)
         plan = self._restore()
-        coordinators = {uid: o.coordinator_state for uid, o in plan.operators.items()} if plan else {}
-        self._program = self.graph
-        self._enumerators = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
-        self._planner = SplitPlanner(self.graph, coordinators, self._enumerators)
-        self._inputs = inputs_of_plan(plan) if plan else {}
+        context = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
+        self._epochs = EpochPlanner(self.graph, self.config, context, self.restored, plan)
         self._stopped = self.restored is not None and self.restored.stopped and self._restore_from is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
         self._hooks.restore(self.restored, allow_non_restored_state=self._allow_non_restored_state)
@@ -393,10 +381,10 @@ class JobAttempt:
     def _plan(self) -> CheckpointPlan:
         tasks = {v.uid: tuple(Task(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
         return CheckpointPlan(
-            tasks_to_trigger=tuple(t for uid in self._planner.uids for t in tasks[uid]),
+            tasks_to_trigger=tuple(t for uid in self._epochs.splits.uids for t in tasks[uid]),
             tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
             tasks_to_commit=tuple(t for uid in self._committers.uids for t in tasks[uid]),
-            coordinators=self._planner.uids,
+            coordinators=self._epochs.splits.uids,
             master_hooks=self._hooks.identifiers,
         )
 
@@ -430,12 +418,12 @@ class JobAttempt:
             if barriers > 1:
                 raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
             self._committers.check_partitioned()
-            self._partition, self._program = partition, of_partition(self.graph, partition)
-            self._planner = SplitPlanner(self._program, {}, self._enumerators, whole=True)
+            self._epochs.read_partition(partition)
         try:
             return self._checkpoint(self._run_spark_job, barriers)
         finally:
-            self._partition = None  # a checkpoint without this input, such as to stop with, does not replace its rows
+            # A checkpoint without this input, such as one to stop with, does not replace its rows.
+            self._epochs.partition = None
 
     def run_periodic_epoch(self) -> CompletedEpoch:
         """Waits for the next periodic checkpoint, as the program's interval and pause say, and runs its epoch.
@@ -469,7 +457,7 @@ class JobAttempt:
             raise RestoreError(
                 f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given; run it first"
             )
-        return self._checkpoint(self._acknowledge_current)
+        return self._checkpoint(self._epochs.repeat)
 
     def stop_with_savepoint(
         self,
@@ -498,10 +486,10 @@ class JobAttempt:
         check_target(format_type, self._location.url, self._savepoint_location(target).url)
         if self.finished and (self._attempt.latest is None or not drain or self._attempt.latest.end_of_input):
             return self.savepoint(target, format_type)
-        if self._parent is None and not drain:
+        if self._epochs.parent is None and not drain:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
         self._stopping, self._draining = True, drain
-        self._checkpoint(self._run_spark_job if drain else self._acknowledge_current)
+        self._checkpoint(self._run_spark_job if drain else self._epochs.repeat)
         self.finished = True
         return self.savepoint(target, format_type)
 
@@ -567,13 +555,12 @@ class JobAttempt:
                 self._store.check_leader(self._attempt)
                 self._commit(self._metadata)
                 self._attempt.committed = checkpoint_id
-                self._planner.notify_complete(checkpoint_id)
+                self._epochs.splits.notify_complete(checkpoint_id)
                 for listener in self._listeners():
                     listener.notify_checkpoint_complete(checkpoint_id)
                 for line in self._printed:
                     print(line)
-                self._parent = self._metadata
-                self._inputs = inputs_after(self._metadata)  # the next epoch starts from what this one has left
+                self._epochs.go_on_from(self._metadata)
                 self._dispose_claimed()
                 yield CommitFinished(_now(), checkpoint_id)
             case NotifySubsumed(checkpoint_id=checkpoint_id):
@@ -635,12 +622,12 @@ class JobAttempt:
         self._store.write_metadata(self._attempt, self._metadata)
 
     def _complete(self) -> None:
-        metadata, partition, end = self._metadata, self._partition, None
+        metadata, parent, partition, end = self._metadata, self._epochs.parent, self._epochs.partition, None
         if partition is not None:
             end = PartitionEnd(partition.key, partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
-        elif self._parent is not None and self._run == self._acknowledge_current:
+        elif parent is not None and self._run == self._epochs.repeat:
             # The same state once more, such as at another parallelism: the next partition is to start from this one.
-            same = (e for e in self._attempt.head.partitions if e.checkpoint_id == self._parent.checkpoint_id)
+            same = (e for e in self._attempt.head.partitions if e.checkpoint_id == parent.checkpoint_id)
             end = next((replace(e, checkpoint_id=metadata.checkpoint_id) for e in same), None)
         self._store.complete(
             self._attempt,
@@ -670,7 +657,7 @@ class JobAttempt:
         try:
             results = self._run(checkpoint_id)
             if results.failure is None:
-                results.check_complete(self._ended, self._plan().tasks_to_wait_for)
+                results.check_complete(self._epochs.ended, self._plan().tasks_to_wait_for)
                 results.check_consistent()
         except FlinkPyError as e:
             if self._timed_out:
@@ -700,7 +687,7 @@ class JobAttempt:
                 self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
             )
             self._drive(Acknowledge(_now(), message))
-        for uid, state in self._planner.take_states(checkpoint_id).items():
+        for uid, state in self._epochs.splits.take_states(checkpoint_id).items():
             self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
 
     def _cause(self, error: FlinkPyError) -> FlinkPyError:
@@ -726,52 +713,27 @@ class JobAttempt:
     def _plan_intervals(self, checkpoint_id: int) -> list[Interval]:
         """Plans what the barriers end that the Spark job is to carry."""
         if self._draining:
-            self._ended = {checkpoint_id: True}
-            return [Interval(checkpoint_id, {}, frozenset(self._planner.uids))]
-        intervals = [self._planner.plan(checkpoint_id)]
-        while len(intervals) < self._barriers and not self._planner.ends(intervals[-1]):
-            self._planner.assume_read(intervals[-1])
-            self._emitted = []
-            self._trigger()
-            if not self._emitted:
-                raise self._failure or CheckpointError("the checkpoint was aborted")
-            (later_id,) = self._emitted
-            self._emitted = None
-            intervals.append(self._planner.plan(later_id))
-        self._ended = {interval.checkpoint_id: self._planner.ends(interval) for interval in intervals}
-        return intervals
+            return self._epochs.plan_drain(checkpoint_id)
+        return self._epochs.plan(checkpoint_id, self._barriers, self._emit_next)
+
+    def _emit_next(self) -> int:
+        """Triggers another checkpoint, whose barrier the Spark job that is being planned carries, too."""
+        self._emitted = []
+        self._trigger()
+        if not self._emitted:
+            raise self._failure or CheckpointError("the checkpoint was aborted")
+        (later_id,) = self._emitted
+        self._emitted = None
+        return later_id
 
     def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
         intervals = self._plan_intervals(checkpoint_id)
-        first, last = intervals[0], intervals[-1]
-        inputs = dict(self._inputs)
-        for task, splits in first.splits.items():
-            inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
-        checkpointing = self.config.checkpointing
-        # No Spark job follows the end of input that could process what is in flight.
-        unaligned = checkpointing.unaligned and not self._planner.ends(last)
-        epoch = Epoch(
-            graph=self._program,
-            job_id=self.config.job_id,
-            checkpoint_id=checkpoint_id,
-            attempt=self.token,
-            job_storage=self._location,
-            inputs=inputs,
-            ended_sources=first.ended_sources,
-            later=tuple(intervals[1:]),
-            mode=checkpointing.mode,
-            alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
-            latency_interval=self.config.latency_tracking_interval,
-            state_backend=checkpointing.state_backend,
-            partition=None if self._partition is None else self._partition.key,
-            cache_dir=self._cache_dir,
-            restored=None if self._parent is None else self._parent.checkpoint_id,
-        )
+        epoch, splits = self._epochs.epoch(intervals), self._epochs.splits
         for interval in intervals:
-            self._progress(f"checkpoint {interval.checkpoint_id}: {self._planner.describe(interval)}")
+            self._progress(f"checkpoint {interval.checkpoint_id}: {splits.describe(interval)}")
         results = EpochResults.of(self._on_spark(epoch))
         if results.failure is None:
-            self._planner.was_read(last.checkpoint_id, results.states)
+            splits.was_read(intervals[-1].checkpoint_id, results.states)
         return results
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
@@ -791,46 +753,15 @@ class JobAttempt:
     def _expire(self) -> None:
         self._timed_out = True
 
-    def _acknowledge_current(self, checkpoint_id: int) -> EpochResults:
-        assert self._parent is not None
-        self._ended = {checkpoint_id: self._parent.end_of_input}
-        self._planner.snapshot(checkpoint_id)
-        return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self.graph, self._inputs)})
-
     # --- completing --------------------------------------------------------------------------------------------------
 
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
-        operators = tuple(
-            OperatorState(
-                uid=v.uid,
-                name=v.name,
-                parallelism=v.parallelism,
-                max_parallelism=v.max_parallelism,
-                coordinator_state=write.coordinator_states.get(v.uid),
-                subtasks=write.states[v.uid],
-            )
-            for v in self.graph.vertices
-        )
-        parent = self._parent
         properties = {
             _PARALLELISM: self._parallelism,
             _RESTORED_BY: self._restored_by,
             STOPPED: True if self._stopping or self._stopped else None,
         }
-        return CheckpointMetadata(
-            job_id=self.config.job_id,
-            checkpoint_id=write.checkpoint_id,
-            kind=CheckpointKind.CHECKPOINT,  # a savepoint is a copy of it
-            parent_id=None if parent is None else parent.checkpoint_id,
-            timestamp_ms=write.trigger_ms,
-            partition=None if self._partition is None else self._partition.key,
-            fencing_token=self.token,
-            graph_fingerprint=self.graph.fingerprint,
-            end_of_input=self._ended[write.checkpoint_id],
-            operators=operators,
-            properties={name: value for name, value in properties.items() if value is not None},
-            master_states=dict(write.master_states),
-        )
+        return self._epochs.metadata(write, properties)
 
     def _commit(self, metadata: CheckpointMetadata) -> int:
         try:

@@ -257,7 +257,7 @@ def test_a_fenced_attempt_leaves_the_parts_of_the_newer_one(tmp_path: Path) -> N
 
         class Newer(HarnessAttempt):
             def _on_spark(self, epoch: Epoch) -> list[WireRow]:
-                fenced._planner.notify_complete(1)
+                fenced._epochs.splits.notify_complete(1)
                 return super()._on_spark(epoch)
 
         with Newer(graph, tmp_path, config={"exchanges": StorageLocation(str(tmp_path / "job/exchange"))}) as newer:

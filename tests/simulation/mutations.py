@@ -382,7 +382,7 @@ def _(real: Wrapped, committer: StagedFileCommitter, partition: str, checkpoint_
 )
 def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     metadata: CheckpointMetadata = real(attempt, write)
-    parent = attempt._parent
+    parent = attempt._epochs.parent
     return metadata if metadata.partition or parent is None else replace(metadata, partition=parent.partition)
 
 
