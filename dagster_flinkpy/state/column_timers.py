@@ -19,7 +19,8 @@ from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["ColumnTimers"]
 
-_UNKNOWN, _STORED, _REGISTERED, _DELETED = -1, 0, 1, 2
+_UNKNOWN, _STORED, _REGISTERED, _DELETED, _RENEWED = -1, 0, 1, 2, 3
+"""What became of a timer; renewed: it is registered, was deleted before, and storage may have it."""
 _LOGGED = 65_536
 """Timers that the log of a moment grows by before it is tidied."""
 
@@ -54,9 +55,11 @@ class _Log:
             slots, status = np.concatenate(self._slots), np.concatenate(self._status)
             last = np.full(int(slots.max()) + 1, _UNKNOWN, dtype=np.int8)  # By slot.
             last[slots] = status
+            gone = slots[status >= _DELETED]
+            last[gone[last[gone] == _REGISTERED]] = _RENEWED
             # What is stored already, and is registered, need not be written.
             stored = slots[status == _STORED]
-            last[stored[last[stored] == _REGISTERED]] = _STORED
+            last[stored[last[stored] != _DELETED]] = _STORED
             distinct = np.flatnonzero(last != _UNKNOWN)
             self._set(distinct, last[distinct])
         if not self.size:
@@ -185,7 +188,7 @@ class ColumnTimers(TimerTable):
         status = np.concatenate([status for _, status in tidied])
         moments = np.repeat(np.arange(len(tidied)), [len(slots) for slots, _ in tidied])
         # Where nothing is stored, what came and went needs no tombstone.
-        changed = np.flatnonzero((status == _REGISTERED) | (status == _DELETED if len(self.runs) else False))
+        changed = np.flatnonzero(status != _STORED if len(self.runs) else np.isin(status, (_REGISTERED, _RENEWED)))
         if not len(changed):
             return None
         slots, status, moments = slots[changed], status[changed], moments[changed]

@@ -53,9 +53,12 @@ TIMERS = st.lists(
 )
 
 
+STEPS = st.lists(st.tuples(TIMERS, TIMERS, st.integers(0, 12)), min_size=1, max_size=3)
+
+
 @settings(max_examples=examples(60), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    epochs=st.lists(st.tuples(TIMERS, TIMERS, st.integers(0, 12), st.booleans()), min_size=1, max_size=5),
+    epochs=st.lists(st.tuples(STEPS, st.booleans()), min_size=1, max_size=5),
     small=st.booleans(),
 )
 def test_against_a_timer_queue(make_backend, epochs, small):
@@ -64,14 +67,28 @@ def test_against_a_timer_queue(make_backend, epochs, small):
     with pytest.MonkeyPatch.context() as patch:
         if small:
             patch.setattr("dagster_flinkpy.state.timer_table.LOAD_TIMERS", 1)
-        for registered, deleted, until, columns in epochs:
+            patch.setattr("dagster_flinkpy.state.column_timers._LOGGED", 1)
+        for steps, columns in epochs:
             form = in_columns if columns else per_record
             backend = make_backend(snapshot, key_type=KEY, **options)
-            fired = form(backend, registered, deleted, until)
-            snapshot = backend.snapshot()
             model = make_backend(expected, key_type=KEY)
-            assert fired == per_record(model, registered, deleted, until)
-            expected = model.snapshot()
+            for step in steps:
+                assert form(backend, *step) == per_record(model, *step)
+            snapshot, expected = backend.snapshot(), model.snapshot()
+
+
+def test_a_timer_that_was_registered_again_after_it_fired_fires_once_more_and_never_again(make_backend):
+    timer, others = (3, "a", (0, 4)), [(100, f"k{i}", (0, 4)) for i in range(50)]
+    backend = make_backend(key_type=KEY)
+    in_columns(backend, [timer, *others], [], 0)
+    backend = make_backend(backend.snapshot(), key_type=KEY)
+    assert in_columns(backend, [], [], 3) == [timer]
+    assert in_columns(backend, [timer], [], 4) == [timer]
+    snapshot = backend.snapshot()
+    for start in range(50, 150, 10):  # until all runs are merged
+        backend = make_backend(snapshot, key_type=KEY)
+        assert in_columns(backend, [(100, f"k{i}", (0, 4)) for i in range(start, start + 10)], [], 5) == []
+        snapshot = backend.snapshot()
 
 
 def test_twice_registered_fires_once(make_backend):
