@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
 from dagster_flinkpy.checkpoint.instructions import (
     ArmPeriodic,
     ArmTimeout,
@@ -49,8 +48,7 @@ from dagster_flinkpy.checkpoint.metadata import (
 from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.restore import OperatorSpec as RestoreSpec
-from dagster_flinkpy.checkpoint.restore import RestorePlan, assign
+from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.savepoint import check_target, write_savepoint
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
@@ -97,7 +95,7 @@ from dagster_flinkpy.runtime.job_config import JobConfig
 from dagster_flinkpy.runtime.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
-from dagster_flinkpy.runtime.restoring import find_snapshot
+from dagster_flinkpy.runtime.restoring import Restore
 from dagster_flinkpy.runtime.results import EpochResults
 from dagster_flinkpy.runtime.spark import get_session
 from dagster_flinkpy.storage import StorageLocation
@@ -107,10 +105,6 @@ if TYPE_CHECKING:
 
 __all__ = ["JobAttempt", "JobConfig"]
 
-_PARALLELISM = "parallelism"
-"""Property of a checkpoint: the parallelism a restore has set, which stays until the next one sets another."""
-_RESTORED_BY = "restored_by"
-"""Property of a checkpoint: the run that restored a savepoint, or an older checkpoint, and has come this far."""
 _LEASE_MARGIN = timedelta(minutes=1)
 """How much longer than a checkpoint may take an attempt promises to live."""
 
@@ -180,16 +174,17 @@ class JobAttempt:
         self.finished = False
         """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
         self._owner = owner
-        self._start_empty = start_empty
-        self._parallelism = parallelism
-        self._restore_from = restore_from
-        self._claim_mode = claim_mode or config.checkpointing.claim_mode
-        self._claimed: StorageLocation | None = None
-        """A savepoint that is the job's now, until it has a checkpoint of its own."""
-        self._restored_by = None if restore_from is None else run_id
-        self._allow_non_restored_state = allow_non_restored_state
-        self._allow_pickled_state = allow_pickled_state
         self._progress = on_progress or (lambda line: None)
+        self._restore = Restore(
+            path=restore_from,
+            start_empty=start_empty,
+            parallelism=parallelism,
+            claim_mode=claim_mode or config.checkpointing.claim_mode,
+            allow_non_restored_state=allow_non_restored_state,
+            allow_pickled_state=allow_pickled_state,
+            run_id=run_id,
+            progress=self._progress,
+        )
         self._spark: Any = None
         self._error: BaseException | None = None
         self._failure: FlinkPyError | None = None
@@ -231,22 +226,18 @@ class JobAttempt:
         if former is not None and former.alive(_now()):
             self._progress(f"took over from {former.owner!r}, which may still be at work and can complete nothing more")
         latest = self._attempt.latest
-        if (
-            latest is not None
-            and self._restored_by is not None
-            and latest.properties.get(_RESTORED_BY) == self._restored_by
-        ):
-            self._progress(f"{self._restore_from} was restored by an earlier try; this one goes on from there")
-            self._restore_from = None
+        self._restore.skip_if_restored(latest)
         self._committers = Committers(self.graph, self.config.job_id, self.token)
         self._recover(latest)
-        self.restored = self._load(latest)
-        plan = self._restore()
+        self.restored = self._restore.load(self.config, self.graph, self._store, self._attempt)
+        plan: RestorePlan | None = None
+        if self.restored is not None:
+            self.graph, plan = self._restore.assign(self.graph, self.restored)
         context = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
         self._epochs = EpochPlanner(self.graph, self.config, context, self.restored, plan)
-        self._stopped = self.restored is not None and self.restored.stopped and self._restore_from is None
+        self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
-        self._hooks.restore(self.restored, allow_non_restored_state=self._allow_non_restored_state)
+        self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
@@ -327,7 +318,7 @@ class JobAttempt:
                 self.committed_on_recovery = prepared - self._commit(latest)
                 self._attempt.committed = latest.checkpoint_id
             except CommittableLostError as e:
-                if self._restore_from is None:
+                if self._restore.path is None:
                     raise
                 self._progress(f"checkpoint {latest.checkpoint_id}, which is given up: {e}")
             if self.committed_on_recovery:
@@ -339,44 +330,6 @@ class JobAttempt:
     def _abort_lingering(self) -> int:
         self._store.check_leader(self._attempt)
         return self._committers.abort_lingering(self._attempt.latest)
-
-    def _load(self, latest: CheckpointMetadata | None) -> CheckpointMetadata | None:
-        source = self._restore_from
-        if self._start_empty:
-            return None
-        if source is None:
-            return latest
-        found = find_snapshot(
-            source,
-            self.config.job_id,
-            self.graph,
-            self.config.storage,
-            self._store,
-            self._attempt,
-            claim_mode=self._claim_mode,
-            allow_pickled_state=self._allow_pickled_state,
-            progress=self._progress,
-        )
-        self._claimed = found.claimed
-        return found.metadata
-
-    def _restore(self) -> RestorePlan | None:
-        """Gives the restored state to the operators; adopts the stored max parallelisms."""
-        if self.restored is None:
-            return None
-        kept = self.restored.properties.get(_PARALLELISM)
-        if self._parallelism is None and isinstance(kept, int):
-            self._parallelism = kept
-            self.graph = self.graph.with_parallelism(kept)
-        specs = [
-            RestoreSpec(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.keeps_state)
-            for v in self.graph.vertices
-        ]
-        plan = assign(self.restored, specs, allow_non_restored_state=self._allow_non_restored_state)
-        for uid in plan.skipped:
-            self._progress(f"state of operator {uid!r} is left behind")
-        self.graph = self.graph.with_max_parallelisms({u: o.max_parallelism for u, o in plan.operators.items()})
-        return plan
 
     def _plan(self) -> CheckpointPlan:
         tasks = {v.uid: tuple(Task(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
@@ -561,7 +514,7 @@ class JobAttempt:
                 for line in self._printed:
                     print(line)
                 self._epochs.go_on_from(self._metadata)
-                self._dispose_claimed()
+                self._restore.dispose_claimed(self._owner, _now())
                 yield CommitFinished(_now(), checkpoint_id)
             case NotifySubsumed(checkpoint_id=checkpoint_id):
                 for listener in self._listeners():
@@ -589,14 +542,6 @@ class JobAttempt:
                 pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
-
-    def _dispose_claimed(self) -> None:
-        claimed, self._claimed = self._claimed, None
-        if claimed is not None:
-            try:
-                dispose_savepoint(claimed, owner=self._owner, now_ms=_now())
-            except FlinkPyError as e:  # the checkpoint is complete all the same
-                self._progress(f"{claimed.url} is the job's now, but could not be deleted: {e}")
 
     def _assign_checkpoint_id(self) -> Stimulus:
         self._failure = None
@@ -756,12 +701,8 @@ class JobAttempt:
     # --- completing --------------------------------------------------------------------------------------------------
 
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
-        properties = {
-            _PARALLELISM: self._parallelism,
-            _RESTORED_BY: self._restored_by,
-            STOPPED: True if self._stopping or self._stopped else None,
-        }
-        return self._epochs.metadata(write, properties)
+        stopped = True if self._stopping or self._stopped else None
+        return self._epochs.metadata(write, {**self._restore.properties, STOPPED: stopped})
 
     def _commit(self, metadata: CheckpointMetadata) -> int:
         try:

@@ -22,9 +22,11 @@ from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime import job as job_loop
+from dagster_flinkpy.runtime import restoring
 from dagster_flinkpy.runtime.committers import Committers
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.runtime.restoring import Restore
 from dagster_flinkpy.runtime.split_planner import SplitPlanner
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
@@ -233,12 +235,12 @@ def _(real: Wrapped, metadata: CheckpointMetadata) -> CheckpointMetadata:
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     real(attempt)
-    attempt._dispose_claimed()
+    attempt._restore.dispose_claimed(attempt._owner, job_loop._now())
 
 
 @_mutation(
     "claiming a native savepoint deletes files that it shares with checkpoints",
-    job_loop,
+    restoring,
     "dispose_savepoint",
     "was deleted",
     late_list=0,
@@ -343,12 +345,12 @@ def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | Non
 
 @_mutation(
     "a partition goes on from the latest checkpoint, not from the partition before",
-    JobAttempt,
-    "_load",
+    Restore,
+    "load",
     "which no straight run would",
 )
-def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> Any:
-    return latest
+def _(real: Wrapped, restore: Restore, config: Any, graph: Any, store: Any, attempt: Attempt) -> Any:
+    return attempt.latest
 
 
 @_mutation(
