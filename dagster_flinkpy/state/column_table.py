@@ -43,7 +43,7 @@ class NamespacedCells:
         self._free: list[int] = []  # Numbers of namespaces that were released.
         self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._index = IntIndex()
-        self._codes: Cells = np.zeros(0, dtype=np.int64)
+        self._codes: Cells = np.full(1, -1, dtype=np.int64)  # By cell; at first one that no pair has.
         self._recent: Cells = np.zeros(0, dtype=np.int64)  # By slot, the cell that was asked for last, or any.
 
     def __len__(self) -> int:
@@ -69,7 +69,9 @@ class NamespacedCells:
 
     def release(self, namespace_id: int) -> None:
         """Gives the number of a namespace, and its cells, to the next new one."""
-        if self._ids.pop(self._names[namespace_id], None) is not None:
+        name = self._names[namespace_id]
+        if self._ids.get(name) == namespace_id:
+            del self._ids[name]
             self._free.append(namespace_id)
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:

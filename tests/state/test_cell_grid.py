@@ -46,3 +46,23 @@ def test_cells_keep_their_numbers_when_they_become_sparse(batches):
         assert cells.slots(numbers).tolist() == slots.tolist()
         assert cells.column(numbers).to_pylist() == [namespace for _, namespace in batch]
         assert len(cells) == len(model)
+
+
+def test_the_first_record_may_be_that_of_one_of_many_keys():
+    cells = NamespacedCells(Types.TUPLE([Types.LONG(), Types.LONG()]))
+    slots = np.array([200_000, 0, 200_000])
+    numbers, first = cells.of(slots, np.array(cells.namespace_ids([(0, 1)] * 3)))
+    assert (numbers.tolist(), first.tolist(), len(cells)) == ([0, 1, 0], [0, 1], 2)
+    assert cells.slots(numbers).tolist() == slots.tolist()
+
+
+def test_a_number_that_was_released_is_released_once():
+    cells = NamespacedCells(Types.LONG())
+    first, second = cells.namespace_ids([1, 2])
+    cells.release(first)
+    cells.release(second)
+    (again,) = cells.namespace_ids([1])
+    cells.release(first)
+    cells.release(second)
+    assert len(set(cells.namespace_ids([1, 2, 3, 4]))) == 4
+    assert again in (first, second)
