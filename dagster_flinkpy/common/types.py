@@ -27,7 +27,15 @@ class RowKind(Enum):
 class _RowType(type):
     """The type of row classes: whichever of them is called, a row of the values' width and names comes out."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Row:
+    def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any], *, made: bool = False) -> _RowType:
+        if bases and not made:
+            raise TypeError(f"class {name} cannot extend Row, whose class follows from its fields; hold a Row")
+        return super().__new__(mcs, name, bases, members)
+
+    def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **_: bool) -> None:
+        super().__init__(name, bases, members)
+
+    def __call__(cls, /, *args: Any, **kwargs: Any) -> Row:
         if args and kwargs:
             raise ValueError("Row takes positional or named fields, not both")
         kind = row_class(tuple(kwargs) if kwargs else None, len(args) or len(kwargs))
@@ -48,6 +56,7 @@ class Row(metaclass=_RowType):
 
     Raises:
         ValueError: Made with positional and named fields at once.
+        TypeError: Another class extends it: a row's class is that of its names and kind.
     """
 
     # Each value has a slot of its own, which is as quick to read as can be. The slots are those of a class per number
@@ -127,6 +136,8 @@ class Row(metaclass=_RowType):
         """A row of these values, whose names are the values of this row."""
         if len(args) > len(self):
             raise ValueError(f"{self!r} names {len(self)} fields, but got {len(args)} values")
+        if not all(isinstance(name, str) for name in self._values):
+            raise TypeError(f"{self!r} makes no rows: its values are no names")
         return row_class(self._values, len(args), self._row_kind)._of(args)
 
     def __getitem__(self, item: int | slice | str) -> Any:
@@ -228,7 +239,7 @@ def _slots_class(width: int) -> type[Row]:
 
 
 def _make_class(base: type[Row], members: dict[str, Any]) -> type[Row]:
-    made = cast("type[Row]", _RowType("Row", (base,), {"__slots__": (), "__module__": __name__, **members}))
+    made = cast("type[Row]", _RowType("Row", (base,), {"__slots__": (), "__module__": __name__, **members}, made=True))
     made._create = type.__call__.__get__(made)  # past the metaclass, without a call of Python's
     return made
 

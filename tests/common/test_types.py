@@ -8,7 +8,7 @@ import pickle
 import cloudpickle
 import pytest
 
-from dagster_flinkpy.common.types import Row, RowKind, rows_of
+from dagster_flinkpy.common.types import Row, RowKind, row_class, rows_of
 from dagster_flinkpy.key_groups import java_hash_code
 
 
@@ -38,6 +38,35 @@ def test_a_row_of_names_makes_rows() -> None:
     assert person("Alice").as_dict() == {"name": "Alice"}
     with pytest.raises(ValueError, match="2 fields, but got 3"):
         person("Alice", 11, 12)
+    with pytest.raises(TypeError, match="no names"):
+        Row("name", [1])("Alice", 11)
+
+
+def test_any_keyword_is_a_field() -> None:
+    row = Row(self=1, cls=2, mro=3, args=4, kwargs=5)
+    assert (row.self, row.cls, row.mro, row.args, row.kwargs) == (1, 2, 3, 4, 5)
+    row = Row(**{"a b": 1, "": 2, "_0": 3, "__class__": 4, "append": 5})
+    assert [row[name] for name in ("a b", "", "_0", "__class__", "append")] == [*row] == [1, 2, 3, 4, 5]
+    assert pickle.loads(pickle.dumps(row)) == row
+
+
+def test_row_cannot_be_extended() -> None:
+    with pytest.raises(TypeError, match="class Person cannot extend Row"):
+
+        class Person(Row):
+            pass
+
+
+def test_rows_live_longer_than_their_class_is_remembered() -> None:
+    row, names = Row(a=1, b=2), [f"n{i}" for i in range(2000)]
+    for name in names:
+        Row(**{name: 1, "b": 2})
+    assert row_class.cache_info().currsize < len(names)
+    again = Row(a=1, b=2)
+    assert type(again) is not type(row)
+    assert (again, hash(again), pickle.loads(pickle.dumps(row))) == (row, hash(row), again)
+    row.set_row_kind(RowKind.DELETE)
+    assert row == Row.of_kind(RowKind.DELETE, a=1, b=2)
 
 
 def test_fields_are_set_by_position_and_name() -> None:
