@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.copies import copied, unchanging_types
 
 __all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
 
@@ -129,6 +130,14 @@ class StreamBatch:
             self.type_info, self.timestamps, column=self._column, values=self._values, producer=self.producer
         )
         batch._checked = self._checked
+        return batch
+
+    def apart(self) -> StreamBatch:
+        """The same records, whose Python values nobody else has: a function may change them."""
+        batch = self.copy()
+        if self._values is not None:
+            unchanging = unchanging_types(self.type_info)
+            batch._values = [value if type(value) in unchanging else copied(value) for value in self._values]
         return batch
 
     def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:

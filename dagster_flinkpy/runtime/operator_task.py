@@ -182,9 +182,11 @@ class OperatorTask:
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
         self._records_out += len(batch)
-        for output in self.outputs:
-            if output.edge.side_output == tag:
-                output.emit(batch)
+        outputs = [output for output in self.outputs if output.edge.side_output == tag]
+        for output in outputs:
+            # A function behind one edge may change the values; those behind the others are not to see it.
+            alone = output is outputs[-1] or isinstance(output, Exchanged)
+            output.emit(batch if alone else batch.apart())
 
     def _collect(self, column: pa.Array, name: str = COLLECTED) -> None:
         self._task.collect(column, name, self._position)

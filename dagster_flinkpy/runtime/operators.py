@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.common.watermark_strategy import (
     MAX_WATERMARK,
     TimestampAssigner,
@@ -59,6 +57,7 @@ from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.copies import copied, unchanging_types
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.failure import user_error
 from dagster_flinkpy.runtime.operator_state import OperatorStates
@@ -128,13 +127,10 @@ class Snapshot:
     """Since the snapshot before."""
 
 
-_MUTABLE = (Row, list, dict)
-
-
 class Collector:
     """Gathers what user functions yield and sends it on in batches.
 
-    A Row, list or dict is copied: a function may yield the value that it keeps in state, and change it with the next
+    What can be changed is copied: a function may yield a value that it keeps in state, and change it with the next
     record.
 
     Args:
@@ -148,6 +144,7 @@ class Collector:
         self._values: dict[str | None, list[Any]] = {tag: [] for tag in self._types}
         self._timestamps: dict[str | None, list[int]] = {tag: [] for tag in self._types}
         self._main, self._main_timestamps = self._values[None], self._timestamps[None]
+        self._unchanging = unchanging_types(vertex.output_type)
 
     def collect(self, results: Iterable[Any] | None, timestamp: int) -> None:
         """Takes records, or ``(output_tag, record)`` pairs for side outputs; all get this timestamp."""
@@ -157,13 +154,13 @@ class Collector:
             if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
                 self.collect_side(result[0].tag_id, result[1], timestamp)
             else:
-                self._main.append(copy(result) if isinstance(result, _MUTABLE) else result)
+                self._main.append(result if type(result) in self._unchanging else copied(result))
                 self._main_timestamps.append(timestamp)
 
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
         """Takes a record for a side output; one that nobody reads is dropped."""
         if tag in self._types:
-            self._values[tag].append(copy(value) if isinstance(value, _MUTABLE) else value)
+            self._values[tag].append(copied(value))
             self._timestamps[tag].append(timestamp)
 
     def flush(self) -> None:
@@ -343,12 +340,12 @@ class MapOperator(FunctionOperator):
         self._map = as_callable(spec.function, MapFunction, "map")
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        function = self._map
+        vertex = self.context.vertex
+        unchanging = unchanging_types(vertex.output_type)
         try:
-            values = [function(v) for v in batch.values]
+            values = [v if type(v) in unchanging else copied(v) for v in map(self._map, batch.values)]
         except Exception as e:
             raise self.user_error(e, "map()") from e
-        vertex = self.context.vertex
         self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))
 
 
