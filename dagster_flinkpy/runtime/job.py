@@ -9,11 +9,10 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -90,18 +89,14 @@ from dagster_flinkpy.runtime.epoch import Epoch, Interval
 from dagster_flinkpy.runtime.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.exchange import WireRow
 from dagster_flinkpy.runtime.exchange_operators import bind_exchanges
-from dagster_flinkpy.runtime.interruption import interrupted_at
 from dagster_flinkpy.runtime.job_config import JobConfig
+from dagster_flinkpy.runtime.job_session import JobSession
 from dagster_flinkpy.runtime.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.region_job import run_region
 from dagster_flinkpy.runtime.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.restoring import Restore
 from dagster_flinkpy.runtime.results import EpochResults
-from dagster_flinkpy.runtime.spark import get_session
 from dagster_flinkpy.storage import StorageLocation
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 __all__ = ["JobAttempt", "JobConfig"]
 
@@ -185,10 +180,9 @@ class JobAttempt:
             run_id=run_id,
             progress=self._progress,
         )
-        self._spark: Any = None
+        self._session = JobSession(config.spark, self._progress)
         self._error: BaseException | None = None
         self._failure: FlinkPyError | None = None
-        self._timed_out = False
         self._barriers = 1
         self._periodic = False
         self._due_ms = 0
@@ -233,7 +227,7 @@ class JobAttempt:
         plan: RestorePlan | None = None
         if self.restored is not None:
             self.graph, plan = self._restore.assign(self.graph, self.restored)
-        context = SplitEnumeratorContext(self.config.job_id, self.token, self._session)
+        context = SplitEnumeratorContext(self.config.job_id, self.token, self._session.open)
         self._epochs = EpochPlanner(self.graph, self.config, context, self.restored, plan)
         self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
         self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
@@ -253,9 +247,7 @@ class JobAttempt:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._spark is not None and self.config.spark.mode != "classic":
-            self._spark.stop()
-        self._spark = None
+        self._session.close()
         # What a run leaves that was fenced, or cannot reach the store, is for the next one to tidy up.
         with suppress(FlinkPyError):
             if self._discards_checkpoints(error):
@@ -595,9 +587,8 @@ class JobAttempt:
     def _run_epoch(self, checkpoint_id: int) -> None:
         """Runs the epoch and tells the coordinator what came of it."""
         self._failure = None
-        self._timed_out = False
-        self._tag = f"flinkpy-{self.config.job_id}-{self.token}-{checkpoint_id}"
-        self._deadline = time.monotonic() + self.config.checkpointing.timeout.total_seconds()
+        tag = f"flinkpy-{self.config.job_id}-{self.token}-{checkpoint_id}"
+        self._session.limit(tag, self.config.checkpointing.timeout)
         self._subsumed = []
         try:
             results = self._run(checkpoint_id)
@@ -605,7 +596,7 @@ class JobAttempt:
                 results.check_complete(self._epochs.ended, self._plan().tasks_to_wait_for)
                 results.check_consistent()
         except FlinkPyError as e:
-            if self._timed_out:
+            if self._session.timed_out:
                 self._drive(TimerFired(_now(), checkpoint_id))
                 return
             self._failure = cause = self._cause(e)
@@ -683,20 +674,8 @@ class JobAttempt:
 
     def _on_spark(self, epoch: Epoch) -> list[WireRow]:
         """Runs the Spark job."""
-        with self._session() as spark:
+        with self._session.open() as spark:
             return list(run_region(spark, epoch))
-
-    @contextmanager
-    def _session(self) -> Iterator[SparkSession]:
-        """The Spark session; what runs in it is interrupted when the checkpoint expires."""
-        if self._spark is None:
-            self._progress(f"waits for Spark ({self.config.spark.mode})")  # which may have to start
-            self._spark = get_session(self.config.spark)
-        with interrupted_at(self._spark, self._tag, self._deadline, self._expire):
-            yield self._spark
-
-    def _expire(self) -> None:
-        self._timed_out = True
 
     # --- completing --------------------------------------------------------------------------------------------------
 

@@ -516,7 +516,7 @@ def test_a_checkpoint_that_takes_too_long_is_interrupted(tmp_path: Path, monkeyp
         _on_spark = HarnessAttempt.__mro__[1]._on_spark
 
     spark = _SlowSpark()
-    monkeypatch.setattr("dagster_flinkpy.runtime.job.get_session", lambda settings: spark)
+    monkeypatch.setattr("dagster_flinkpy.runtime.job_session.get_session", lambda settings: spark)
     monkeypatch.setattr("dagster_flinkpy.runtime.job.run_region", spark.run)
     graph, sink = sunk(tmp_path)
     config = {"checkpointing": CheckpointConfig(timeout=timedelta(milliseconds=10))}

@@ -36,7 +36,7 @@ RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that name no Spark get the server of the session."""
-    monkeypatch.setattr("dagster_flinkpy.runtime.job.get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr("dagster_flinkpy.runtime.job_session.get_session", lambda settings: get_session(spark_settings))
 
 
 def attempt_of(graph: JobGraph, folder: Path, **options: Any) -> JobAttempt:

@@ -51,7 +51,7 @@ RECORDS = [("a", 1, 2), ("b", 2, 3), ("a", 3, 5), ("c", 4, 7), ("b", 50, 1), ("a
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs that name no Spark get the server of the session."""
-    for module in ("runtime.job", "connectors.spark_types"):
+    for module in ("runtime.job_session", "connectors.spark_types"):
         monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
 
 

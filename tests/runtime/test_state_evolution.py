@@ -123,7 +123,7 @@ def test_what_does_not_fit_fails_with_both_types(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_on_spark(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("dagster_flinkpy.runtime.job.get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr("dagster_flinkpy.runtime.job_session.get_session", lambda settings: get_session(spark_settings))
     config = JobConfig("job", StorageLocation(str(tmp_path)))
     with JobAttempt(graph(*OLD_GRAPH), config, owner="test") as attempt:
         attempt.run_epoch()

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("dagster_flinkpy.runtime.job.get_session", lambda settings: get_session(spark_settings))
+    monkeypatch.setattr("dagster_flinkpy.runtime.job_session.get_session", lambda settings: get_session(spark_settings))
     yield
 
 

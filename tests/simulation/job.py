@@ -418,7 +418,7 @@ class SimulatedAttempt(JobAttempt):
         try:
             return _SparkJob(world, epoch, f"{self._name}/{epoch.checkpoint_id}", until).run()
         except TimeoutError:
-            self._timed_out = True
+            self._session.timed_out = True
             raise CheckpointError("the Spark job was interrupted") from None
 
     def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
