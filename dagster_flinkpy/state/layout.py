@@ -277,11 +277,12 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
 def merge_runs(
     layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool, now: int | None = None
 ) -> pa.Table:
-    """Merges sorted tables into one: of rows with one identity the newest wins, with what was added to its list since.
+    """Merges tables into a sorted one: of rows with one identity the newest wins, with what was added to its list since.
 
     Args:
         layout: of all tables.
-        newest_first: tables with ``local_schema`` or ``append_schema``, or the same columns of each.
+        newest_first: tables with ``local_schema`` or ``append_schema``, or the same columns of each. Their rows have
+            one identity each, and may be in any order.
         drop_deleted: leave tombstones out; right if no older run can hold what they hide.
         now: then leave out, too, what has expired by this time, in milliseconds; None for nothing.
     """
