@@ -277,7 +277,7 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
 def merge_runs(
     layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool, now: int | None = None
 ) -> pa.Table:
-    """Merges tables into a sorted one: of rows with one identity the newest wins, with what was added to its list since.
+    """Merges tables into a sorted one: of rows with one identity the newest wins; lists get what was added since.
 
     Args:
         layout: of all tables.
