@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata, OperatorState
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -56,6 +57,7 @@ class EpochPlanner:
         self._config = config
         self._context = context
         self._inputs = inputs_of_plan(plan) if plan else {}
+        self._repeated: int | None = None
 
     def read_partition(self, partition: TimePartition) -> None:
         """Cuts the sources down to a partition of time, which the next epoch reads whole.
@@ -92,7 +94,7 @@ class EpochPlanner:
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """The state as it is, once more, as from an epoch that has read nothing."""
         assert self.parent is not None
-        self.ended = {checkpoint_id: self.parent.end_of_input}
+        self._repeated, self.ended = checkpoint_id, {checkpoint_id: self.parent.end_of_input}
         self.splits.snapshot(checkpoint_id)
         return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self._graph, self._inputs)})
 
@@ -155,6 +157,21 @@ class EpochPlanner:
             properties={name: value for name, value in properties.items() if value is not None},
             master_states=dict(write.master_states),
         )
+
+    def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
+        """The end state of a partition of time that a checkpoint is; None: it is none.
+
+        Args:
+            metadata: The checkpoint.
+            kept: The end states that the job keeps.
+        """
+        if self.partition is not None:
+            return PartitionEnd(self.partition.key, self.partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
+        if metadata.checkpoint_id != self._repeated:
+            return None
+        # The same state once more, such as at another parallelism: the next partition is to start from this one.
+        same = (end for end in kept if end.checkpoint_id == metadata.parent_id)
+        return next((replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)
 
     def go_on_from(self, metadata: CheckpointMetadata) -> None:
         """The next epoch starts from what the one of this checkpoint has left."""

@@ -1,6 +1,8 @@
 """The job loop: one execution attempt, epoch by epoch, from the last completed checkpoint on.
 
-The coordinator says what to do; this module does it: it runs the Spark job, writes the metadata, commits the sinks.
+The coordinator says what to do; this module has it done: the Spark job, the metadata, the commits of the sinks. What is
+restored, and what an epoch is, others know: :mod:`~dagster_flinkpy.runtime.restoring`,
+:mod:`~dagster_flinkpy.runtime.epoch_planner`.
 """
 
 from __future__ import annotations
@@ -559,17 +561,10 @@ class JobAttempt:
         self._store.write_metadata(self._attempt, self._metadata)
 
     def _complete(self) -> None:
-        metadata, parent, partition, end = self._metadata, self._epochs.parent, self._epochs.partition, None
-        if partition is not None:
-            end = PartitionEnd(partition.key, partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
-        elif parent is not None and self._run == self._epochs.repeat:
-            # The same state once more, such as at another parallelism: the next partition is to start from this one.
-            same = (e for e in self._attempt.head.partitions if e.checkpoint_id == parent.checkpoint_id)
-            end = next((replace(e, checkpoint_id=metadata.checkpoint_id) for e in same), None)
         self._store.complete(
             self._attempt,
-            metadata,
-            partition=end,
+            self._metadata,
+            partition=self._epochs.partition_end(self._metadata, self._attempt.head.partitions),
             partition_retention=self.config.partition_retention,
             started_from=None if self.restored is None else self.restored.checkpoint_id,
         )
