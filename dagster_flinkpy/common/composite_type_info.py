@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
 
 
-_names_of, _values_of = attrgetter("_fields"), attrgetter("_values")
+_values_of = attrgetter("_values")
 
 
 class _StructTypeInfo(TypeInformation):
@@ -112,17 +112,14 @@ class RowTypeInfo(_StructTypeInfo):
         return {"type": "ROW", "names": names, "fields": [t.to_json() for t in self.field_types]}
 
     def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
-        names = list(self.field_names)
-        if all(issubclass(kind, Row) for kind in kinds) and all(
-            fields is None or fields == names for fields in map(_names_of, values)
-        ):
+        if all(issubclass(kind, Row) and kind._names in (None, self.field_names) for kind in kinds):
             return list(map(_values_of, values))  # loops in C
         return super()._rows(values, kinds)
 
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
-            names = value._fields
-            if names and tuple(names) != self.field_names:
+            names = value._names
+            if names and names != self.field_names:
                 if set(names) == set(self.field_names):
                     return [value[name] for name in self.field_names]
                 if self.named:
@@ -137,7 +134,7 @@ class RowTypeInfo(_StructTypeInfo):
         )
 
     def name_fields(self, value: Any) -> Any:
-        if isinstance(value, Row) and value._fields is None:
+        if isinstance(value, Row) and value._names is None:
             value.set_field_names(self.field_names)
         return value
 

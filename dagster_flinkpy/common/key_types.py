@@ -40,10 +40,10 @@ def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
     if kind is not None:
         return kind()
     if isinstance(key, Row):
-        names = list(key._fields or [f"f{i}" for i in range(len(key))])
+        names = list(key._names or [f"f{i}" for i in range(len(key))])
         values = list(key)
         types = [infer_key_type(v, f"{field}.{n}") for n, v in zip(names, values, strict=True)]
-        return RowTypeInfo(types, None if key._fields is None else names)
+        return RowTypeInfo(types, None if key._names is None else names)
     if isinstance(key, tuple):
         return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
     if isinstance(key, (datetime.datetime, datetime.date, datetime.time, decimal.Decimal, list, dict, set)):

@@ -51,8 +51,9 @@ class Row(metaclass=_RowType):
     fields are read and set as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names makes rows:
     ``Person = Row("name", "age"); Person("Alice", 11)``.
 
-    ``in`` looks among the names, or among the values of a row without names. Rows are equal if names, kind and
-    values are. As a key, a row with names hashes as Java's ``Row.withNames``, one without as ``Row.of``.
+    ``in`` looks among the names, or among the values of a row without names. Rows are equal if they are of
+    one kind and have the same values under the same names, in any order. As a key, a row with names hashes as Java's
+    ``Row.withNames``, one without as ``Row.of``.
 
     Raises:
         ValueError: Made with positional and named fields at once.
@@ -63,7 +64,7 @@ class Row(metaclass=_RowType):
     # of fields; names and kind are those of a subclass, so that a row gets others by a change of its class.
     __slots__ = ()
 
-    _fields: ClassVar[list[str] | None]
+    _names: ClassVar[tuple[str, ...] | None]
     _row_kind: ClassVar[RowKind]
     _width: ClassVar[int]
     _slots: ClassVar[tuple[str, ...]]
@@ -75,6 +76,17 @@ class Row(metaclass=_RowType):
     if TYPE_CHECKING:  # what the metaclass takes
 
         def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    @property
+    def _fields(self) -> list[str]:
+        """The names, as PyFlink programs read and set them; a row without names has no such attribute."""
+        if self._names is None:
+            raise AttributeError("_fields")
+        return list(self._names)
+
+    @_fields.setter
+    def _fields(self, field_names: Sequence[str]) -> None:
+        self.set_field_names(field_names)
 
     @classmethod
     def _of(cls, values: Iterable[Any]) -> Row:
@@ -99,10 +111,10 @@ class Row(metaclass=_RowType):
         Raises:
             TypeError: The row has no names.
         """
-        if self._fields is None:
+        if self._names is None:
             raise TypeError(f"{self!r} has no field names, so it cannot become a dict; see set_field_names()")
         values = [_as_dict(value) for value in self._values] if recursive else self._values
-        return dict(zip(self._fields, values, strict=False))
+        return dict(zip(self._names, values, strict=False))
 
     def get_row_kind(self) -> RowKind:
         """The row's kind; INSERT unless set."""
@@ -110,8 +122,7 @@ class Row(metaclass=_RowType):
 
     def set_row_kind(self, row_kind: RowKind) -> None:
         """Sets the row's kind."""
-        names = None if self._fields is None else tuple(self._fields)
-        self.__class__ = row_class(names, self._width, row_kind)
+        self.__class__ = row_class(self._names, self._width, row_kind)
 
     def set_field_names(self, field_names: Sequence[str]) -> None:
         """Names the fields, in order."""
@@ -123,14 +134,14 @@ class Row(metaclass=_RowType):
         Raises:
             ValueError: The row has no field of that name.
         """
-        if self._fields is None:
+        if self._names is None:
             return list(self._values)
         return [self[name] for name in names]
 
     def _position(self, name: str) -> int:
-        if self._fields is None or name not in self._fields:
+        if self._names is None or name not in self._names:
             raise ValueError(f"{self!r} has no field named {name!r}")
-        return self._fields.index(name)
+        return self._names.index(name)
 
     def __call__(self, *args: Any) -> Row:
         """A row of these values, whose names are the values of this row."""
@@ -158,16 +169,16 @@ class Row(metaclass=_RowType):
         """The hash of the row as a key."""
         from dagster_flinkpy.key_groups import row_hash_code
 
-        return row_hash_code(self._row_kind.value, self._values, self._fields)
+        return row_hash_code(self._row_kind.value, self._values, self._names)
 
     def __getattr__(self, name: str) -> Any:
         # Only for names that no slot has. Private ones are never fields: copy and pickle ask for some.
-        if name.startswith("_") or self._fields is None or name not in self._fields:
+        if name.startswith("_") or self._names is None or name not in self._names:
             raise AttributeError(f"{type(self).__name__} has no field {name!r}")
         return self[name]
 
     def __contains__(self, item: object) -> bool:
-        return item in (self._values if self._fields is None else self._fields)
+        return item in (self._values if self._names is None else self._names)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._values)
@@ -176,26 +187,27 @@ class Row(metaclass=_RowType):
         return self._width
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Row)
-            and self._fields == other._fields
-            and self._row_kind == other._row_kind
-            and self._values == other._values
-        )
+        if not isinstance(other, Row) or self._row_kind != other._row_kind:
+            return False
+        if self._names == other._names:
+            return self._values == other._values
+        if self._names is None or other._names is None or sorted(self._names) != sorted(other._names):
+            return False
+        return self.as_dict() == other.as_dict()
 
     def __hash__(self) -> int:
         return hash(self._values)
 
     def __repr__(self) -> str:
-        if self._fields is None:
+        if self._names is None:
             return f"<Row({', '.join(map(repr, self._values))})>"
-        return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._fields, self._values, strict=False))})"
+        return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._names, self._values, strict=False))})"
 
     def __copy__(self) -> Row:
         return self._of(self._values)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _create_row, (self._fields, self._values, self._row_kind)
+        return _create_row, (self._names, self._values, self._row_kind)
 
 
 def rows_of(field_names: tuple[str, ...], columns: Sequence[Sequence[Any]], count: int) -> list[Row]:
@@ -219,7 +231,7 @@ def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = Row
     slots = _slots_class(width)
     fields = dict(reversed(list(zip(names or (), slots._slots, strict=False))))  # the first one of a name counts
     members = {n: vars(slots)[slot] for n, slot in fields.items() if not n.startswith("_") and not hasattr(Row, n)}
-    members |= {"_fields": None if names is None else list(names), "_row_kind": row_kind}
+    members |= {"_names": names, "_row_kind": row_kind}
     members["_getters"] = slots._getters | {n: attrgetter(slot) for n, slot in fields.items()}
     return _make_class(slots, members)
 
@@ -263,8 +275,8 @@ def _compiled(source: str) -> Callable[..., Any]:
     return function
 
 
-def _create_row(fields: list[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:
-    return row_class(None if fields is None else tuple(fields), len(values), row_kind)._of(values)
+def _create_row(names: Iterable[str] | None, values: Sequence[Any], row_kind: RowKind) -> Row:
+    return row_class(None if names is None else tuple(names), len(values), row_kind)._of(values)
 
 
 def _as_dict(value: Any) -> Any:

@@ -160,10 +160,7 @@ class Accumulation(ReduceFunction):
         if isinstance(value1, tuple):
             return tuple(folded)
         if isinstance(value1, Row):
-            row = Row.of_kind(value1.get_row_kind(), *folded)
-            if value1._fields is not None:
-                row.set_field_names(value1._fields)
-            return row
+            return type(value1)._of(folded)
         return folded
 
 

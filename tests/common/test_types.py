@@ -115,8 +115,20 @@ def test_field_names_can_be_set() -> None:
     assert Row(1, 2).get_fields_by_names(["a", "b"]) == [1, 2]
 
 
+def test_pyflink_programs_read_and_set_the_names() -> None:
+    row = Row("Alice", 11)
+    assert not hasattr(row, "_fields")
+    row._fields = ["name", "age"]
+    assert (row, row.age, row._fields) == (Row(name="Alice", age=11), 11, ["name", "age"])
+    row._fields.append("more")
+    assert Row(name="Bob", age=12)._fields == ["name", "age"]
+
+
 def test_equality_takes_names_kind_and_values() -> None:
     assert Row(a=1) == Row(a=1)
+    assert Row(a=1, b=2) == Row(b=2, a=1)
+    assert Row(a=1, b=2) != Row(b=1, a=2)
+    assert Row(a=1, b=2) != Row(a=1, c=2)
     assert Row(a=1) != Row(b=1)
     assert Row(a=1) != Row(1)
     assert Row(1) != Row(2)
