@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
     ListTypeInfo,
     MapTypeInfo,
+    PickledBytesTypeInfo,
     RowTypeInfo,
     TupleTypeInfo,
     TypeInformation,
@@ -24,7 +26,7 @@ def to_printed(type_info: TypeInformation, value: Any) -> str:
     """The value as ``print()`` shows it; PyFlink turns rows into text in Python, all else in Java."""
     if isinstance(type_info, RowTypeInfo) and isinstance(value, Row):
         return f"{value.get_row_kind()}[{','.join(str(_plain(field)) for field in value)}]"
-    return to_text(type_info, value)
+    return str(value) if isinstance(type_info, PickledBytesTypeInfo) else to_text(type_info, value)
 
 
 def _plain(value: Any) -> Any:
@@ -70,6 +72,10 @@ def _basic(type_info: BasicTypeInfo, value: Any) -> str:
         return f"{value:%Y-%m-%d %H:%M:%S}.{fraction}"
     if isinstance(value, datetime.time):
         return value.strftime("%H:%M:%S")
+    if isinstance(value, Instant):
+        second = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=value.seconds)
+        digits = next(n for n in (0, 3, 6, 9) if value.nanos % 10 ** (9 - n) == 0)  # as few groups of three as will do
+        return f"{second.isoformat()}{f'.{value.nanos:09d}'[: digits + 1] if digits else ''}Z"
     return str(value)
 
 

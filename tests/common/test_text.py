@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.common import Row, RowKind, TypeInformation, Types
+from dagster_flinkpy.common import Instant, Row, RowKind, TypeInformation, Types
 from dagster_flinkpy.common.text import to_printed, to_text
 
 PAIR = Types.ROW([Types.INT(), Types.STRING()])
@@ -28,6 +28,10 @@ CASES: list[tuple[TypeInformation, Any, str]] = [
     (Types.BOOLEAN(), True, "true"),
     (Types.BIG_DEC(), Decimal("1.5"), "1.5"),
     (Types.PICKLED_BYTE_ARRAY(), [True, None], "[True, None]"),
+    (Types.INSTANT(), Instant(0, 0), "1970-01-01T00:00:00Z"),
+    (Types.INSTANT(), Instant(1_700_000_000, 120_000_000), "2023-11-14T22:13:20.120Z"),
+    (Types.INSTANT(), Instant(-1, 6_000), "1969-12-31T23:59:59.000006Z"),
+    (Types.INSTANT(), Instant(5, 1), "1970-01-01T00:00:05.000000001Z"),
 ]
 
 
@@ -51,3 +55,7 @@ def test_a_double_is_read_back(value: float) -> None:
 @given(st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_a_float_is_read_back(value: float) -> None:
     assert np.float32(to_text(Types.FLOAT(), value)) == np.float32(value)
+
+
+def test_a_value_without_type_is_printed_by_python() -> None:
+    assert (to_printed(Types.PICKLED_BYTE_ARRAY(), None), to_printed(Types.STRING(), None)) == ("None", "null")
