@@ -14,17 +14,24 @@ Long           int (within 64 bits), numpy.int64       int64
 Float          numpy.float32                           float
 Double         float, numpy.float64                    double
 String         str                                     string, large_string
+sql.Date       datetime.date                           date32
+sql.Time       datetime.time without zone              time64[us]
+sql.Timestamp  datetime.datetime without zone          timestamp[us]
 Tuple2, ...    tuple                                   struct (``struct_as="tuple"``)
 Row            dagster_flinkpy.common.types.Row        struct (``struct_as="row"`` or ``"named_row"``)
 null           None, as a field                        null, as a field
 byte[]         bytes, as a field of a Row              binary, large_binary, as a field of a row
 ============== ======================================= ==========================
 
+Dates and times hash by their milliseconds since 1970, as in a JVM whose time zone is UTC (but with Python's calendar,
+which is Gregorian before 1582, too).
+
 Source: Flink's ``KeyGroupRangeAssignment``, ``MathUtils.murmurHash``, ``Tuple2``, ``RowUtils``.
 """
 
 from __future__ import annotations
 
+import datetime
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -54,6 +61,9 @@ StructAs = Literal["tuple", "row", "named_row"]
 """Which Java class the structs of an Arrow column stand for."""
 
 _HashArray = npt.NDArray[np.uint32]
+
+_DAY = 86_400_000
+_1970 = datetime.datetime(1970, 1, 1)
 
 
 # --- one key ----------------------------------------------------------------------------------------------------------
@@ -93,7 +103,10 @@ def java_hash_code(key: object) -> int:
     elif isinstance(key, bytes):
         reason = "bytes are a byte[], which Java hashes by identity; use a str, or a Row with a bytes field"
     else:
-        reason = f"{type(key).__qualname__} is not a key type; use bool, int, float, str, or a tuple or Row of these"
+        reason = (
+            f"{type(key).__qualname__} is not a key type; use bool, int, float, str, date, time, datetime, "
+            "or a tuple or Row of these"
+        )
     raise UnsupportedKeyTypeError(reason)
 
 
@@ -135,6 +148,25 @@ def _float_hash_code(key: np.float32) -> int:
 def _string_hash_code(key: str) -> int:
     # Java counts UTF-16 code units; a Python str may hold lone surrogates, as a Java String may.
     return _signed(_fold(np.frombuffer(key.encode("utf-16-le", "surrogatepass"), dtype="<u2").tolist(), 0))
+
+
+@java_hash_code.register
+def _date_hash_code(key: datetime.date) -> int:
+    return _long_hash_code((key.toordinal() - _1970.toordinal()) * _DAY)
+
+
+@java_hash_code.register
+def _timestamp_hash_code(key: datetime.datetime) -> int:
+    if key.tzinfo is not None:
+        raise UnsupportedKeyTypeError("a datetime with a time zone is not a key type; use one in UTC without zone")
+    return _long_hash_code((key - _1970) // datetime.timedelta(milliseconds=1))
+
+
+@java_hash_code.register
+def _time_hash_code(key: datetime.time) -> int:
+    if key.tzinfo is not None:
+        raise UnsupportedKeyTypeError("a time with a time zone is not a key type; use one in UTC without zone")
+    return _timestamp_hash_code(datetime.datetime.combine(_1970, key))
 
 
 @java_hash_code.register(tuple)
@@ -250,7 +282,8 @@ def java_hash_codes(
     """`java_hash_code` of each key of an Arrow column.
 
     Args:
-        column: Signed integers, floats, booleans, strings, or structs of these.
+        column: Signed integers, floats, booleans, strings, dates, times of day and timestamps (the latter two of
+            microseconds, without zone), or structs of these.
         struct_as: What the structs of the column, at every depth, stand for.
             ``"tuple"``: a Python tuple of the fields, so a Flink TupleN.
             ``"row"``: a Row without field names. ``"named_row"``: a Row with the field names of the struct.
@@ -306,10 +339,14 @@ def _column_hashes(column: pa.Array[Any], struct_as: StructAs) -> _HashArray:
         hashes = _long_hashes(_canonical(_values(column, 0.0)).view(np.int64))
     elif kind == pa.float32():
         hashes = _canonical(_values(column, 0.0)).view(np.uint32).copy()
+    elif kind == pa.date32():
+        hashes = _long_hashes(_values(column.cast(pa.int32()), 0).astype(np.int64) * _DAY)
+    elif kind in (pa.time64("us"), pa.timestamp("us")):
+        hashes = _long_hashes(_values(column.cast(pa.int64()), 0) // 1000)
     else:
         raise UnsupportedKeyTypeError(
-            f"Arrow type {kind} is not a key type; cast it to bool, int8 to int64, float, double, string, "
-            "or a struct of these"
+            f"Arrow type {kind} is not a key type; cast it to bool, int8 to int64, float, double, string, date32, "
+            "time64[us], timestamp[us], or a struct of these"
         )
     if column.null_count:
         hashes[_is_null(column)] = 0

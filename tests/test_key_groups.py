@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import enum
 import json
 import os
@@ -326,6 +327,21 @@ def test_numpy_scalars_are_the_java_types_of_their_width() -> None:
     assert java_hash_code(np.float32(1)) != java_hash_code(1.0)
 
 
+@pytest.mark.parametrize(
+    ("key", "code"),
+    [
+        (datetime.date(2024, 1, 1), -1034816116),
+        (datetime.date(1969, 12, 31), 86399999),
+        (datetime.datetime(2024, 1, 2, 3, 4, 5, 678901), -937370974),
+        (datetime.datetime(1969, 12, 31, 23, 59, 59, 999999), 0),
+        (datetime.time(23, 59, 59), 86399000),
+    ],
+)
+def test_dates_and_times_hash_as_in_a_jvm_in_utc(key: object, code: int) -> None:
+    # From Java 17: java.sql.Date, Timestamp and Time.valueOf(...).hashCode() under -Duser.timezone=UTC.
+    assert java_hash_code(key) == code
+
+
 def test_lone_surrogates_count_as_one_unit() -> None:
     assert java_hash_code("\ud83d\ude00") == java_hash_code("😀")
     assert java_hash_code("\ud83d") == 0xD83D
@@ -353,6 +369,8 @@ def test_the_order_of_names_does_not_count() -> None:
         (np.uint32(1), "uint32"),
         (np.float16(1), "float16"),
         (np.timedelta64(1, "s"), "timedelta64"),
+        (datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc), "time zone"),
+        (datetime.time(1, tzinfo=datetime.timezone.utc), "time zone"),
         ((1, object()), "key field 1: object"),
         (("a", b"ab"), "key field 1: bytes"),
         ((1, ("a", {1})), "key field 1: key field 1: set"),
@@ -391,6 +409,9 @@ TYPES_AND_VALUES = [
     (pa.float64(), st.floats(), float),
     (pa.string(), texts, str),
     (pa.large_string(), texts, str),
+    (pa.date32(), st.dates(), lambda key: key),
+    (pa.time64("us"), st.times(), lambda key: key),
+    (pa.timestamp("us"), st.datetimes(), lambda key: key),
 ]
 
 
@@ -516,7 +537,7 @@ def test_a_null_key_is_refused(column: pa.Array) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    [pa.uint64(), pa.float16(), pa.binary(), pa.date32(), pa.decimal128(5), pa.dictionary(pa.int8(), pa.string())],
+    [pa.uint64(), pa.float16(), pa.binary(), pa.date64(), pa.decimal128(5), pa.dictionary(pa.int8(), pa.string())],
     ids=str,
 )
 def test_a_column_without_a_stable_hash_is_refused(kind: pa.DataType) -> None:

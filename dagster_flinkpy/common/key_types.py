@@ -20,6 +20,9 @@ _KEY_TYPES: dict[type, Callable[[], TypeInformation]] = {
     int: Types.LONG,
     float: Types.DOUBLE,
     str: Types.STRING,
+    datetime.date: Types.SQL_DATE,
+    datetime.time: Types.SQL_TIME,
+    datetime.datetime: Types.SQL_TIMESTAMP,
     np.int8: Types.BYTE,
     np.int16: Types.SHORT,
     np.int32: Types.INT,
@@ -46,9 +49,9 @@ def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
         return RowTypeInfo(types, None if key._names is None else names)
     if isinstance(key, tuple):
         return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
-    if isinstance(key, (datetime.datetime, datetime.date, datetime.time, decimal.Decimal, list, dict, set)):
+    if isinstance(key, (bytes, decimal.Decimal, list, dict, set)):
         hint = "use a str, an int or a tuple of them"
     else:
-        hint = "keys may be bool, int, float, str, or tuples and Rows of them"
+        hint = "keys may be bool, int, float, str, date, time, datetime, or tuples and Rows of them"
     shown = "None" if key is None else f"{type(key).__name__}: {key!r}"
     raise UnsupportedKeyTypeError(f"{field} is {shown}; {hint}")

@@ -226,6 +226,9 @@ def test_key_types_follow_the_key() -> None:
         ("x", STRING),
         (np.int32(5), Types.INT()),
         (np.float32(1), Types.FLOAT()),
+        (datetime.date(2024, 1, 1), Types.SQL_DATE()),
+        (datetime.time(1), Types.SQL_TIME()),
+        (datetime.datetime(2024, 1, 1), Types.SQL_TIMESTAMP()),
         ((1, ("x", 2.0)), Types.TUPLE([LONG, Types.TUPLE([STRING, Types.DOUBLE()])])),
     ]
     assert [infer_key_type(key) for key, _ in keys] == [kind for _, kind in keys]
@@ -239,7 +242,7 @@ def test_key_types_follow_the_key() -> None:
         (None, "key is None"),
         ([1], "key is list"),
         ((1, {"a": 1}), r"key\[1\] is dict"),
-        (Row(a=1, b=datetime.date(2020, 1, 1)), r"key\.b is date"),
+        (Row(a=1, b=datetime.timedelta(1)), r"key\.b is timedelta"),
         (decimal.Decimal(1), "key is Decimal"),
         (object(), "key is object"),
     ],

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import datetime
 import pickle
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.state import (
     ListStateDescriptor,
@@ -209,6 +210,25 @@ def test_rows_and_tuples_as_keys(make_backend: MakeBackend) -> None:
     backend = make_backend(snapshot, key_type=key_type)
     keys = [Row(1, "x"), Row(a=2, b=None), (1, "x"), Row(b="x", a=1), {"b": "x", "a": 1}, Row(3, "x")]
     assert read(backend, keys) == [1, 2, 1, 1, 1, None]
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        (Types.SQL_DATE(), [datetime.date(1969, 12, 31), datetime.date(2024, 2, 29)]),
+        (Types.SQL_TIME(), [datetime.time(0), datetime.time(23, 59, 59, 999999)]),
+        (Types.SQL_TIMESTAMP(), [datetime.datetime(2024, 1, 1, 0, 0, 0, n) for n in (1, 2)]),  # hash alike
+    ],
+    ids=repr,
+)
+def test_dates_and_times_as_keys(make_backend: MakeBackend, kind: TypeInformation, keys: list[Any]) -> None:
+    for key_type, named in ((kind, keys), (Types.TUPLE([LONG, kind]), [(7, key) for key in keys])):
+        snapshot = write(make_backend(key_type=key_type), dict(zip(named, (1, 2), strict=True)))
+        backend = make_backend(snapshot, key_type=key_type)
+        touch(backend, key_type, [named[1], named[0], named[1]])
+        assert read(backend, named) == [1, 2]
+        assert backend.key_context.current_key() == named[1]
+        assert read(make_backend(write(backend, {named[0]: 3}), key_type=key_type), named) == [3, 2]
 
 
 def test_changes_without_update_are_not_kept(make_backend: MakeBackend) -> None:
