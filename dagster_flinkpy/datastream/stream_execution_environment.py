@@ -78,7 +78,7 @@ class StreamExecutionEnvironment:
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:
-        """Sets the number of subtasks of operators without one of their own; 1 by default."""
+        """Sets the number of subtasks of operators declared from now on without one of their own; 1 by default."""
         self._parallelism = parallelism
         return self
 
@@ -91,9 +91,9 @@ class StreamExecutionEnvironment:
         self._max_parallelism = max_parallelism
         return self
 
-    def get_max_parallelism(self) -> int | None:
-        """The default number of key groups; None: from the parallelism, by Flink's rule."""
-        return self._max_parallelism
+    def get_max_parallelism(self) -> int:
+        """The default number of key groups; -1: from the parallelism, by Flink's rule."""
+        return -1 if self._max_parallelism is None else self._max_parallelism
 
     def configure(self, configuration: Configuration) -> None:
         """Takes the options that there are here; all others are left alone.
@@ -271,7 +271,8 @@ class StreamExecutionEnvironment:
         inputs: Sequence[tuple[Input, ...]],
         output_type: TypeInformation | None,
     ) -> DataStream:
-        transformation = Transformation(name, spec, list(inputs), output_type or PickledBytesTypeInfo())
+        output_type = output_type or PickledBytesTypeInfo()
+        transformation = Transformation(name, spec, list(inputs), output_type, default_parallelism=self._parallelism)
         self._transformations.append(transformation)
         return DataStream(self, transformation)
 
@@ -317,7 +318,8 @@ class StreamExecutionEnvironment:
         return graph
 
     def _vertex(self, t: Transformation, uid: str) -> JobVertex:
-        parallelism = self._parallelism if t.parallelism is None else t.parallelism
+        default = self._parallelism if t.default_parallelism is None else t.default_parallelism
+        parallelism = default if t.parallelism is None else t.parallelism
         max_parallelism = self._max_parallelism if t.max_parallelism is None else t.max_parallelism
         try:
             key_groups = compute_default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism

@@ -23,6 +23,8 @@ class Transformation:
     description: str = ""
     uid: str | None = None
     parallelism: int | None = None
+    default_parallelism: int | None = None
+    """What holds without ``parallelism``: the environment's when the operator was declared. None: its latest."""
     max_parallelism: int | None = None
     slot_sharing_group: str = "default"
     side_outputs: dict[str, TypeInformation] = field(default_factory=dict)

@@ -37,6 +37,18 @@ def test_options_set_the_environment() -> None:
     assert env.get_job_graph().vertex("first").spec.final_only
 
 
+def test_operators_have_the_parallelism_the_environment_had_when_they_were_declared(
+    env: StreamExecutionEnvironment,
+) -> None:
+    assert (env.get_parallelism(), env.get_max_parallelism()) == (1, -1)
+    env.set_parallelism(3)
+    numbers = env.from_collection([1], Types.INT()).map(lambda v: v).uid("three")
+    env.set_parallelism(2)
+    numbers.map(lambda v: v).uid("two").map(lambda v: v).uid("own").set_parallelism(5)
+    graph = env.get_job_graph()
+    assert [graph.vertex(uid).parallelism for uid in ("three", "two", "own")] == [3, 2, 5]
+
+
 def test_checkpoint_settings(env: StreamExecutionEnvironment) -> None:
     env.enable_checkpointing(500, CheckpointingMode.AT_LEAST_ONCE)
     config = env.get_checkpoint_config()
