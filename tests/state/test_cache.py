@@ -135,6 +135,21 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     assert first.table().equals(written[0][1])  # and so does what is mapped.
 
 
+def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(
+    store: LocalObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache_module, "_LOOKS", 4)
+    written = [write(store, rows) for rows in range(10, 26)]
+    probe = RunCache(tmp_path / "probe")
+    probe.put(*written[-1])
+    size = local_file(probe, written[-1][0]).stat().st_size
+    cache = RunCache(tmp_path / "cache", max_bytes=8 * size)
+    for handle, table in written:
+        cache.put(handle, table)
+        assert sum(path.stat().st_size for path in cache.directory.iterdir()) <= (8 + 8 // 4) * size
+        assert local_file(cache, handle).exists()
+
+
 LARGE = 100_000
 """Rows of a run that is written beside the work."""
 

@@ -40,6 +40,13 @@ def test_small_integers_that_are_joined_by_a_large_one_keep_their_numbers():
     assert len(index) == 5001
 
 
+def test_what_is_no_place_of_the_array_is_not_found():
+    index = IntIndex()
+    index.add(np.arange(1024))
+    assert index.find(np.array([-1, 1023, -1024])).tolist() == [-1, 1023, -1]
+    assert index.find(np.array([1024, -(2**63), 2**62, 7])).tolist() == [-1, -1, -1, 7]
+
+
 def test_grows_and_forgets():
     index = IntIndex()
     many = np.arange(0, 50_000 * 1024, 1024, dtype=np.int64)

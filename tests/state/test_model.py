@@ -172,11 +172,14 @@ class Program(RuleBasedStateMachine):
 
     keys = st.integers(0, 7)
 
-    @rule(key=keys, value=st.sampled_from(["a", "b", None]), touched=st.booleans())
-    def update(self, key: int, value: str | None, touched: bool) -> None:
+    @rule(key=keys, value=st.sampled_from(["a", "b", None]), clear=st.booleans(), touched=st.booleans())
+    def update(self, key: int, value: str | None, clear: bool, touched: bool) -> None:
         subtask, key = self.at(key, touched), key % len(self.pool)
         assert subtask.value.value() == self.values.get(key)
-        subtask.value.update(value)
+        if value is None and clear:
+            subtask.value.clear()
+        else:
+            subtask.value.update(value)
         if value is None:
             self.values.pop(key, None)
         else:

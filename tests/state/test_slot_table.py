@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.state.slot_table import KeyedSlotState
+from tests.state.conftest import MakeBackend, touch
+
+VALUE = ValueStateDescriptor("v", Types.LONG())
+
+
+def test_what_is_written_is_what_changed(make_backend: MakeBackend) -> None:
+    backend = make_backend(key_type=Types.LONG())
+    state = backend.get_state(VALUE)
+    assert isinstance(state, KeyedSlotState)
+    keys = list(range(10))
+    touch(backend, Types.LONG(), keys)
+    for key in keys:
+        backend.set_current_key(key)
+        state.update(key)
+    backend = make_backend(backend.snapshot(), key_type=Types.LONG())
+    state = backend.get_state(VALUE)
+    touch(backend, Types.LONG(), [*keys, 10])
+    for key in (3, 10):
+        backend.set_current_key(key)
+        state.clear()
+    backend.set_current_key(5)
+    state.update(50)
+    snapshot = backend.snapshot()
+    assert backend.statistics.delta_rows == 2
+    assert backend.snapshot() == snapshot
+    backend = make_backend(snapshot, key_type=Types.LONG())
+    state = backend.get_state(VALUE)
+    values = []
+    for key in [*keys, 10]:
+        backend.set_current_key(key)
+        values.append(state.value())
+    assert values == [0, 1, 2, None, 4, 50, 6, 7, 8, 9, None]
+
+
+def test_no_key_is_current_once_the_overlay_was_written_out(make_backend: MakeBackend) -> None:
+    backend = make_backend(key_type=Types.LONG())
+    state = backend.get_state(VALUE)
+    backend.set_current_key(1)
+    state.update(1)
+    backend.flush()
+    for use in (state.value, lambda: state.update(2), state.clear):
+        with pytest.raises(ConfigurationError, match="no current key"):
+            use()
+    assert backend.key_context.current_key() is None
+
+
+def test_a_value_of_another_type_is_no_missing_key(make_backend: MakeBackend) -> None:
+    backend = make_backend(key_type=Types.LONG())
+    state = backend.get_state(VALUE)
+    backend.set_current_key(1)
+    state.update("x")
+    assert state.value() == "x"
+    with pytest.raises(TypeMismatchError, match=r"state 'v' of key 1.*'x'"):
+        backend.snapshot()
