@@ -201,7 +201,6 @@ class ColumnTable(OverlayTable):
             return
         self.reserve()
         if not (self._present[cells] | self._stored[cells]).any():
-            self._changed[cells] = False
             self.cells.release(namespace_id)
 
     def load(self, keys: KeySlots) -> None:
