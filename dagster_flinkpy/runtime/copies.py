@@ -12,10 +12,10 @@ import decimal
 from typing import Any
 
 from dagster_flinkpy.common.time import Instant
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, TupleTypeInfo, TypeInformation
-from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.types import Row, row_class
 
-__all__ = ["copied", "unchanging_types"]
+__all__ = ["copied", "flat_rows", "unchanging_types"]
 
 _NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
 _TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})
@@ -27,6 +27,14 @@ def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
     """The types of Python values that need no copy where they are records of this type."""
     basic = isinstance(type_info, TupleTypeInfo) and all(isinstance(t, BasicTypeInfo) for t in type_info.field_types)
     return _WITH_TUPLE if basic else _UNCHANGING
+
+
+def flat_rows(type_info: TypeInformation) -> frozenset[type]:
+    """The types of rows that need no copy where they are records of this type and nobody else refers to them."""
+    if not isinstance(type_info, RowTypeInfo) or not all(isinstance(t, BasicTypeInfo) for t in type_info.field_types):
+        return frozenset()
+    width = len(type_info.field_types)
+    return frozenset({row_class(None, width), row_class(type_info.field_names, width)})
 
 
 def copied(value: Any) -> Any:
@@ -45,8 +53,9 @@ def copied(value: Any) -> Any:
         return dict(zip(value, map(copied, value.values()), strict=True))
     if isinstance(value, Row):
         row = copy.copy(value)
-        if not _UNCHANGING.issuperset(map(type, row)):
-            row[:] = [copied(field) for field in row]
+        fields = tuple(row)
+        if not _UNCHANGING.issuperset(map(type, fields)):
+            row[:] = [copied(field) for field in fields]
         return row
     try:
         return copy.deepcopy(value)

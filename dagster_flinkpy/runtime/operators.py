@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from sys import getrefcount
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
-from dagster_flinkpy.runtime.copies import copied, unchanging_types
+from dagster_flinkpy.runtime.copies import copied, flat_rows, unchanging_types
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.failure import user_error
 from dagster_flinkpy.runtime.operator_state import OperatorStates
@@ -144,7 +145,7 @@ class Collector:
         self._values: dict[str | None, list[Any]] = {tag: [] for tag in self._types}
         self._timestamps: dict[str | None, list[int]] = {tag: [] for tag in self._types}
         self._main, self._main_timestamps = self._values[None], self._timestamps[None]
-        self._unchanging = unchanging_types(vertex.output_type)
+        self._unchanging, self._flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
 
     def collect(self, results: Iterable[Any] | None, timestamp: int) -> None:
         """Takes records, or ``(output_tag, record)`` pairs for side outputs; all get this timestamp."""
@@ -154,7 +155,9 @@ class Collector:
             if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
                 self.collect_side(result[0].tag_id, result[1], timestamp)
             else:
-                self._main.append(result if type(result) in self._unchanging else copied(result))
+                # Two references are ours: the name, and the argument of getrefcount.
+                alone = type(result) in self._unchanging or (type(result) in self._flat and getrefcount(result) <= 2)
+                self._main.append(result if alone else copied(result))
                 self._main_timestamps.append(timestamp)
 
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
@@ -341,9 +344,12 @@ class MapOperator(FunctionOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         vertex = self.context.vertex
-        unchanging = unchanging_types(vertex.output_type)
+        unchanging, flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
         try:
-            values = [v if type(v) in unchanging else copied(v) for v in map(self._map, batch.values)]
+            values = [
+                v if type(v) in unchanging or (type(v) in flat and getrefcount(v) <= 2) else copied(v)
+                for v in map(self._map, batch.values)
+            ]
         except Exception as e:
             raise self.user_error(e, "map()") from e
         self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))

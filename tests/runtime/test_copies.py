@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.common import Row, RowKind, Types
-from dagster_flinkpy.runtime.copies import copied, unchanging_types
+from dagster_flinkpy.runtime.copies import copied, flat_rows, unchanging_types
 
 
 @dataclass
@@ -68,3 +68,11 @@ def test_only_tuples_of_basic_types_need_no_look_at_their_fields() -> None:
     assert tuple not in unchanging_types(Types.TUPLE([Types.STRING(), Types.LIST(Types.LONG())]))
     assert tuple not in unchanging_types(Types.PICKLED_BYTE_ARRAY())
     assert list not in unchanging_types(Types.TUPLE([Types.LONG()]))
+
+
+def test_only_rows_of_basic_types_are_flat() -> None:
+    flat = flat_rows(Types.ROW_NAMED(["a"], [Types.LONG()]))
+    assert type(Row(1)) in flat
+    assert type(Row(a=1)) in flat
+    assert not flat_rows(Types.ROW([Types.LIST(Types.LONG())]))
+    assert not flat_rows(Types.PICKLED_BYTE_ARRAY())
