@@ -112,6 +112,8 @@ def test_bad_settings_are_refused() -> None:
         RollingPolicy.default_rolling_policy(part_size=0)
     with pytest.raises(ConfigurationError, match="yyyy"):
         BucketAssigner.date_time_bucket_assigner("EEE yyyy")
+    with pytest.raises(ConfigurationError, match="single quotes"):
+        BucketAssigner.date_time_bucket_assigner("'day=yyyy")
 
 
 def context(subtask: int = 0, checkpoint: int = 1) -> WriterInitContext:
@@ -190,4 +192,6 @@ def test_buckets_are_named_by_the_time() -> None:
     at = datetime(2020, 1, 2, 23, 30, tzinfo=timezone.utc)
     assert BucketAssigner.date_time_bucket_assigner(timezone_id="Europe/Berlin").bucket_id(at) == "2020-01-03--00"
     assert BucketAssigner.date_time_bucket_assigner("yyyy/MM-dd HHmmss", "UTC").bucket_id(at) == "2020/01-02 233000"
+    assert BucketAssigner.date_time_bucket_assigner("'dt='yyyy-MM-dd/HH'h'", "UTC").bucket_id(at) == "dt=2020-01-02/23h"
+    assert BucketAssigner.date_time_bucket_assigner("'100%m 'HH%", "UTC").bucket_id(at) == "100%m 23%"
     assert BucketAssigner.base_path_bucket_assigner().bucket_id(at) == ""

@@ -6,6 +6,7 @@ Declarations; what reads and writes files is found through the registry.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -154,6 +155,10 @@ class RollingPolicy:
         return RollingPolicy()
 
 
+_DIRECTIVES = {"yyyy": "%Y", "MM": "%m", "dd": "%d", "HH": "%H", "mm": "%M", "ss": "%S"}
+_LETTERS = re.compile("|".join(_DIRECTIVES))
+
+
 @dataclass(frozen=True)
 class BucketAssigner:
     """The folder below the base path that records go to."""
@@ -172,17 +177,21 @@ class BucketAssigner:
         """A folder per hour, or per what the format says, of the time of writing.
 
         Args:
-            format_str: Java's ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm`` and ``ss``; other letters are refused.
+            format_str: Java's ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm`` and ``ss``, and text between single quotes;
+                other letters are refused.
             timezone_id: e.g. ``Europe/Berlin``; None: that of the machine.
         """
-        time_format = format_str
-        for java, python in (("yyyy", "%Y"), ("MM", "%m"), ("dd", "%d"), ("HH", "%H"), ("mm", "%M"), ("ss", "%S")):
-            time_format = time_format.replace(java, python)
-        left = time_format
-        for directive in ("%Y", "%m", "%d", "%H", "%M", "%S"):
-            left = left.replace(directive, "")
-        if any(c.isalpha() for c in left):
-            raise ConfigurationError(f"date_time_bucket_assigner({format_str!r}): use yyyy, MM, dd, HH, mm and ss only")
+        parts = format_str.split("'")
+        time_format = ""
+        for i, part in enumerate(parts):
+            quoted, part = i % 2, part.replace("%", "%%")
+            time_format += part if quoted else _LETTERS.sub(lambda found: _DIRECTIVES[found[0]], part)
+        left = "".join(_LETTERS.sub("", part) for part in parts[::2])
+        if any(c.isalpha() for c in left) or len(parts) % 2 == 0:
+            raise ConfigurationError(
+                f"date_time_bucket_assigner({format_str!r}): use yyyy, MM, dd, HH, mm and ss only, and other letters "
+                "between single quotes: \"'day='yyyy-MM-dd\""
+            )
         return BucketAssigner(time_format, timezone_id)
 
     def bucket_id(self, now: datetime) -> str:
