@@ -120,7 +120,7 @@ class RuntimeContext(KeyedStateStore):
 
     @abstractmethod
     def get_attempt_number(self) -> int:
-        """Number of the execution attempt; greater than that of every attempt before."""
+        """Number of the execution attempt: 0 for the first one, greater than that of every attempt before."""
 
 
 class Function:

@@ -264,7 +264,7 @@ class TaskRuntimeContext(RuntimeContext):
         return self._context.vertex.max_parallelism
 
     def get_attempt_number(self) -> int:
-        return self._context.epoch.attempt
+        return self._context.epoch.attempt - 1
 
     def get_task_name_with_subtasks(self) -> str:
         vertex = self._context.vertex

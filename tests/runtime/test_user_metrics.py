@@ -56,6 +56,7 @@ class Context(MapFunction):
             runtime_context.get_job_parameter("limit", "none"),
             runtime_context.get_job_parameter("other", "none"),
             runtime_context.get_max_number_of_parallel_subtasks(),
+            runtime_context.get_attempt_number(),
         )
 
     def map(self, value: Any) -> Any:
@@ -66,4 +67,4 @@ def test_functions_know_their_task_and_the_parameters_of_the_job(tmp_path: Path)
     env = environment()
     env.get_config().set_global_job_parameters({"limit": 3})
     stream = events(env, [("a", 1, 1)]).map(Context()).name("About").uid("about")
-    assert collect_all(stream, tmp_path) == [("About", "About (1/1)", "3", "none", 16)]
+    assert collect_all(stream, tmp_path) == [("About", "About (1/1)", "3", "none", 16, 0)]
