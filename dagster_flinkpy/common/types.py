@@ -174,7 +174,8 @@ class Row(metaclass=_RowType):
     def __getattr__(self, name: str) -> Any:
         # Only for names that no slot has. Private ones are never fields: copy and pickle ask for some.
         if name.startswith("_") or self._names is None or name not in self._names:
-            raise AttributeError(f"{type(self).__name__} has no field {name!r}")
+            known = "only positions, such as row[0]" if self._names is None else ", ".join(map(repr, self._names))
+            raise AttributeError(f"the row has no field {name!r}; it has {known}")
         return self[name]
 
     def __contains__(self, item: object) -> bool:

@@ -90,6 +90,10 @@ def test_unknown_fields() -> None:
             _ = row.age
         with pytest.raises(ValueError, match="age"):
             row["age"]
+    with pytest.raises(AttributeError, match="it has 'name', 'size'"):
+        _ = Row(name="Alice", size=2).age
+    with pytest.raises(AttributeError, match="only positions"):
+        _ = Row("Alice").age
         with pytest.raises(ValueError, match="age"):
             row["age"] = 1
 
