@@ -9,13 +9,17 @@ from __future__ import annotations
 import copy
 import datetime
 import decimal
+import sys
 from typing import Any
 
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row, row_class
 
-__all__ = ["copied", "flat_rows", "unchanging_types"]
+__all__ = ["ALONE", "copied", "flat_rows", "unchanging_types"]
+
+ALONE = 1 if sys.version_info >= (3, 14) else 2
+"""What ``getrefcount`` says of a value that only a local variable holds. Since Python 3.14 an argument is borrowed."""
 
 _NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
 _TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})

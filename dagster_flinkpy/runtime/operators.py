@@ -58,7 +58,7 @@ from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, SourceReadError, TypeMismatchError
 from dagster_flinkpy.metrics import MetricGroup
 from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
-from dagster_flinkpy.runtime.copies import copied, flat_rows, unchanging_types
+from dagster_flinkpy.runtime.copies import ALONE, copied, flat_rows, unchanging_types
 from dagster_flinkpy.runtime.epoch import Epoch, Interval, SubtaskInput
 from dagster_flinkpy.runtime.failure import user_error
 from dagster_flinkpy.runtime.operator_state import OperatorStates
@@ -155,8 +155,8 @@ class Collector:
             if type(result) is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
                 self.collect_side(result[0].tag_id, result[1], timestamp)
             else:
-                # Two references are ours: the name, and the argument of getrefcount.
-                alone = type(result) in self._unchanging or (type(result) in self._flat and getrefcount(result) <= 2)
+                kind = type(result)
+                alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= ALONE)
                 self._main.append(result if alone else copied(result))
                 self._main_timestamps.append(timestamp)
 
@@ -347,7 +347,7 @@ class MapOperator(FunctionOperator):
         unchanging, flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
         try:
             values = [
-                v if type(v) in unchanging or (type(v) in flat and getrefcount(v) <= 2) else copied(v)
+                v if type(v) in unchanging or (type(v) in flat and getrefcount(v) <= ALONE) else copied(v)
                 for v in map(self._map, batch.values)
             ]
         except Exception as e:

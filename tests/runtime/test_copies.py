@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
+from sys import getrefcount
 from typing import Any
 
 import pytest
 
 from dagster_flinkpy.common import Row, RowKind, Types
-from dagster_flinkpy.runtime.copies import copied, flat_rows, unchanging_types
+from dagster_flinkpy.runtime.copies import ALONE, copied, flat_rows, unchanging_types
 
 
 @dataclass
@@ -76,3 +78,15 @@ def test_only_rows_of_basic_types_are_flat() -> None:
     assert type(Row(a=1)) in flat
     assert not flat_rows(Types.ROW([Types.LIST(Types.LONG())]))
     assert not flat_rows(Types.PICKLED_BYTE_ARRAY())
+
+
+def test_a_value_that_somebody_keeps_is_not_alone() -> None:
+    def kept() -> Iterator[Row]:
+        row = Row(1)
+        yield row
+        row[0] = 2
+
+    for row in map(Row, range(3)):
+        assert getrefcount(row) == ALONE
+    for row in kept():
+        assert getrefcount(row) > ALONE
