@@ -218,6 +218,7 @@ class KeyedOperator(KeyedStateOperator):
         """Loads the state of a batch's keys; gives slot, record and timestamp of each record."""
         keys = self.bind(batch)
         slots = self.backend.touch_column(keys.column, keys.hashes)
+        self.backend.key_context.slot = None  # until the first record: what fails before has no key
         return zip(each_int(slots), batch.each_value(), batch.each_timestamp(), strict=True)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
