@@ -197,7 +197,8 @@ class Row(metaclass=_RowType):
         return self.as_dict() == other.as_dict()
 
     def __hash__(self) -> int:
-        return hash(self._values)
+        # Rows that are equal may have their names in another order.
+        return hash(self._values if self._names is None else frozenset(zip(self._names, self._values, strict=False)))
 
     def __repr__(self) -> str:
         if self._names is None:

@@ -131,6 +131,7 @@ def test_pyflink_programs_read_and_set_the_names() -> None:
 def test_equality_takes_names_kind_and_values() -> None:
     assert Row(a=1) == Row(a=1)
     assert Row(a=1, b=2) == Row(b=2, a=1)
+    assert {Row(a=1, b=2): "x"}[Row(b=2, a=1)] == "x"
     assert Row(a=1, b=2) != Row(b=1, a=2)
     assert Row(a=1, b=2) != Row(a=1, c=2)
     assert Row(a=1) != Row(b=1)
