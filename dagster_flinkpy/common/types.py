@@ -68,7 +68,7 @@ class Row(metaclass=_RowType):
     _row_kind: ClassVar[RowKind]
     _width: ClassVar[int]
     _slots: ClassVar[tuple[str, ...]]
-    _getters: ClassVar[dict[int | str, Callable[[Row], Any]]]
+    _getters: ClassVar[dict[Any, Callable[[Row], Any]]]
     _set: ClassVar[Callable[[Row, Iterable[Any]], None]]
     _create: ClassVar[Callable[[], Row]]
     _values: tuple[Any, ...]
@@ -153,7 +153,7 @@ class Row(metaclass=_RowType):
 
     def __getitem__(self, item: int | slice | str) -> Any:
         try:
-            return self._getters[item](self)  # type: ignore[index]
+            return self._getters[item](self)
         except (KeyError, TypeError):  # a slice, or none of its fields
             return list(self._values)[self._position(item) if isinstance(item, str) else item]
 

@@ -49,7 +49,7 @@ def test_await_end_gives_up(child: subprocess.Popen[bytes]) -> None:
         ("python -m dagster api grpc --lazy-load-user-code", True),
         ("python -m dagster._daemon run", True),
         ("python -m dagster_webserver", True),
-        ("/work/dagster/.venv/bin/python job.py", False),
+        ("/home/me/dagster/.venv/bin/python job.py", False),
         ("python -m dagster_flinkpy.cli", False),
         ("vim dagster.yaml dagster", False),
         ("bash /src/dagster-flinkpy/.ci/run", False),
