@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test soak lint format docs screenshots bench simulate browser clean
+.PHONY: install demo test soak lint format docs screenshots bench simulate pyflink-suite browser clean
 
 install: $(STAMP)
 
@@ -18,9 +18,9 @@ $(STAMP): pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[demo,dev,docs]'
 	@# Spark needs Java 17 or newer: the machine's own, or else the one in a wheel.
-	@$(BIN)/python -m dagster_flinkpy.runtime.java >/dev/null 2>&1 \
+	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null 2>&1 \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' || true
-	@$(BIN)/python -m dagster_flinkpy.runtime.java >/dev/null
+	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null
 	@touch $@
 
 demo: install
@@ -29,10 +29,10 @@ demo: install
 test: install browser
 	$(BIN)/python -m pytest
 
-# The property tests of runtime and state with $(SOAK) times as many examples as CI: a quarter of an hour and more.
+# The property tests of runtime and state, and the matrix of whole jobs, with $(SOAK) times as many examples as CI.
 SOAK ?= 20
 soak: install
-	SOAK=$(SOAK) $(BIN)/python -m pytest -m hypothesis tests/runtime tests/state
+	SOAK=$(SOAK) $(BIN)/python -m pytest -m hypothesis tests/runtime tests/state tests/matrix
 
 lint: install
 	$(BIN)/ruff check .
@@ -58,6 +58,16 @@ bench: install
 # Crashes, zombies and a store that fails, from 10,000 seeds. CI runs 300 of them.
 simulate: install
 	$(BIN)/python -m tests.simulation --seeds 10000
+
+# PyFlink's own examples and DataStream tests, run against this library; not a part of `make test`. PyFlink is installed
+# without its jars into an environment of its own. FLINK=/path/to/flink takes the tests from there, instead of fetching them.
+PYFLINK := .cache/pyflink-venv
+pyflink-suite: install
+	@test -x $(PYFLINK)/bin/pip || $(BIN)/python -m venv $(PYFLINK)
+	$(PYFLINK)/bin/pip install --quiet --disable-pip-version-check --no-deps apache-flink==2.3.0
+	@$(BIN)/python -c 'import site; print("import site;", "".join(f"site.addsitedir({p!r});" for p in site.getsitepackages()))' \
+	  > "$$($(PYFLINK)/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_project.pth"
+	$(PYFLINK)/bin/python -m tests.pyflink.suite $(if $(FLINK),--tests '$(FLINK)')
 
 # The browser tests skip themselves, and say why, where it cannot be installed.
 browser:

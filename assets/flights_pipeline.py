@@ -43,10 +43,11 @@ def build_flights_env(
     """The program, ready to be run or made into Dagster assets, with daily partitions or none. An epoch reads one day.
 
     Args:
-        data: Where the folders ``flights`` and ``weather`` are, as ``assets.data.prepare`` makes them.
+        data: Where the folders ``flights`` and ``weather`` are, as ``assets.demo.data.prepare`` makes them.
         tables: Where the tables go, each a folder of Parquet files.
         first_day: Where to start. Default: the first day there is.
-        last_day: Where the input ends, inclusive. Default: the last day there is.
+        last_day: Where the input ends, inclusive. Default: it goes on in Dagster, and ends with the last day there is
+            elsewhere.
         parallelism: Subtasks of each operator.
     """
     data = StorageLocation(data) if isinstance(data, str) else data

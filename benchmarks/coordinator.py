@@ -14,19 +14,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.report import line
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.instructions import EmitBarriers, ReplaceHead, WriteMetadata
-from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, Task
-from dagster_flinkpy.checkpoint.metadata import (
-    METADATA_NAME,
-    CheckpointKind,
-    CheckpointMetadata,
-    OperatorState,
-    SubtaskState,
-)
+from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, Subtask
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
-from dagster_flinkpy.checkpoint.restore import OperatorSpec, RestorePlan, assign
+from dagster_flinkpy.checkpoint.restore import RestorePlan, RestoreTarget, assign
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
     CheckpointIdAssigned,
@@ -36,7 +32,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     MetadataWritten,
     TriggerRequested,
 )
-from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -44,8 +40,8 @@ from dagster_flinkpy.storage.local import LocalObjectStore
 OPERATORS, SUBTASKS, MAX_PARALLELISM, ROUNDS = 10, 1_000, 2_048, 5
 
 
-def tasks() -> tuple[Task, ...]:
-    return tuple(Task(f"operator-{o}", i) for o in range(OPERATORS) for i in range(SUBTASKS))
+def tasks() -> tuple[Subtask, ...]:
+    return tuple(Subtask(f"operator-{o}", i) for o in range(OPERATORS) for i in range(SUBTASKS))
 
 
 def _run(key_groups: KeyGroupRange, name: str, rows: int) -> RunHandle:
@@ -63,7 +59,7 @@ def _run(key_groups: KeyGroupRange, name: str, rows: int) -> RunHandle:
     )
 
 
-def state(task: Task, checkpoint_id: int) -> SubtaskState:
+def state(task: Subtask, checkpoint_id: int) -> SubtaskState:
     key_groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, SUBTASKS, task.subtask)
     runs = (
         _run(key_groups, f"{task} base", 100_000),
@@ -101,7 +97,7 @@ class Driver:
         self.attempt = self.store.begin_attempt("benchmark", 0)
         everybody = tasks()
         plan = CheckpointPlan(everybody[:SUBTASKS], everybody, everybody[-SUBTASKS:])
-        self.coordinator = CheckpointCoordinator("job", self.attempt.token, plan, CheckpointConfig(num_retained=100))
+        self.coordinator = CheckpointCoordinator("job", self.attempt.token, plan, CoordinatorConfig(num_retained=100))
         self.coordinator.handle(JobStatusChanged(0, running=True))
 
     def messages(self, checkpoint_id: int) -> list[AcknowledgeCheckpoint]:
@@ -132,7 +128,7 @@ class Driver:
 
 
 def plan_restore(written: CheckpointMetadata, parallelism: int) -> RestorePlan:
-    return assign(written, [OperatorSpec(o.uid, parallelism, MAX_PARALLELISM) for o in written.operators])
+    return assign(written, [RestoreTarget(o.uid, parallelism, MAX_PARALLELISM) for o in written.operators])
 
 
 class Cpu:

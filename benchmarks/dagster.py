@@ -123,7 +123,7 @@ def _workspace(module: str) -> Iterator[Any]:
 
 
 def _runs(home: Path) -> list[dict[str, Any]]:
-    from assets.data import prepare
+    from assets.demo.data import prepare
 
     prepare(home / "flinkpy" / "data")
     events = home / "spark_events"
@@ -259,7 +259,7 @@ def _record_runs() -> None:
     from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
 
     from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-    from dagster_flinkpy.orchestration.sensors import CHECKPOINT_TAG
+    from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import CHECKPOINT_TAG
 
     runs = [
         DagsterRun(

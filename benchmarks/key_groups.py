@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks.report import line
-from dagster_flinkpy.key_groups import key_groups
+from dagster_flinkpy.key_hashes import key_groups
 
 ROWS = 5_000_000
 STRING_ROWS = 1_000_000

@@ -1,4 +1,4 @@
-"""Keyed processing beside the bare exchange, and beside Spark's own ``transformWithState``.
+"""Keyed processing beside the bare shuffle, and beside Spark's own ``transformWithState``.
 
 All run on one warm session, one after another in turn. A ratio is the median over the rounds of what both sides took in
 the same round, for other work on the machine slows down whole rounds. Set-up and a first round are left out.
@@ -27,9 +27,10 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, Spli
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
-from dagster_flinkpy.runtime.exchange import SPARK_SCHEMA, Kind, RecordWriter, TaskOutput, decode_buffer, rows_of
-from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
+from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, Kind, TaskOutput, decode_buffer, rows_of
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 
 EVENTS, KEYS, PARALLELISM, ROUNDS, BATCH = 5_000_000, 100_000, 2, 5, 65_536
@@ -123,14 +124,14 @@ def window_sum() -> JobGraph:
     return env.get_job_graph()
 
 
-# --- the same exchange, without us ------------------------------------------------------------------------------------
+# --- the same shuffle, without us ------------------------------------------------------------------------------------
 
 
-def exchange_source(
+def shuffle_source(
     graph: JobGraph, batches: Iterator[pa.RecordBatch], *, event_time: bool = False
 ) -> Iterator[pa.RecordBatch]:
     """Reads and partitions as a source task does; with event time, a watermark follows each batch."""
-    from dagster_flinkpy.runtime.batch import NO_TIMESTAMP, StreamBatch
+    from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
     subtask = next(batches).column(0)[0].as_py()
     output = TaskOutput()
@@ -175,7 +176,7 @@ def count_consumer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch
 
 
 def bare(spark: Any, graph: JobGraph, *stages: Callable[[Any], Any], event_time: bool = False) -> None:
-    source = partial(exchange_source, graph, event_time=event_time)
+    source = partial(shuffle_source, graph, event_time=event_time)
     rows = spark.range(0, PARALLELISM, 1, PARALLELISM).mapInArrow(source, SPARK_SCHEMA)
     for stage in stages:
         rows = rows.repartitionById(PARALLELISM, rows.target).sortWithinPartitions("seq", "edge", "channel")
@@ -183,7 +184,7 @@ def bare(spark: Any, graph: JobGraph, *stages: Callable[[Any], Any], event_time:
     rows.toArrow()
 
 
-def exchange_again(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def shuffle_again(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Decodes what it gets, and partitions it once more."""
     output = TaskOutput()
     (edge,) = graph.edges
@@ -281,7 +282,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
                 "dict": lambda: bare(spark, graph, dict_loop),
                 "count": lambda: bare(spark, graph, count_consumer),
                 "count in event time": lambda: bare(spark, windows, count_consumer, event_time=True),
-                "second exchange": lambda: bare(spark, graph, partial(exchange_again, graph), count_consumer),
+                "second shuffle": lambda: bare(spark, graph, partial(shuffle_again, graph), count_consumer),
             }
         )
         peer_rate = None
@@ -291,7 +292,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     spark.stop()
     settings = {"events": EVENTS, "keys": KEYS, "parallelism": PARALLELISM, "rounds": ROUNDS}
     rate = EVENTS / float(np.median(seconds["process"]))
-    second_exchange = float(np.median(seconds["second exchange"] - seconds["count"])) * PARALLELISM / EVENTS * 1e6
+    second_shuffle = float(np.median(seconds["second shuffle"] - seconds["count"])) * PARALLELISM / EVENTS * 1e6
 
     def ratio(peer: str, ours: str) -> float:
         return float(np.median(seconds[peer] / seconds[ours]))
@@ -302,7 +303,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "keyed.process_function_vs_bare_loop",
             ratio("dict", "process"),
             "ratio of rate",
-            peer="the same exchange, a Python loop over a dict",
+            peer="the same shuffle, a Python loop over a dict",
             bar=">= 0.6",
             settings=settings,
         ),
@@ -310,7 +311,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "keyed.builtin_sum_vs_count_consumer",
             ratio("count", "sum"),
             "ratio of rate",
-            peer="the same exchange, a consumer that counts rows",
+            peer="the same shuffle, a consumer that counts rows",
             bar=">= 0.7",
             settings=settings,
         ),
@@ -318,13 +319,13 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "keyed.window_vs_count_consumer",
             ratio("count in event time", "window"),
             "ratio of rate",
-            peer="the same exchange with its watermarks, a consumer that counts rows",
+            peer="the same shuffle with its watermarks, a consumer that counts rows",
             bar=">= 0.7",
             settings={**settings, "window_ms": WINDOW, "events_per_ms": PARALLELISM},
         ),
         line(
-            "keyed.second_exchange_us_per_row",
-            second_exchange,
+            "keyed.second_shuffle_us_per_row",
+            second_shuffle,
             "us of one core per row of 3 longs",
             bar="<= 0.4",
             settings=settings,

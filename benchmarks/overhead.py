@@ -21,9 +21,9 @@ from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext, Str
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.runtime.exchange import SPARK_SCHEMA, WIRE_SCHEMA
-from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WIRE_SCHEMA
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 
 RECORDS, STAGES, PARALLELISM, ROUNDS = 1_000, 3, 2, 15

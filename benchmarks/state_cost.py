@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 
 from benchmarks import state_programs as programs
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.storage import StorageLocation
 
 PARALLELISM, RESCALED, TOUCHED = 4, 6, 1_000
@@ -135,7 +135,7 @@ class StateJob:
             self._name,
             StorageLocation(str(self._store)),
             cache_dir=cache_dir or str(self._folder / "cache"),
-            checkpointing=CheckpointConfig(num_retained=_KEPT),
+            checkpointing=CoordinatorConfig(num_retained=_KEPT),
         )
         return JobAttempt(graph, config, owner="benchmark", **restore)
 
@@ -153,7 +153,7 @@ def _operator(epoch: CompletedEpoch) -> Any:
 
 def _metrics(epoch: CompletedEpoch, name: str) -> list[int]:
     """A metric of :class:`~benchmarks.state_programs.Totals`, by subtask."""
-    return [int(subtask.metrics[f"user.{name}"]) for subtask in _operator(epoch).subtasks]
+    return [int(subtask.metrics[f"user_max.{name}"]) for subtask in _operator(epoch).subtasks]
 
 
 def _read_files(files: list[list[str]], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

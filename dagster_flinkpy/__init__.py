@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.registry import register
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.orchestration.component import FlinkPipelineComponent
+    from dagster_flinkpy.orchestration.component.pipeline_component import FlinkPipelineComponent
 
 __version__ = "0.1.0"
 
@@ -18,7 +18,7 @@ __all__ = ["FlinkPipelineComponent", "__version__"]
 def __getattr__(name: str) -> object:
     """The component, imported when `dg` or a ``defs.yaml`` asks for it: Dagster's components take time to import."""
     if name == "FlinkPipelineComponent":
-        return import_module("dagster_flinkpy.orchestration.component").FlinkPipelineComponent
+        return import_module("dagster_flinkpy.orchestration.component.pipeline_component").FlinkPipelineComponent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
@@ -26,15 +26,17 @@ def __dir__() -> list[str]:
     return [*globals(), "FlinkPipelineComponent"]
 
 
-register("executor", "dagster_flinkpy.runtime.local_executor:LocalExecutor")
-register("exchange_writer", "dagster_flinkpy.connectors.exchange:SegmentWriter")
-register("exchange_committer", "dagster_flinkpy.connectors.exchange:ExchangeCommitter")
-register("exchange_enumerator", "dagster_flinkpy.connectors.exchange:ExchangeEnumerator")
-register("exchange_reader", "dagster_flinkpy.connectors.exchange:read_segments")
-register("spark_source_enumerator", "dagster_flinkpy.connectors.spark_form:SparkSourceEnumerator")
-register("spark_transform_enumerator", "dagster_flinkpy.connectors.spark_form:SparkTransformEnumerator")
-register("spark_source_type", "dagster_flinkpy.connectors.spark_types:type_of_source")
-register("spark_transform_type", "dagster_flinkpy.connectors.spark_types:type_of_transform")
+register("executor", "dagster_flinkpy.runtime.master.local_executor:LocalExecutor")
+register("blocking_edge_writer", "dagster_flinkpy.runtime.blocking.blocking_edge:BlockingEdgeWriter")
+register("blocking_edge_committer", "dagster_flinkpy.runtime.blocking.blocking_edge:BlockingEdgeCommitter")
+register("blocking_edge_enumerator", "dagster_flinkpy.runtime.blocking.blocking_edge:BlockingEdgeEnumerator")
+register("blocking_edge_reader", "dagster_flinkpy.runtime.blocking.blocking_edge:read_segments")
+register("spark_source_enumerator", "dagster_flinkpy.runtime.blocking.dataframe_enumerators:SparkSourceEnumerator")
+register(
+    "spark_transform_enumerator", "dagster_flinkpy.runtime.blocking.dataframe_enumerators:SparkTransformEnumerator"
+)
+register("spark_source_type", "dagster_flinkpy.runtime.blocking.dataframe_types:type_of_source")
+register("spark_transform_type", "dagster_flinkpy.runtime.blocking.dataframe_types:type_of_transform")
 register("file_enumerator", "dagster_flinkpy.connectors.file_source:FileEnumerator")
 register("file_reader", "dagster_flinkpy.connectors.file_source:read_lines")
 register("file_writer", "dagster_flinkpy.connectors.file_sink:FileWriter")

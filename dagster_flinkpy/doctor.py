@@ -1,4 +1,4 @@
-"""Looks whether a machine can run jobs, and says what to do where it cannot."""
+"""Checks whether a machine can run jobs, and says how to fix what is missing."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ _SKEW_SECONDS = 60.0
 
 
 class Verdict(str, Enum):
-    """How something is."""
+    """The result of a check."""
 
     FINE = "fine"
     WARNING = "warning"
-    """Jobs run; something else may not be as one would like it."""
+    """Jobs run, but something should be improved."""
     BROKEN = "broken"
     """Jobs cannot run."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one part."""
+    """What was found out about one thing."""
 
     what: str
     verdict: Verdict
     detail: str
     advice: str = ""
-    """What to do, unless it is fine."""
+    """What to do, unless everything is fine."""
 
 
 def diagnose(storage: StorageLocation | None = None, *, remote: str | None = None) -> Iterator[Finding]:
-    """Looks at Python packages, Java, Spark, the store, this machine and Dagster's instance, one after the other.
+    """Checks Python packages, Java, Spark, the local disk, Dagster's instance and the store, one after the other.
 
     Args:
-        storage: Where checkpoints are to be kept. Default: it is not looked at.
-        remote: URL of a Spark Connect server. Default: a local server is started, if none runs.
+        storage: Checkpoint storage to check. Default: none.
+        remote: URL of a Spark Connect server. Default: a local server, which is started if none is running.
     """
     checks: list[tuple[str, Callable[[], Finding]]] = [
         ("packages", _packages),
@@ -73,8 +73,8 @@ def diagnose(storage: StorageLocation | None = None, *, remote: str | None = Non
 
 def _advice_of(what: str) -> str:
     return {
-        "Java": "Install a Java 17 or newer, or `pip install 'dagster-flinkpy[java]'`, which brings one.",
-        "Spark": "See the log the message names. With a remote server, its Python must have this package's version.",
+        "Java": "Install Java 17 or newer, or run `pip install 'dagster-flinkpy[java]'`, which brings one.",
+        "Spark": "See the log that the message names. A remote server's Python needs this package in the same version.",
         "store": "Check the URL, --endpoint-url, and the credentials in boto3's usual places.",
         "Dagster": "Check dagster.yaml in DAGSTER_HOME, and that the database it names is reachable.",
     }.get(what, "")
@@ -90,19 +90,19 @@ def _packages() -> Finding:
         return Finding("packages", Verdict.BROKEN, shown, "PySpark 4.3 needs pandas below 3: pip install 'pandas<3'.")
     webserver = versions["dagster-webserver"]
     if webserver and _minor(webserver) != _minor(str(versions["dagster"])):
-        advice = "dagster and dagster-webserver should be of one minor release."
+        advice = "Install dagster and dagster-webserver of the same minor release."
         return Finding("packages", Verdict.WARNING, shown, advice)
     return Finding("packages", Verdict.FINE, shown)
 
 
 def _java() -> Finding:
-    from dagster_flinkpy.runtime.java import find_java_home
+    from dagster_flinkpy.spark.java import find_java_home
 
     return Finding("Java", Verdict.FINE, str(find_java_home()))
 
 
 def _spark(remote: str | None) -> Finding:
-    from dagster_flinkpy.runtime.spark import SparkSettings, get_session
+    from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 
     settings = SparkSettings() if remote is None else SparkSettings("remote", remote=remote)
     started = time.monotonic()
@@ -122,7 +122,7 @@ def _spark(remote: str | None) -> Finding:
 
 
 def _worker(batches: Iterator[Any]) -> Iterator[Any]:
-    """What a Spark worker is; one without this package cannot even find this function, and the error says so."""
+    """Reports the versions of a Spark worker. Without this package a worker cannot find this function."""
     import pyarrow as pa
 
     for _ in batches:
@@ -153,7 +153,7 @@ def _store(storage: StorageLocation) -> Finding:
         skew = max(before - at - 1, at - after, 0.0)  # stores keep whole seconds
     detail = f"{store.url}: writes, reads, and honours conditional writes; round trip {(after - before) * 1000:.0f} ms"
     if skew > _SKEW_SECONDS:
-        advice = "Clocks differ. That is safe, but ages of orphans and lags are wrong by as much: set up NTP."
+        advice = "The clocks differ. That is safe, but reported ages and lags are wrong by as much: set up NTP."
         return Finding("store", Verdict.WARNING, f"{detail}; its clock is {skew:.0f} s off", advice)
     return Finding("store", Verdict.FINE, detail)
 
@@ -161,10 +161,10 @@ def _store(storage: StorageLocation) -> Finding:
 def _dagster() -> Finding:
     home = os.environ.get("DAGSTER_HOME")
     if not home:
-        advice = "Set DAGSTER_HOME to a directory that stays, else runs and sensors are forgotten with `dagster dev`."
+        advice = "Set DAGSTER_HOME to a permanent directory, or else runs and sensors are lost when `dagster dev` ends."
         return Finding("Dagster", Verdict.WARNING, "DAGSTER_HOME is not set", advice)
     if not Path(home).is_dir():
-        return Finding("Dagster", Verdict.BROKEN, f"DAGSTER_HOME={home} is no directory", "Create it.")
+        return Finding("Dagster", Verdict.BROKEN, f"DAGSTER_HOME={home} is not a directory", "Create it.")
     from dagster import DagsterInstance
 
     try:

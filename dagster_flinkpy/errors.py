@@ -1,12 +1,13 @@
-"""Every error a user can meet, as one typed tree.
+"""All errors that a user can see, as a tree of classes.
 
-Each message says what is wrong, where, and what to do about it. Nothing here imports anything of ours.
+Each message says what is wrong, where, and what to do about it. This module imports nothing of the library.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "CheckpointError",
+    "CheckpointTimeoutError",
     "CommittableLostError",
     "ConditionalWritesUnsupportedError",
     "ConfigurationError",
@@ -15,6 +16,8 @@ __all__ = [
     "DuplicateUidError",
     "FencedError",
     "FlinkPyError",
+    "HeadLostError",
+    "InputAfterEndError",
     "JavaNotFoundError",
     "JobGraphError",
     "MissingUidError",
@@ -24,6 +27,7 @@ __all__ = [
     "PastTimerError",
     "PathEscapesPrefixError",
     "PreconditionFailedError",
+    "PythonWorkerLostError",
     "RestoreError",
     "SinkCommitError",
     "SourceReadError",
@@ -37,8 +41,24 @@ __all__ = [
 ]
 
 
+_MESSAGE_CHARACTERS = 10_000
+_VALUE_CHARACTERS = 500
+_TRACEBACK_CHARACTERS = 20_000
+
+
+def shorten(text: str, characters: int) -> str:
+    """The text, without its middle where it is longer than this; at least 40 characters."""
+    if len(text) <= characters:
+        return text
+    half = (characters - 40) // 2  # room for what says how much is missing
+    return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[len(text) - half :]}"
+
+
 class FlinkPyError(Exception):
-    """Base of all errors raised by dagster-flinkpy."""
+    """Base of all errors raised by dagster-flinkpy. Messages may quote users' data, so long ones are cut."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shorten(arg, _MESSAGE_CHARACTERS) if isinstance(arg, str) else arg for arg in args))
 
 
 # --- what the user declared -------------------------------------------------------------------------------------------
@@ -53,7 +73,7 @@ class JobGraphError(ConfigurationError):
 
 
 class DuplicateUidError(JobGraphError):
-    """Two operators share one uid, so their state could not be told apart."""
+    """Two operators share a uid, so their state could not be distinguished."""
 
 
 class MissingUidError(JobGraphError):
@@ -61,7 +81,7 @@ class MissingUidError(JobGraphError):
 
 
 class MissingUidWarning(UserWarning):
-    """A stateful operator has no uid: where checkpoints are kept that is a :class:`MissingUidError`."""
+    """A stateful operator has no uid. Where checkpoints are kept, that is a `MissingUidError`."""
 
 
 class ParallelismError(JobGraphError):
@@ -80,19 +100,19 @@ class TypeMismatchError(FlinkPyError, TypeError):
 
 
 class StorageError(FlinkPyError):
-    """The object store could not do what was asked."""
+    """An operation of the object store failed."""
 
 
 class ObjectNotFoundError(StorageError):
-    """No object has this key."""
+    """There is no object with this key."""
 
 
 class PreconditionFailedError(StorageError):
-    """A conditional write lost: the object exists already, or was changed since it was read."""
+    """A conditional write failed: the object exists, or has changed since it was read."""
 
 
 class ConditionalWritesUnsupportedError(StorageError):
-    """The store accepts conditional headers and ignores them, so fencing would not hold."""
+    """The store accepts conditional headers but ignores them, so fencing would not work."""
 
 
 class UploadNotFoundError(StorageError):
@@ -107,40 +127,49 @@ class PathEscapesPrefixError(StorageError):
 
 
 class CorruptStateError(FlinkPyError):
-    """A state file is missing, truncated or does not have its recorded checksum."""
+    """A state file is missing or truncated, or does not have its recorded checksum."""
 
 
 class CorruptMetadataError(FlinkPyError):
-    """A checkpoint's ``_metadata`` cannot be read."""
+    """A checkpoint's ``_metadata``, or another object that a job needs to go on, cannot be read."""
+
+
+class HeadLostError(CorruptMetadataError):
+    """``HEAD``, which names a job's latest checkpoint, was lost, though the job has run before."""
 
 
 class StateSchemaError(FlinkPyError):
-    """Stored state and declared state have types that do not fit."""
+    """The types of stored state and declared state do not match."""
 
 
 class CheckpointError(FlinkPyError):
     """A checkpoint was not completed."""
 
 
+class CheckpointTimeoutError(CheckpointError):
+    """A step of a run, such as a master hook, a write to the store or a commit, took longer than a checkpoint may."""
+
+
 class RestoreError(FlinkPyError):
-    """Stored state cannot be given to this job."""
+    """Stored state cannot be restored into this job."""
 
 
 class FencedError(FlinkPyError):
-    """A newer execution attempt took over; this one must stop."""
+    """A newer execution attempt has taken over, so this one must stop."""
 
 
 # --- running ----------------------------------------------------------------------------------------------------------
 
 
 class UserFunctionError(FlinkPyError):
-    """A user function raised.
+    """A user function raised, or ended the process it runs in.
 
     Args:
-        message: What happened, in one line.
-        operator: Uid of the operator.
-        subtask: Index of the subtask.
-        key: ``repr`` of the key that was processed, if any.
+        message: One line that says what happened.
+        operator: The uid of the operator.
+        subtask: The index of the subtask.
+        key: The ``repr`` of the key that was being processed, if any.
+        value: ``repr`` of the record that was processed, if it is known.
         user_traceback: The original traceback.
     """
 
@@ -151,25 +180,46 @@ class UserFunctionError(FlinkPyError):
         operator: str = "",
         subtask: int | None = None,
         key: str | None = None,
+        value: str | None = None,
         user_traceback: str = "",
     ) -> None:
         super().__init__(message)
         self.operator = operator
         self.subtask = subtask
-        self.key = key
-        self.user_traceback = user_traceback
+        self.key = None if key is None else shorten(key, _VALUE_CHARACTERS)
+        self.value = None if value is None else shorten(value, _VALUE_CHARACTERS)
+        self.user_traceback = shorten(user_traceback, _TRACEBACK_CHARACTERS)
 
     def __str__(self) -> str:
         message = super().__str__()
         return f"{message}\n{self.user_traceback}" if self.user_traceback else message
 
 
+class PythonWorkerLostError(CheckpointError):
+    """A Python worker of Spark died: a function ended or crashed the process, or the system killed it.
+
+    Args:
+        message: What is known of it.
+        operator: Uid of the operator that was at work, if it is known.
+        subtask: Index of the subtask, if it is known.
+    """
+
+    def __init__(self, message: str, *, operator: str = "", subtask: int | None = None) -> None:
+        super().__init__(message)
+        self.operator = operator
+        self.subtask = subtask
+
+
 class PastTimerError(FlinkPyError, ValueError):
-    """A timer was registered for a time that has passed, in a program that is strict."""
+    """A strict program registered a timer for a time in the past."""
 
 
 class SourceReadError(FlinkPyError):
     """A source could not read its input."""
+
+
+class InputAfterEndError(FlinkPyError):
+    """Input has come for a source that has ended, and would never be read."""
 
 
 class SinkCommitError(FlinkPyError):
@@ -177,11 +227,11 @@ class SinkCommitError(FlinkPyError):
 
 
 class CommittableLostError(SinkCommitError):
-    """What a sink had prepared is neither committed nor staged any more."""
+    """What a sink had prepared is neither committed nor still staged."""
 
 
 class SparkUnavailableError(FlinkPyError):
-    """No Spark session can be had."""
+    """No Spark session is available."""
 
 
 class JavaNotFoundError(SparkUnavailableError):

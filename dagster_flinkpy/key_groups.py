@@ -1,6 +1,6 @@
-"""Which key group a key belongs to, and which subtask owns a key group: Flink's answers, bit for bit.
+"""Assigns key groups to subtasks, exactly as Flink does.
 
-The ranges are here. The hashes need numpy and PyArrow; they are in ``key_hashes``, imported with the first use of one.
+`key_hashes` assigns keys to key groups. It needs numpy and PyArrow; this module does not.
 
 Source: Flink's ``KeyGroupRangeAssignment``, ``KeyGroupRange``.
 """
@@ -9,58 +9,30 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING
 
 from dagster_flinkpy.errors import ParallelismError
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.key_hashes import (
-        StructAs,
-        assign_to_key_group,
-        java_hash_code,
-        java_hash_codes,
-        key_groups,
-        key_groups_of_hashes,
-        murmur_hash,
-        operator_indexes,
-        row_hash_code,
-    )
 
 __all__ = [
     "UPPER_BOUND_MAX_PARALLELISM",
     "KeyGroupRange",
-    "StructAs",
-    "assign_to_key_group",
+    "check_parallelism",
+    "check_parallelisms",
+    "check_whole_number",
     "compute_default_max_parallelism",
     "compute_key_group_range_for_operator_index",
     "compute_operator_index_for_key_group",
-    "java_hash_code",
-    "java_hash_codes",
-    "key_groups",
-    "key_groups_of_hashes",
-    "murmur_hash",
-    "operator_indexes",
-    "row_hash_code",
 ]
 
 UPPER_BOUND_MAX_PARALLELISM = 32768
-"""The greatest parallelism and max parallelism."""
+"""The largest allowed parallelism and max parallelism."""
 
 DEFAULT_LOWER_BOUND_MAX_PARALLELISM = 128
-"""The least max parallelism that is chosen for a job that sets none."""
-
-
-def __getattr__(name: str) -> object:
-    """What ``key_hashes`` has: a Dagster code location declares jobs, and hashes no key."""
-    if name in __all__:
-        return getattr(import_module("dagster_flinkpy.key_hashes"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+"""The smallest max parallelism chosen for an operator that sets none."""
 
 
 @dataclass(frozen=True)
 class KeyGroupRange:
-    """The key groups ``start`` to ``end``, both inclusive; never empty."""
+    """The key groups from ``start`` to ``end``, both inclusive. A range is never empty."""
 
     start: int
     end: int
@@ -71,14 +43,14 @@ class KeyGroupRange:
 
     @property
     def number_of_key_groups(self) -> int:
-        """How many key groups the range has."""
+        """The number of key groups in the range."""
         return self.end - self.start + 1
 
     def __contains__(self, key_group: int) -> bool:
         return self.start <= key_group <= self.end
 
     def intersection(self, other: KeyGroupRange) -> KeyGroupRange | None:
-        """The key groups in both ranges; None if there are none."""
+        """Returns the key groups in both ranges, or None if they do not overlap."""
         start, end = max(self.start, other.start), min(self.end, other.end)
         return KeyGroupRange(start, end) if start <= end else None
 
@@ -86,22 +58,28 @@ class KeyGroupRange:
 def compute_key_group_range_for_operator_index(
     max_parallelism: int, parallelism: int, operator_index: int
 ) -> KeyGroupRange:
-    """The key groups that subtask ``operator_index`` of ``parallelism`` owns.
+    """Returns the key groups that subtask ``operator_index`` of ``parallelism`` owns.
 
     Like Flink, it does not check ``operator_index`` against ``parallelism``.
+
+    >>> compute_key_group_range_for_operator_index(128, 3, 0)
+    KeyGroupRange(start=0, end=42)
 
     Raises:
         ParallelismError: An argument is out of range, or ``parallelism`` is above ``max_parallelism``.
     """
     check_parallelisms(max_parallelism, parallelism)
-    # Java's int division goes towards zero.
+    # Java's int division rounds towards zero.
     start = math.trunc((operator_index * max_parallelism + parallelism - 1) / parallelism)
     end = math.trunc(((operator_index + 1) * max_parallelism - 1) / parallelism)
     return KeyGroupRange(start, end)
 
 
 def compute_operator_index_for_key_group(max_parallelism: int, parallelism: int, key_group_id: int) -> int:
-    """The subtask of ``parallelism`` that owns key group ``key_group_id``.
+    """Returns the subtask, of ``parallelism``, that owns key group ``key_group_id``.
+
+    >>> compute_operator_index_for_key_group(128, 3, 43)
+    1
 
     Raises:
         ParallelismError: An argument is out of range, or ``parallelism`` is above ``max_parallelism``.
@@ -113,10 +91,13 @@ def compute_operator_index_for_key_group(max_parallelism: int, parallelism: int,
 
 
 def compute_default_max_parallelism(operator_parallelism: int) -> int:
-    """The max parallelism of an operator that sets none: one and a half times its parallelism, as a power of two.
+    """Returns the max parallelism of an operator that sets none: 1.5 times its parallelism, as the next power of two.
+
+    >>> compute_default_max_parallelism(100)
+    256
 
     Returns:
-        128 to 32768.
+        A power of two from 128 to 32768.
 
     Raises:
         ParallelismError: ``operator_parallelism`` is not within 1 to 32768.
@@ -127,14 +108,22 @@ def compute_default_max_parallelism(operator_parallelism: int) -> int:
     return min(max(power_of_two, DEFAULT_LOWER_BOUND_MAX_PARALLELISM), UPPER_BOUND_MAX_PARALLELISM)
 
 
+def check_whole_number(name: str, value: object) -> None:
+    """Raises `ParallelismError` if the value is no whole number, such as ``'3'``, ``2.0`` or ``True``."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        most = UPPER_BOUND_MAX_PARALLELISM
+        raise ParallelismError(f"{name} is {value!r}, but must be a whole number from 1 to {most}")
+
+
 def check_parallelism(name: str, value: int) -> None:
-    """Refuses what is not within 1 to 32768; ``name`` is for the message."""
+    """Raises `ParallelismError` unless the value is a whole number from 1 to 32768; ``name`` appears in the message."""
+    check_whole_number(name, value)
     if not 0 < value <= UPPER_BOUND_MAX_PARALLELISM:
         raise ParallelismError(f"{name} is {value}, but must be 1 to {UPPER_BOUND_MAX_PARALLELISM}")
 
 
 def check_parallelisms(max_parallelism: int, parallelism: int) -> None:
-    """Refuses parallelisms out of range, and one above its maximum."""
+    """Raises `ParallelismError` if a value is out of range, or the parallelism is above the max parallelism."""
     check_parallelism("parallelism", parallelism)
     check_parallelism("max_parallelism", max_parallelism)
     if parallelism > max_parallelism:

@@ -1,8 +1,8 @@
-"""The hash codes of keys, and the key groups that follow from them: Flink's answers, bit for bit.
+"""Hashes keys and assigns them to key groups, exactly as Flink does.
 
 A key's group is ``murmur(java_hash_code(key)) % max_parallelism``. Each hash exists twice, for one Python key
-(`java_hash_code`) and for an Arrow column of keys (`java_hash_codes`); both give the same numbers. The Java type
-that a Python or Arrow type stands for:
+(`java_hash_code`) and for an Arrow column of keys (`java_hash_codes`); both give the same numbers. A Python or Arrow
+type stands for this Java type:
 
 ============== ======================================= ==========================
 Java           Python                                  Arrow
@@ -23,8 +23,8 @@ null           None, as a field                        null, as a field
 byte[]         bytes, as a field of a Row              binary, large_binary, as a field of a row
 ============== ======================================= ==========================
 
-Dates and times hash by their milliseconds since 1970, as in a JVM whose time zone is UTC (but with Python's calendar,
-which is Gregorian before 1582, too).
+Dates and times hash by their milliseconds since 1970, as in a JVM whose time zone is UTC. Unlike Java's, Python's
+calendar is Gregorian before 1582 as well.
 
 Source: Flink's ``KeyGroupRangeAssignment``, ``MathUtils.murmurHash``, ``Tuple2``, ``RowUtils``.
 """
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 StructAs = Literal["tuple", "row", "named_row"]
-"""Which Java class the structs of an Arrow column stand for."""
+"""The Java class that the structs of an Arrow column stand for."""
 
 _HashArray = npt.NDArray[np.uint32]
 
@@ -70,7 +70,10 @@ _1970 = datetime.datetime(1970, 1, 1)
 
 
 def assign_to_key_group(key: object, max_parallelism: int) -> int:
-    """The key group of one key.
+    """Returns the key group of one key.
+
+    >>> assign_to_key_group("N14228", 128)
+    38
 
     Raises:
         ParallelismError: ``max_parallelism`` is not within 1 to 32768.
@@ -87,13 +90,16 @@ def murmur_hash(code: int) -> int:
 
 @singledispatch
 def java_hash_code(key: object) -> int:
-    """What ``hashCode()`` of the matching Java object returns, as a signed 32-bit number.
+    """Returns what ``hashCode()`` of the matching Java object returns, as a signed 32-bit number.
 
-    A subclass is hashed as its base: a NamedTuple as a tuple, an IntEnum as an int. Other types join with a method
-    ``__java_hash_code__``, as Row does.
+    A subclass hashes like its base: a NamedTuple like a tuple, an IntEnum like an int. Other types take part by
+    defining a method ``__java_hash_code__``, as Row does.
+
+    >>> java_hash_code("abc")
+    96354
 
     Raises:
-        UnsupportedKeyTypeError: The type has no stable hash; a field inside a tuple or Row is named.
+        UnsupportedKeyTypeError: The type has no stable hash. The message names a field inside a tuple or Row.
     """
     own: Callable[[object], int] | None = getattr(type(key), "__java_hash_code__", None)
     if own is not None:
@@ -175,12 +181,14 @@ def _tuple_hash_code(key: tuple[object, ...]) -> int:
 
 
 def row_hash_code(kind: int, values: Sequence[object], names: Sequence[str] | None = None) -> int:
-    """``Row.hashCode()``: of a Java row with positions, or of one with names (then their order does not count).
+    """Returns what Java's ``Row.hashCode()`` returns.
+
+    The order of the fields matters for a row with positions, and does not for a row with names.
 
     Args:
         kind: The byte of the RowKind: 0 to 3.
-        values: The fields; None and bytes may be among them.
-        names: The field names, of a row that has any.
+        values: The fields, which may be None or bytes.
+        names: The field names, or None for a row without names.
 
     Raises:
         UnsupportedKeyTypeError: A field has no stable hash.
@@ -214,7 +222,7 @@ def _row_field_hash(name: str | int, value: object) -> int:
 
 
 def _fold(hashes: Iterator[int] | list[int], start: int) -> int:
-    """Java's usual way to join hashes, modulo 2**32."""
+    """Combines hashes as Java's collections do, modulo 2**32."""
     result = start
     for code in hashes:
         result = (31 * result + code) & 0xFFFFFFFF
@@ -234,7 +242,7 @@ _BLOCK = 1 << 14
 def key_groups(
     column: pa.Array[Any] | pa.ChunkedArray[Any], max_parallelism: int, *, struct_as: StructAs = "tuple"
 ) -> npt.NDArray[np.uint16]:
-    """The key group of each key of an Arrow column; see `java_hash_codes` for what the column may hold.
+    """Returns the key group of each key of an Arrow column; see `java_hash_codes` for what the column may hold.
 
     Raises:
         ParallelismError: ``max_parallelism`` is not within 1 to 32768.
@@ -245,7 +253,7 @@ def key_groups(
 
 
 def key_groups_of_hashes(hashes: npt.NDArray[np.int32], max_parallelism: int) -> npt.NDArray[np.uint16]:
-    """The key group of each hash code that `java_hash_codes` gave.
+    """Returns the key group of each hash code that `java_hash_codes` returned.
 
     Raises:
         ParallelismError: ``max_parallelism`` is not within 1 to 32768.
@@ -264,7 +272,7 @@ def key_groups_of_hashes(hashes: npt.NDArray[np.int32], max_parallelism: int) ->
 def operator_indexes(
     key_groups: npt.NDArray[np.integer[Any]], max_parallelism: int, parallelism: int
 ) -> npt.NDArray[np.int32]:
-    """`compute_operator_index_for_key_group` of each element; the elements are not checked.
+    """Applies `compute_operator_index_for_key_group` to each element, without checking the elements.
 
     Raises:
         ParallelismError: An argument is out of range, or ``parallelism`` is above ``max_parallelism``.
@@ -279,7 +287,7 @@ def operator_indexes(
 def java_hash_codes(
     column: pa.Array[Any] | pa.ChunkedArray[Any], *, struct_as: StructAs = "tuple"
 ) -> npt.NDArray[np.int32]:
-    """`java_hash_code` of each key of an Arrow column.
+    """Applies `java_hash_code` to each key of an Arrow column.
 
     Args:
         column: Signed integers, floats, booleans, strings, dates, times of day and timestamps (the latter two of
@@ -321,7 +329,7 @@ def _murmur(codes: _HashArray) -> _HashArray:
 
 
 def _column_hashes(column: pa.Array[Any], struct_as: StructAs) -> _HashArray:
-    """The hash of each element; 0 where it is null."""
+    """Returns the hash of each element, or 0 where it is null."""
     kind = column.type
     if pa.types.is_null(kind):
         return np.zeros(len(column), dtype=np.uint32)
@@ -385,7 +393,7 @@ def _long_hashes(values: npt.NDArray[np.int64]) -> _HashArray:
 
 
 def _canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The floats, with one bit pattern for all NaNs."""
+    """Returns the floats with one bit pattern for all NaNs."""
     nan = np.isnan(values)
     return np.where(nan, values.dtype.type(math.nan), values) if nan.any() else values
 
@@ -404,7 +412,7 @@ def _string_hashes(column: pa.Array[Any]) -> _HashArray:
 
 
 def _byte_array_hashes(column: pa.Array[Any]) -> _HashArray:
-    """Java's ``Arrays.hashCode(byte[])``: of signed bytes, starting from 1."""
+    """Computes Java's ``Arrays.hashCode(byte[])``: over signed bytes, starting from 1."""
     offsets, data = _offsets_and_data(column, b"")
     hashes = np.empty(len(column), dtype=np.uint32)
     for rows in _row_blocks(offsets):
@@ -415,7 +423,7 @@ def _byte_array_hashes(column: pa.Array[Any]) -> _HashArray:
 
 
 def _utf16(bounds: npt.NDArray[Any], utf8: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint16]]:
-    """UTF-8 text and the bounds of its strings, as UTF-16 code units."""
+    """Converts UTF-8 text and the bounds of its strings to UTF-16 code units."""
     # Each first byte of a character is one unit; one of four bytes needs a surrogate pair.
     units_before = np.zeros(len(utf8) + 1, dtype=np.int64)
     np.cumsum(((utf8 & 0xC0) != 0x80).view(np.int8) + (utf8 >= 0xF0).view(np.int8), out=units_before[1:])
@@ -424,7 +432,7 @@ def _utf16(bounds: npt.NDArray[Any], utf8: npt.NDArray[np.uint8]) -> tuple[npt.N
 
 
 def _polynomials(bounds: npt.NDArray[Any], units: npt.NDArray[Any]) -> _HashArray:
-    """``s[0] * 31**(n-1) + ... + s[n-1]`` of each run of units between two bounds, modulo 2**32."""
+    """Computes ``s[0] * 31**(n-1) + ... + s[n-1]`` for each run of units between two bounds, modulo 2**32."""
     # 31 has an inverse modulo 2**32: with weights 31**-(i+1) a running sum serves every run, wherever it starts.
     sums = np.zeros(len(units) + 1, dtype=np.uint32)
     np.cumsum(units * _powers(_INVERSE_OF_31, len(units) + 1)[1:], dtype=np.uint32, out=sums[1:])
@@ -434,7 +442,7 @@ def _polynomials(bounds: npt.NDArray[Any], units: npt.NDArray[Any]) -> _HashArra
 
 
 def _row_blocks(offsets: npt.NDArray[Any]) -> Iterator[slice]:
-    """Whole rows, about `_BLOCK` bytes at a time: more only where one row alone has more."""
+    """Yields slices of whole rows of about `_BLOCK` bytes; only a single longer row exceeds that."""
     start, rows = 0, len(offsets) - 1
     while start < rows:
         limit = offsets[start] + _BLOCK

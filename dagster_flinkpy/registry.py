@@ -1,7 +1,7 @@
-"""What executes a declaration of a floor above: named by import string, imported when it is first needed.
+"""Names what executes a declaration by its import string, and imports it when it is first needed.
 
-So the floor that declares does not import the one that executes, and a Dagster code location loads neither Spark nor
-the clients of stores it does not use. The package's face does the wiring.
+So a module that declares does not import the one that executes, and a Dagster code location loads neither Spark nor the
+clients of stores that it does not use. ``dagster_flinkpy/__init__.py`` registers everything.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _registered: dict[str, str] = {}
 
 
 def register(name: str, import_string: str) -> None:
-    """Names what executes something, as ``"module:attribute"``; the last one counts."""
+    """Registers what executes something, as ``"module:attribute"``. A later registration replaces an earlier one."""
     _registered[name] = import_string
 
 
@@ -25,7 +25,7 @@ def resolve(name: str) -> Any:
     """Imports what is registered under a name.
 
     Raises:
-        ConfigurationError: Nothing is.
+        ConfigurationError: Nothing is registered under it.
     """
     if name not in _registered:
         raise ConfigurationError(f"nothing is registered to execute {name!r}; import dagster_flinkpy itself first")

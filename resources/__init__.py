@@ -23,7 +23,7 @@ _ENDPOINT_URL = os.environ.get("FLINKPY_S3_ENDPOINT_URL")
 _SPARK_REMOTE = os.environ.get("FLINKPY_SPARK_REMOTE")
 
 SPARK = SparkResource(mode="remote", remote=_SPARK_REMOTE) if _SPARK_REMOTE else SparkResource()
-CHECKPOINTS = CheckpointStorageResource(url=f"{_STORAGE}/checkpoints", endpoint_url=_ENDPOINT_URL, num_retained=3)
+CHECKPOINTS = CheckpointStorageResource(url=f"{_STORAGE}/checkpoints", endpoint_url=_ENDPOINT_URL)
 TABLES = TwoPhaseCommitSinkResource(url=f"{_STORAGE}/tables", endpoint_url=_ENDPOINT_URL)
 
 resources = {"spark": SPARK, "checkpoint_storage": CHECKPOINTS, "tables": TABLES}

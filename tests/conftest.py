@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
+from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.s3 import s3_client
 from tests import servers
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
@@ -33,3 +40,24 @@ def fresh_bucket(endpoint: str, access_key: str, secret_key: str) -> StorageLoca
     bucket = f"flinkpy-{uuid.uuid4().hex}"
     s3_client(endpoint, "us-east-1", access_key, secret_key).create_bucket(Bucket=bucket)
     return StorageLocation(f"s3://{bucket}", endpoint, "us-east-1", access_key, secret_key)
+
+
+@pytest.fixture(scope="session")
+def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    directory = tmp_path_factory.mktemp("runtime")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(RUNTIME_DIR_VARIABLE, str(directory))
+        yield directory
+
+
+@pytest.fixture(scope="session")
+def spark_settings(runtime_dir: Path) -> Iterator[SparkSettings]:
+    settings = SparkSettings(master="local[2]", conf={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"})
+    yield settings
+    stop_server(settings)
+
+
+@pytest.fixture(scope="session")
+def spark(spark_settings: SparkSettings) -> Iterator[SparkSession]:
+    with get_session(spark_settings) as session:
+        yield session

@@ -16,7 +16,7 @@ from dagster_flinkpy import doctor
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.doctor import Finding, Verdict, diagnose
 from dagster_flinkpy.errors import ConditionalWritesUnsupportedError
-from dagster_flinkpy.runtime import java
+from dagster_flinkpy.spark import java
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -54,7 +54,7 @@ def test_no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("pandas", "3.0.1", Verdict.BROKEN, "pandas<3"),
         ("pyspark", "4.2.0", Verdict.BROKEN, "pyspark[connect]"),
-        ("dagster-webserver", "1.12.0", Verdict.WARNING, "one minor release"),
+        ("dagster-webserver", "1.12.0", Verdict.WARNING, "same minor release"),
     ],
 )
 def test_packages_of_the_wrong_version(

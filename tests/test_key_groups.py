@@ -19,13 +19,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common.types import Row, RowKind
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ParallelismError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_groups import (
     KeyGroupRange,
-    assign_to_key_group,
+    check_parallelism,
     compute_default_max_parallelism,
     compute_key_group_range_for_operator_index,
     compute_operator_index_for_key_group,
+)
+from dagster_flinkpy.key_hashes import (
+    assign_to_key_group,
     java_hash_code,
     java_hash_codes,
     key_groups,
@@ -33,6 +37,7 @@ from dagster_flinkpy.key_groups import (
     murmur_hash,
     operator_indexes,
 )
+from dagster_flinkpy.state_processor import write_savepoint
 
 GOLDEN_DIR = Path(os.environ.get("FLINK_GOLDEN_DIR") or Path(__file__).parent / "golden")
 
@@ -547,3 +552,21 @@ def test_a_column_without_a_stable_hash_is_refused(kind: pa.DataType) -> None:
     nested = pa.StructArray.from_arrays([pa.array([], pa.int64()), column], names=["ok", "bad"])
     with pytest.raises(UnsupportedKeyTypeError, match="key field 'bad'"):
         key_groups(nested, 128)
+
+
+@pytest.mark.parametrize("value", ["3", 2.0, True, None, [1]])
+def test_a_parallelism_of_another_type_is_refused_wherever_one_is_given(value: Any) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    stream = env.from_collection([1])
+    for give in (
+        env.set_parallelism,
+        env.set_max_parallelism,
+        stream.set_parallelism,
+        stream.set_max_parallelism,
+        env.get_job_graph().with_parallelism,
+        lambda each: write_savepoint(parallelism=each),
+        lambda each: write_savepoint(max_parallelism=each),
+        lambda each: check_parallelism("parallelism", each),
+    ):
+        with pytest.raises(ParallelismError, match="must be a whole number from 1 to 32768"):
+            give(value)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import state_programs as programs
-from dagster_flinkpy.runtime.java import find_java_home
+from dagster_flinkpy.spark.java import find_java_home
 
 VERSION = "2.3.0"
 VARIABLE = "FLINKPY_BENCH_PYFLINK"

@@ -7,10 +7,10 @@ path of a checkpoint, with the stimuli in brackets:
     -> EmitBarriers -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
     -> [committed] -> NotifySubsumed, DropSubsumed
 
-What must hold is looked at again after each step that takes time: when the id has come, and when the hooks have
-answered.
+The preconditions are checked again after each step that takes time: when the id has been assigned, and when the hooks
+have answered.
 
-HEAD moves on only when the checkpoint before has been committed, so a restore from HEAD never loses a committable. A
+HEAD advances only when the previous checkpoint has been committed, so a restore from HEAD never loses a committable. A
 plain savepoint ends when its metadata is written: it neither becomes the latest checkpoint nor commits anything.
 """
 
@@ -19,11 +19,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
 from functools import singledispatchmethod
 from zlib import crc32
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
 from dagster_flinkpy.checkpoint.failure_manager import CheckpointFailureManager
 from dagster_flinkpy.checkpoint.instructions import (
@@ -45,7 +44,12 @@ from dagster_flinkpy.checkpoint.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, CheckpointPlan, PendingCheckpoint, Stage
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
@@ -68,6 +72,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerFailed,
     TriggerRequested,
 )
+from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import CheckpointError
 
 __all__ = ["CheckpointCoordinator"]
@@ -82,34 +87,34 @@ class CheckpointCoordinator:
     """Takes the checkpoints of one execution attempt.
 
     Args:
-        job_id: messages of other jobs are ignored.
-        attempt: fencing token; messages of other attempts are ignored.
-        plan: who takes part.
-        config: when checkpoints are taken.
-        restored: the checkpoint that the attempt started from; its files are never discarded.
-        retained: ids of the completed checkpoints in the store.
-        statistics: of the attempts before; this one goes on with them.
+        job_id: Messages of other jobs are ignored.
+        fencing_token: Of the execution attempt; messages of other attempts are ignored.
+        plan: Who takes part.
+        config: When checkpoints are taken.
+        restored: The checkpoint that the attempt started from; its files are never discarded.
+        retained: Ids of the completed checkpoints in the store.
+        statistics: Those of earlier attempts, which this one continues.
     """
 
     def __init__(
         self,
         job_id: str,
-        attempt: int,
+        fencing_token: int,
         plan: CheckpointPlan,
-        config: CheckpointConfig,
+        config: CoordinatorConfig,
         *,
         restored: CheckpointMetadata | None = None,
         retained: Sequence[int] = (),
         statistics: CheckpointStatistics | None = None,
     ) -> None:
         self._job_id = job_id
-        self._attempt = attempt
+        self._fencing_token = fencing_token
         self._plan = plan
         self._config = config
-        self._decider = CheckpointRequestDecider(config.max_concurrent, _ms(config.min_pause))
+        self._decider = CheckpointRequestDecider(config.max_concurrent, to_millis(config.min_pause))
         self._failures = CheckpointFailureManager(config.tolerable_failed)
         self._running = False
-        self._not_running: frozenset[Task] = frozenset()
+        self._not_running: frozenset[Subtask] = frozenset()
         self._shut_down: CheckpointFailureReason | None = None
         self._triggering: TriggerRequested | None = None
         self._ids_asked_for = 0
@@ -123,7 +128,7 @@ class CheckpointCoordinator:
         self._recent: deque[int] = deque(maxlen=_RECENT_IDS)
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         # Flink: the interval is at least the pause.
-        self._interval_ms = None if config.interval is None else _ms(max(config.interval, config.min_pause))
+        self._interval_ms = None if config.interval is None else to_millis(max(config.interval, config.min_pause))
         self.statistics = statistics or CheckpointStatistics()
         """Of all checkpoints of the job."""
         if restored is not None:
@@ -140,10 +145,10 @@ class CheckpointCoordinator:
         return tuple(self._story)
 
     def handle(self, stimulus: Stimulus) -> list[Instruction]:
-        """Make the transition for one stimulus.
+        """Makes the transition for one stimulus.
 
         Raises:
-            CheckpointError: the stimulus cannot happen now; the message tells the last events.
+            CheckpointError: The stimulus is impossible in this state; the message lists the last events.
         """
         self._story.append(_event(stimulus))
         instructions = self._handle(stimulus)
@@ -193,7 +198,7 @@ class CheckpointCoordinator:
         self._pending[pending.checkpoint_id] = pending
         self._record(pending, stimulus.now_ms, CheckpointStatus.IN_PROGRESS)
         instructions: list[Instruction] = [
-            ArmTimeout(pending.checkpoint_id, stimulus.now_ms + _ms(self._config.timeout))
+            ArmTimeout(pending.checkpoint_id, stimulus.now_ms + to_millis(self._config.timeout))
         ]
         if self._plan.coordinators:
             instructions.append(SnapshotCoordinators(pending.checkpoint_id, self._plan.coordinators))
@@ -206,7 +211,7 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: TriggerFailed) -> list[Instruction]:
         if not self._ids_asked_for:
-            raise self._error("there was no id to be had, but nothing asked for one")
+            raise self._error("no id was available, but nothing asked for one")
         self._ids_asked_for -= 1
         request, self._triggering = self._triggering, None
         if request is None:
@@ -214,7 +219,7 @@ class CheckpointCoordinator:
         reason = CheckpointFailureReason.IO_EXCEPTION
         instructions: list[Instruction] = [self._reject(Dropped(request, reason, stimulus.cause))]
         if self._failures.failed(None, request, reason):
-            message = f"there is no id for a checkpoint: {stimulus.cause}{self._tolerance}"
+            message = f"no id is available for a checkpoint: {stimulus.cause}{self._tolerance}"
             return [*instructions, FailJob(None, reason, message)]
         return instructions + self._next_request(stimulus.now_ms)
 
@@ -242,7 +247,7 @@ class CheckpointCoordinator:
         return self._abort(pending, stimulus.now_ms, CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE, detail)
 
     def _next_request(self, now_ms: int) -> list[Instruction]:
-        """Start the first of the queued requests that can be."""
+        """Starts the first queued request that can be started."""
         instructions: list[Instruction] = []
         while chosen := self._decider.choose(
             now_ms,
@@ -299,12 +304,12 @@ class CheckpointCoordinator:
         return self._abort_all(stimulus.now_ms, CheckpointFailureReason.CHECKPOINT_COORDINATOR_SUSPEND)
 
     def _initial_delay_ms(self, interval_ms: int) -> int:
-        """From the pause to the interval, so that jobs that start together do not take their checkpoints together.
+        """Returns a delay between pause and interval, so that jobs that start together do not trigger together.
 
-        Flink: ``CheckpointCoordinator.getRandomInitDelay``; here the job and the attempt say where in between.
+        Flink: ``CheckpointCoordinator.getRandomInitDelay``; here it is derived from the job and the attempt.
         """
-        pause_ms = _ms(self._config.min_pause)
-        return pause_ms + crc32(f"{self._job_id}/{self._attempt}".encode()) % (interval_ms - pause_ms + 1)
+        pause_ms = to_millis(self._config.min_pause)
+        return pause_ms + crc32(f"{self._job_id}/{self._fencing_token}".encode()) % (interval_ms - pause_ms + 1)
 
     @_handle.register
     def _(self, stimulus: Shutdown) -> list[Instruction]:
@@ -328,8 +333,8 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: Acknowledge) -> list[Instruction]:
         message = stimulus.message
-        if (message.job_id, message.attempt) != (self._job_id, self._attempt):
-            self._story.append(f"  ignored: job {message.job_id!r}, attempt {message.attempt}")
+        if (message.job_id, message.fencing_token) != (self._job_id, self._fencing_token):
+            self._story.append(f"  ignored: job {message.job_id!r}, fencing token {message.fencing_token}")
             return []
         if message.subtask != message.state.index:
             raise self._error(f"{_task(message)} sent the state of subtask {message.state.index}")
@@ -338,7 +343,7 @@ class CheckpointCoordinator:
             late = message.checkpoint_id in self._recent
             result = AcknowledgeResult.DISCARDED if late else AcknowledgeResult.UNKNOWN
         else:
-            result = pending.acknowledge(Task(message.uid, message.subtask), message.state)
+            result = pending.acknowledge(Subtask(message.uid, message.subtask), message.state)
         self._story.append(f"  {result.value}")
         if result in (AcknowledgeResult.DISCARDED, AcknowledgeResult.UNKNOWN):
             self._garbage.update(message.state.files())
@@ -374,8 +379,8 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: Decline) -> list[Instruction]:
         message = stimulus.message
-        if (message.job_id, message.attempt) != (self._job_id, self._attempt):
-            self._story.append(f"  ignored: job {message.job_id!r}, attempt {message.attempt}")
+        if (message.job_id, message.fencing_token) != (self._job_id, self._fencing_token):
+            self._story.append(f"  ignored: job {message.job_id!r}, fencing token {message.fencing_token}")
             return []
         pending = self._pending.get(message.checkpoint_id)
         if pending is None:
@@ -449,7 +454,7 @@ class CheckpointCoordinator:
                     promote=False,
                 )
         instructions.append(
-            NotifyComplete(self._job_id, pending.checkpoint_id, self._attempt, self._plan.tasks_to_commit)
+            NotifyComplete(self._job_id, pending.checkpoint_id, self._fencing_token, self._plan.tasks_to_commit)
         )
         return instructions + self._next_request(stimulus.now_ms)
 
@@ -461,12 +466,14 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:
-            instructions.append(NotifySubsumed(self._job_id, dropped[-1], self._attempt, self._plan.tasks_to_commit))
+            instructions.append(
+                NotifySubsumed(self._job_id, dropped[-1], self._fencing_token, self._plan.tasks_to_commit)
+            )
             instructions.append(DropSubsumed(tuple(dropped)))
         return instructions + self._move_head()
 
     def _move_head(self) -> list[Instruction]:
-        """Complete the oldest checkpoint that is written, unless another one is being completed or committed."""
+        """Completes the oldest written checkpoint, unless another one is being completed or committed."""
         if self._committing is not None or any(p.stage is Stage.REPLACING_HEAD for p in self._pending.values()):
             return []
         waiting = [p for p in self._pending.values() if p.stage is Stage.AWAITING_HEAD]
@@ -495,16 +502,16 @@ class CheckpointCoordinator:
         promote: bool = True,
         by_task: bool = False,
     ) -> list[Instruction]:
-        """Give a checkpoint up.
+        """Aborts a checkpoint.
 
         Args:
-            pending: which one.
-            now_ms: milliseconds since 1970.
-            reason: why.
-            detail: why, for people.
-            discard: whether its files certainly are nobody's.
-            promote: whether to use the slot that became free.
-            by_task: whether a task declined; then the checkpoint is tried again if nothing else is waiting.
+            pending: Which one.
+            now_ms: Milliseconds since 1970.
+            reason: Why.
+            detail: Why, for messages.
+            discard: Whether it is certain that nothing else names its files.
+            promote: Whether to start the next request.
+            by_task: Whether a task declined; then the checkpoint is retried if nothing else is waiting.
         """
         self._remove(pending)
         if discard:
@@ -513,7 +520,7 @@ class CheckpointCoordinator:
         instructions: list[Instruction] = []
         if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
-        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._attempt, reason))
+        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason))
         if self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task):
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
             return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
@@ -577,10 +584,6 @@ class CheckpointCoordinator:
 
 def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:
     return f"{message.uid}[{message.subtask}]"
-
-
-def _ms(duration: timedelta) -> int:
-    return duration // timedelta(milliseconds=1)
 
 
 def _event(stimulus: Stimulus) -> str:

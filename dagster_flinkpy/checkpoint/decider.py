@@ -1,4 +1,4 @@
-"""Which request for a checkpoint is carried out, queued or dropped (Flink: ``CheckpointRequestDecider``)."""
+"""Decides which request for a checkpoint is carried out, queued or dropped (Flink: ``CheckpointRequestDecider``)."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ class Dropped:
     reason: CheckpointFailureReason
     message: str
     retry_ms: int | None = None
-    """When a periodic request has a chance again; None unless the pause is the reason."""
+    """When a periodic request is due again; None unless the pause is the reason."""
 
 
 class CheckpointRequestDecider:
-    """A queue in order of priority: savepoints, forced, asked for by a person, oldest.
+    """A queue in order of priority: savepoints, forced requests, requests of people, the oldest.
 
     Args:
-        max_concurrent: how many checkpoints may be pending at once.
-        min_pause_ms: from the last completion to the next periodic checkpoint.
+        max_concurrent: How many checkpoints may be pending at once.
+        min_pause_ms: Milliseconds from the last completion to the next periodic checkpoint.
     """
 
     def __init__(self, max_concurrent: int, min_pause_ms: int) -> None:
@@ -40,11 +40,11 @@ class CheckpointRequestDecider:
 
     @property
     def queued(self) -> int:
-        """How many requests wait."""
+        """Returns how many requests wait."""
         return len(self._queue)
 
     def submit(self, request: TriggerRequested) -> list[Dropped]:
-        """Queue a request; return those for which there is no room.
+        """Queues a request; returns those that had to be dropped.
 
         At most one periodic request waits: a second one would ask for the same checkpoint.
         """
@@ -53,7 +53,7 @@ class CheckpointRequestDecider:
         insort(self._queue, request, key=_priority)
         if len(self._queue) <= MAX_QUEUED_REQUESTS:
             return []
-        # What people asked for first stays; a periodic request makes room, and else the new one does.
+        # Requests of people stay. A periodic request makes room; if there is none, the new request is dropped.
         last = self._queue[-1] if self._queue[-1].periodic else request
         self._queue.remove(last)
         return [_no_room(last, f"{MAX_QUEUED_REQUESTS} requests are queued")]
@@ -61,13 +61,13 @@ class CheckpointRequestDecider:
     def choose(
         self, now_ms: int, *, pending: int, triggering: bool, last_completion_ms: int | None
     ) -> TriggerRequested | Dropped | None:
-        """Take the next request off the queue: to be carried out, dropped, or None if all have to wait.
+        """Takes the next request from the queue, to be carried out or dropped; returns None if all have to wait.
 
         Args:
-            now_ms: milliseconds since 1970.
-            pending: how many checkpoints are.
-            triggering: whether a request was chosen whose checkpoint is not pending yet.
-            last_completion_ms: of a checkpoint of this attempt.
+            now_ms: Milliseconds since 1970.
+            pending: How many checkpoints are pending.
+            triggering: Whether a request was chosen whose checkpoint is not pending yet.
+            last_completion_ms: When a checkpoint of this attempt was last completed.
         """
         if triggering or not self._queue:
             return None
@@ -88,7 +88,7 @@ class CheckpointRequestDecider:
         return first
 
     def abort_all(self) -> list[TriggerRequested]:
-        """Empty the queue and return what was in it."""
+        """Empties the queue and returns what was in it."""
         aborted, self._queue = self._queue, []
         return aborted
 

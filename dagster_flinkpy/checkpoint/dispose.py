@@ -16,21 +16,20 @@ __all__ = ["dispose_savepoint"]
 
 
 def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> None:
-    """Delete a savepoint, or a checkpoint that was left unclaimed.
+    """Deletes a savepoint, or a checkpoint that was left unclaimed.
 
-    A savepoint's files go first and its ``_metadata`` last, so that it can be disposed of again after a crash. Other
-    files in its folder are left alone.
+    A savepoint's files are deleted first and its ``_metadata`` last, so that a crash can be followed by another call.
+    Other files in its folder stay.
 
     Args:
-        location: the folder: of a savepoint, or ``chk-n`` of a job.
-        owner: names who does it, for a run that meets it.
-        now_ms: milliseconds since 1970.
+        location: The folder of a savepoint, or ``chk-n`` of a job.
+        owner: Names the caller, for a run that is active.
+        now_ms: Milliseconds since 1970.
 
     Raises:
-        RestoreError: there is none.
-        CorruptMetadataError: it cannot be read, so nobody knows which files are its own.
-        CheckpointError: a checkpoint that its job retains is, or needs files of, what is to be deleted; or a run of the
-            job is at work on the checkpoints.
+        RestoreError: There is no such savepoint or checkpoint.
+        CorruptMetadataError: Its metadata cannot be read, so its files are unknown.
+        CheckpointError: Its job retains the checkpoint, or a retained checkpoint needs its files; or a run is active.
     """
     folder = location.open()
     metadata = load_savepoint(folder)

@@ -1,4 +1,4 @@
-"""How many failed checkpoints a job survives (Flink: ``CheckpointFailureManager``)."""
+"""Decides how many failed checkpoints a job tolerates (Flink: ``CheckpointFailureManager``)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class CheckpointFailureManager:
     """Counts failures in a row.
 
     Args:
-        tolerable: how many are survived.
+        tolerable: How many failures in a row are tolerated.
     """
 
     def __init__(self, tolerable: int) -> None:
@@ -40,19 +40,19 @@ class CheckpointFailureManager:
         *,
         by_task: bool = False,
     ) -> bool:
-        """Count a failure, once per checkpoint and only of those after the last success.
+        """Counts a failure, once per checkpoint, and only if it is later than the last success.
 
-        A savepoint that the driver could not take is not counted: who asked for it is told. One that a task could not
-        take is, and if the job was to stop with it the job fails at once.
+        A savepoint that the driver could not take does not count, because the caller gets the error. One that a task
+        could not take counts; if the job was to stop with it, the job fails at once.
 
         Args:
-            checkpoint_id: None if it failed before it had one.
-            request: what it answers.
-            reason: why it failed.
-            by_task: whether a task said so, not the driver.
+            checkpoint_id: None if the checkpoint failed before it had an id.
+            request: The request for the checkpoint.
+            reason: Why it failed.
+            by_task: Whether a task reported the failure, not the driver.
 
         Returns:
-            Whether there are more now than are tolerated. If so, the count starts over.
+            Whether there are now more than are tolerated. If so, the count starts again.
         """
         if request.kind is CheckpointKind.SAVEPOINT and not by_task:
             return False
@@ -70,7 +70,7 @@ class CheckpointFailureManager:
         return True
 
     def succeeded(self, checkpoint_id: int) -> None:
-        """Start over, unless a later checkpoint has succeeded already."""
+        """Resets the count, unless a later checkpoint has already succeeded."""
         if checkpoint_id > self._last_success:
             self._last_success = checkpoint_id
             self._clear()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.errors import CorruptMetadataError, ObjectNotFoundError, PathEscapesPrefixError
+from dagster_flinkpy.storage import json_fields
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
 __all__ = ["HEAD_KEY", "Head", "read_head"]
@@ -16,62 +18,86 @@ HEAD_KEY = "HEAD"
 
 @dataclass(frozen=True)
 class Head:
-    """What ``HEAD`` says."""
+    """The content of ``HEAD``."""
 
     fencing_token: int
-    """Of the attempt that replaced it last; an attempt with a smaller one cannot replace it any more."""
+    """The token of the attempt that last replaced it. Attempts with a smaller token can no longer replace it."""
     checkpoint_id: int | None = None
-    """The latest completed checkpoint; None before the first."""
+    """The latest completed checkpoint, or None before the first one."""
     path: str | None = None
-    """Of its ``_metadata``, relative to the job's prefix."""
+    """The path of its ``_metadata``, relative to the job's prefix."""
     metadata_sha256: str | None = None
-    """Of that file."""
+    """The SHA-256 of that file."""
     retained: tuple[int, ...] = ()
     """Completed checkpoints that are kept, the latest last."""
     partitions: tuple[PartitionEnd, ...] = ()
     """End states of time partitions, in order of time; their checkpoints are among those retained."""
     unclaimed: tuple[int, ...] = ()
-    """Completed checkpoints that the job does not own: it was restored from them, and their owner keeps them."""
+    """Completed checkpoints from which the job was restored but which it does not own; their owner keeps them."""
+    lost: bool = False
+    """Whether the previous ``HEAD`` was lost, and an attempt that was told to start anyway has completed nothing yet.
+    Until then no other attempt starts from nothing either."""
 
     @property
     def kept(self) -> tuple[int, ...]:
-        """All checkpoints whose files must stay."""
+        """Returns all checkpoints whose files must be kept."""
         return (*self.unclaimed, *self.retained)
 
+    def without_latest(self) -> Head:
+        """Returns a ``HEAD`` without the latest checkpoint."""
+        lost = self.checkpoint_id
+        return replace(
+            self,
+            checkpoint_id=None,
+            path=None,
+            metadata_sha256=None,
+            retained=tuple(i for i in self.retained if i != lost),
+            partitions=tuple(end for end in self.partitions if end.checkpoint_id != lost),
+        )
+
     def to_bytes(self) -> bytes:
-        """The object."""
+        """Encodes the object."""
         return json.dumps({**asdict(self), "partitions": [end.to_json() for end in self.partitions]}).encode()
 
     @staticmethod
     def from_bytes(data: bytes, name: str) -> Head:
-        """What :meth:`to_bytes` wrote.
+        """Decodes what :meth:`to_bytes` returned.
 
         Raises:
-            CorruptMetadataError: it is not that; names the object.
+            CorruptMetadataError: The object is damaged; the message names it.
         """
         try:
-            raw = json.loads(data)
+            raw = json_fields.load_object(data)
             head = Head(
-                fencing_token=int(raw["fencing_token"]),
-                checkpoint_id=None if raw["checkpoint_id"] is None else int(raw["checkpoint_id"]),
-                path=None if raw["path"] is None else check_relative(raw["path"]),
-                metadata_sha256=raw["metadata_sha256"],
-                retained=tuple(int(checkpoint_id) for checkpoint_id in raw["retained"]),
-                partitions=tuple(PartitionEnd.from_json(end) for end in raw.get("partitions", ())),
-                unclaimed=tuple(int(checkpoint_id) for checkpoint_id in raw.get("unclaimed", ())),
+                fencing_token=json_fields.integer(raw, "fencing_token"),
+                checkpoint_id=json_fields.optional_integer(raw, "checkpoint_id", 1),
+                path=None if raw["path"] is None else check_relative(json_fields.text(raw, "path")),
+                metadata_sha256=None if raw["metadata_sha256"] is None else json_fields.text(raw, "metadata_sha256"),
+                retained=_ids(raw, "retained"),
+                partitions=tuple(PartitionEnd.from_json(end) for end in json_fields.items(raw, "partitions")),
+                unclaimed=_ids(raw, "unclaimed"),
+                lost=raw.get("lost") is True,
             )
-        except (AttributeError, KeyError, TypeError, ValueError, RecursionError, PathEscapesPrefixError) as error:
-            raise CorruptMetadataError(f"{name} does not say which checkpoint is the latest ({error!r})") from error
-        if head.checkpoint_id is not None and (head.path is None or head.metadata_sha256 is None):
-            raise CorruptMetadataError(f"{name} names checkpoint {head.checkpoint_id} without its path or checksum")
+            if head.checkpoint_id is not None and (head.path is None or head.metadata_sha256 is None):
+                raise ValueError(f"it names checkpoint {head.checkpoint_id} without its path or checksum")
+        except (KeyError, ValueError, PathEscapesPrefixError) as error:
+            detail = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise CorruptMetadataError(
+                f"{name} does not say which checkpoint is the latest: {detail}. 'flinkpy checkpoints recover "
+                f"{name.removesuffix(f'/{HEAD_KEY}')}' rebuilds it from the newest intact checkpoint."
+            ) from error
         return head
 
 
+def _ids(raw: dict[str, Any], name: str) -> tuple[int, ...]:
+    return tuple(json_fields.integer({name: each}, name, 1) for each in json_fields.items(raw, name))
+
+
 def read_head(store: ObjectStore) -> tuple[Head, str] | None:
-    """Return ``HEAD`` of the job whose prefix ``store`` is rooted at, and its ETag; None if there is none yet.
+    """Returns ``HEAD`` of the job whose prefix ``store`` is rooted at, and its ETag; or None if the job has none.
 
     Raises:
-        CorruptMetadataError: the object is not a HEAD.
+        CorruptMetadataError: The object is not a HEAD.
     """
     try:
         data, etag = store.get(HEAD_KEY)

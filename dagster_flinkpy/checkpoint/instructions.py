@@ -1,4 +1,4 @@
-"""What the checkpoint coordinator wants done. Each is carried out by the runtime, in the order given."""
+"""Instructions of the checkpoint coordinator, which the runtime carries out in order."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Task
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, SubtaskState
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Subtask
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
 __all__ = [
     "ArmPeriodic",
@@ -70,7 +71,7 @@ class ArmTimeout(Instruction):
 class SnapshotCoordinators(Instruction):
     """Snapshot the coordinators of these operators; answer with one ``CoordinatorSnapshotted`` each.
 
-    A split enumerator is snapshotted when it has taken back the offsets of the epoch, so after the acknowledgements.
+    A split enumerator takes its snapshot after it has received the offsets of the epoch, so after the acknowledgements.
     """
 
     checkpoint_id: int
@@ -92,7 +93,7 @@ class EmitBarriers(Instruction):
     """Put the barrier into these source tasks (Flink: ``TriggerCheckpoint``)."""
 
     checkpoint_id: int
-    tasks: tuple[Task, ...]
+    tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)
@@ -130,9 +131,9 @@ class NotifyComplete(Instruction):
 
     job_id: str
     checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
-    tasks: tuple[Task, ...]
+    fencing_token: int
+    """Of the execution attempt."""
+    tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)
@@ -141,20 +142,20 @@ class NotifyAborted(Instruction):
 
     job_id: str
     checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
+    fencing_token: int
+    """Of the execution attempt."""
     reason: CheckpointFailureReason
 
 
 @dataclass(frozen=True)
 class NotifySubsumed(Instruction):
-    """This completed checkpoint, and all before it, will not be restored any more."""
+    """This completed checkpoint, and all before it, will no longer be restored."""
 
     job_id: str
     checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
-    tasks: tuple[Task, ...]
+    fencing_token: int
+    """Of the execution attempt."""
+    tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, NamedTuple
 
-from dagster_flinkpy.checkpoint.metadata import SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 
-__all__ = ["AcknowledgeCheckpoint", "CheckpointFailureReason", "DeclineCheckpoint", "Task"]
+__all__ = ["AcknowledgeCheckpoint", "CheckpointFailureReason", "DeclineCheckpoint", "Subtask"]
 
 
-class Task(NamedTuple):
+class Subtask(NamedTuple):
     """One subtask of one operator."""
 
     uid: str
@@ -51,12 +51,12 @@ class CheckpointFailureReason(Enum):
 
 @dataclass(frozen=True)
 class AcknowledgeCheckpoint:
-    """Task to coordinator: my snapshot is durable."""
+    """Subtask to coordinator: my snapshot is durable."""
 
     job_id: str
     checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
+    fencing_token: int
+    """Of the execution attempt."""
     uid: str
     subtask: int
     state: SubtaskState
@@ -64,12 +64,12 @@ class AcknowledgeCheckpoint:
 
 @dataclass(frozen=True)
 class DeclineCheckpoint:
-    """Task to coordinator: I cannot take part."""
+    """Subtask to coordinator: I cannot take part."""
 
     job_id: str
     checkpoint_id: int
-    attempt: int
-    """Fencing token of the execution attempt."""
+    fencing_token: int
+    """Of the execution attempt."""
     uid: str
     subtask: int
     reason: CheckpointFailureReason

@@ -1,12 +1,14 @@
-"""What can be done to a job's checkpoints without its program: savepoint, stop, restore, take the leadership away.
+"""Operations on a job's checkpoints without its program: savepoint, stop, restore, take the leadership away.
 
-Sinks commit with the program alone. So nothing here touches a checkpoint that may still have something to commit.
+Only the program can commit to sinks. So nothing here touches a checkpoint that may still have something to commit.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import read_head
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoint import (
@@ -17,7 +19,8 @@ from dagster_flinkpy.checkpoint.savepoint import (
     pickled_state,
     write_savepoint,
 )
-from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.traces import head_of_job
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import CheckpointError, CorruptStateError, RestoreError
 from dagster_flinkpy.storage import StorageLocation
@@ -35,7 +38,7 @@ __all__ = [
 
 
 def without_committables(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """A checkpoint all of whose committables are committed: whoever restores it must not commit them again."""
+    """Returns a checkpoint without its committables: they are committed, and a restore must not commit them again."""
     return replace(
         metadata,
         operators=tuple(
@@ -49,26 +52,28 @@ def trigger_savepoint(
     target: StorageLocation | None = None,
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
 ) -> str:
-    """Keep the latest checkpoint of a job as a savepoint. A run of the job may be at work.
+    """Keeps the latest checkpoint of a job as a savepoint. A run of the job may be active.
 
     Args:
-        job: the job's prefix.
-        target: the folder that gets the savepoint; None: the job's prefix, where a native one must be.
-        format_type: whether it is self-contained, or refers to files of the job's checkpoints.
+        job: The job's prefix.
+        target: The folder for the savepoint, or None for the job's prefix, where a native one must be.
+        format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
 
     Returns:
         The URL of the savepoint.
 
     Raises:
-        ConfigurationError: a native savepoint is to be outside of the job's prefix.
-        CheckpointError: there is no checkpoint, or it may have something to commit yet.
-        CorruptMetadataError: its metadata cannot be read.
-        CorruptStateError: a state file is missing or damaged.
+        ConfigurationError: A native savepoint must not be outside the job's prefix.
+        CheckpointError: There is no checkpoint, or it may still have something to commit.
+        HeadLostError: ``HEAD`` was lost.
+        CorruptMetadataError: Its metadata cannot be read.
+        CorruptStateError: A state file is missing or damaged.
     """
     checkpoints, target = CompletedCheckpointStore(job.open()), target or job
     while True:
         latest = checkpoints.latest()
         if latest is None:
+            head_of_job(checkpoints.store)  # raises if it was lost
             raise CheckpointError(f"{job.url} has no completed checkpoint to make a savepoint of")
         leader = checkpoints.leader()
         _check_committed(job, latest, None if leader is None else leader.committed)
@@ -78,7 +83,7 @@ def trigger_savepoint(
             now = checkpoints.latest()
             if now is not None and now.checkpoint_id == latest.checkpoint_id:
                 raise
-            continue  # it was subsumed, or all were deleted, meanwhile
+            continue  # it was subsumed in the meantime, or all were deleted
         return f"{target.url}/{folder}"
 
 
@@ -90,21 +95,21 @@ def stop_with_savepoint(
     owner: str,
     now_ms: int,
 ) -> str:
-    """Keep the latest checkpoint as a savepoint, and have further runs find the job finished until one is restored.
+    """Keeps the latest checkpoint as a savepoint, and marks the job as stopped until one is restored.
 
     Args:
-        job: the job's prefix.
-        target: the folder that gets the savepoint; None: the job's prefix, where a native one must be.
-        format_type: whether it is self-contained, or refers to files of the job's checkpoints.
-        owner: names who does it.
-        now_ms: milliseconds since 1970.
+        job: The job's prefix.
+        target: The folder for the savepoint, or None for the job's prefix, where a native one must be.
+        format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
+        owner: Names the caller.
+        now_ms: Milliseconds since 1970.
 
     Returns:
         The URL of the savepoint.
 
     Raises:
-        ConfigurationError: a native savepoint is to be outside of the job's prefix.
-        CheckpointError: a run may be at work; or there is no checkpoint, or it may have something to commit yet.
+        ConfigurationError: A native savepoint must not be outside the job's prefix.
+        CheckpointError: A run may be active; there is no checkpoint; or it may still have something to commit.
     """
     check_target(format_type, job.url, (target or job).url)
     checkpoints, attempt = _begin(job, owner, now_ms)
@@ -124,21 +129,21 @@ def stop_with_savepoint(
 def restore_savepoint(
     job: StorageLocation, savepoint: StorageLocation, *, owner: str, now_ms: int, allow_pickled_state: bool = False
 ) -> int:
-    """Make a savepoint the latest checkpoint of a job. Whether it fits the program, the next run finds out.
+    """Makes a savepoint the latest checkpoint of a job. The next run checks whether it fits the program.
 
     Args:
-        job: the job's prefix.
-        savepoint: its folder; it stays its owner's.
-        owner: names who does it.
-        now_ms: milliseconds since 1970.
-        allow_pickled_state: restores pickled state, too; whoever wrote it can run code in the job.
+        job: The job's prefix.
+        savepoint: The folder of the savepoint, which keeps its owner.
+        owner: Names the caller.
+        now_ms: Milliseconds since 1970.
+        allow_pickled_state: Also restores pickled state; whoever wrote it can run code in the job.
 
     Returns:
-        Id of the checkpoint.
+        The id of the checkpoint.
 
     Raises:
-        CheckpointError: a run may be at work, or the latest checkpoint may have something to commit yet.
-        RestoreError: there is no savepoint, or it has pickled state.
+        CheckpointError: A run may be active, or the latest checkpoint may still have something to commit.
+        RestoreError: There is no savepoint, or it has pickled state.
     """
     source = savepoint.open()
     metadata = load_savepoint(source)
@@ -148,7 +153,7 @@ def restore_savepoint(
             f"savepoint {savepoint.url} has pickled state ({', '.join(pickled)}), which can run code of whoever wrote "
             "it; if you trust it, allow pickled state"
         )
-    checkpoints, attempt = _begin(job, owner, now_ms)
+    checkpoints, attempt = _begin(job, owner, now_ms, start_over=True)
     try:
         if attempt.latest is not None:
             _check_committed(job, attempt.latest, attempt.committed, superseded=True)
@@ -163,46 +168,44 @@ def restore_savepoint(
 
 
 def release_leadership(job: StorageLocation, *, owner: str, now_ms: int) -> LeaderRecord | None:
-    """Take the leadership of a job away from whoever has it: it completes and commits nothing more.
+    """Takes the leadership of a job away from whoever has it: it can no longer complete or commit anything.
 
     Args:
-        job: the job's prefix.
-        owner: names who does it, for the run that is fenced.
-        now_ms: milliseconds since 1970.
+        job: The job's prefix.
+        owner: Names the caller, for the run that is fenced.
+        now_ms: Milliseconds since 1970.
 
     Returns:
-        Who had it; None: nobody ever, and nothing is done.
+        The previous leader; or None if there never was one, and nothing is done.
     """
     checkpoints = CompletedCheckpointStore(job.open())
-    if checkpoints.leader() is None:
-        return None
-    attempt = checkpoints.begin_attempt(owner, now_ms)
-    checkpoints.end_attempt(attempt)
-    return attempt.former
+    return None if checkpoints.leader() is None else checkpoints.take_leadership(owner, now_ms)
 
 
 def number_retained(job: StorageLocation) -> int:
-    """How many checkpoints a job keeps, as it seems; at least 1.
+    """Returns how many checkpoints a job seems to keep; at least the default.
+
+    What knows the deployment deletes those that are too many.
 
     Args:
-        job: the job's prefix.
+        job: The job's prefix.
     """
     found = read_head(job.open())
     if found is None:
-        return 1
+        return DEFAULT_NUM_RETAINED
     ends = {end.checkpoint_id for end in found[0].partitions}
-    return max(1, len({*found[0].retained} - ends - {*found[0].unclaimed}))
+    return max(DEFAULT_NUM_RETAINED, len({*found[0].retained} - ends - {*found[0].unclaimed}))
 
 
 def refuse_beside_run(job: StorageLocation, now_ms: int) -> None:
-    """Refuses to go on where a run may be at work, which an attempt would fence.
+    """Raises an error if a run may be active, which a new attempt would fence.
 
     Args:
-        job: the job's prefix.
-        now_ms: milliseconds since 1970.
+        job: The job's prefix.
+        now_ms: Milliseconds since 1970.
 
     Raises:
-        CheckpointError: a run may be at work; says which.
+        CheckpointError: A run may be active; the message says which.
     """
     leader = CompletedCheckpointStore(job.open()).leader()
     if leader is not None and leader.alive(now_ms):
@@ -212,23 +215,26 @@ def refuse_beside_run(job: StorageLocation, now_ms: int) -> None:
         )
 
 
-def _begin(job: StorageLocation, owner: str, now_ms: int) -> tuple[CompletedCheckpointStore, Attempt]:
+def _begin(
+    job: StorageLocation, owner: str, now_ms: int, *, start_over: bool = False
+) -> tuple[CompletedCheckpointStore, Attempt]:
     refuse_beside_run(job, now_ms)
-    # As many as the job keeps, so that nothing goes that a restore can be made of.
+    # As many as the job keeps, so that no checkpoint is deleted that could be restored.
     checkpoints = CompletedCheckpointStore(job.open(), number_retained(job))
-    return checkpoints, checkpoints.begin_attempt(owner, now_ms)
+    return checkpoints, checkpoints.begin_attempt(owner, now_ms, start_over=start_over)
 
 
 def _check_committed(
     job: StorageLocation, latest: CheckpointMetadata, committed: int | None, *, superseded: bool = False
 ) -> None:
     prepared = any(s.committables for o in latest.operators for s in o.subtasks)
-    # One of a partition replaces the rows of older ones, though it may have none of its own.
+    # A checkpoint of a partition replaces the rows of older ones, even if it has no committables.
     replaces = superseded and latest.partition is not None
     if (prepared or replaces) and committed != latest.checkpoint_id:
         raise CheckpointError(
-            f"checkpoint {latest.checkpoint_id} of {job.url} may have something to commit yet, which only its program "
-            "can do: a run that ends in order notes that it has. Run the job once more, or use its Dagster jobs."
+            f"checkpoint {latest.checkpoint_id} of {job.url} may still have something to commit, which only its "
+            "program can do: a run that ends normally records that it has. Run the job once more, or use its Dagster "
+            "jobs."
         )
 
 
@@ -247,7 +253,7 @@ def _complete(
         kind=CheckpointKind.CHECKPOINT,
         parent_id=parent_id,
         timestamp_ms=now_ms,
-        partition=None,  # it reads none, and must not replace the rows of the one before
+        partition=None,  # it reads none, and must not replace the rows of the previous one
         fencing_token=attempt.token,
         properties=properties,
     )

@@ -33,16 +33,16 @@ class PartitionEnd:
         return [self.partition, self.ordinal, self.checkpoint_id, self.based_on]
 
     @staticmethod
-    def from_json(data: list[Any]) -> PartitionEnd:
+    def from_json(data: Any) -> PartitionEnd:
         """What :meth:`to_json` wrote.
 
         Raises:
             ValueError: It is something else.
         """
-        partition, ordinal, checkpoint_id, based_on = data
-        return PartitionEnd(
-            str(partition), int(ordinal), int(checkpoint_id), None if based_on is None else int(based_on)
-        )
+        match data:
+            case [str(partition), int(ordinal), int(checkpoint_id), int() | None as based_on]:
+                return PartitionEnd(partition, ordinal, checkpoint_id, based_on)
+        raise ValueError(f"not the end state of a partition: {str(data)[:100]}")
 
 
 @dataclass(frozen=True)

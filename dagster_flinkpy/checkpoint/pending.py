@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import Task
-from dagster_flinkpy.checkpoint.metadata import SubtaskState
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
 __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
@@ -18,11 +18,11 @@ __all__ = ["AcknowledgeResult", "CheckpointPlan", "PendingCheckpoint", "Stage"]
 class CheckpointPlan:
     """Who takes part in a checkpoint (Flink: ``CheckpointPlan``)."""
 
-    tasks_to_trigger: tuple[Task, ...]
+    tasks_to_trigger: tuple[Subtask, ...]
     """The sources' subtasks, which emit the barrier."""
-    tasks_to_wait_for: tuple[Task, ...]
+    tasks_to_wait_for: tuple[Subtask, ...]
     """All subtasks, which acknowledge."""
-    tasks_to_commit: tuple[Task, ...]
+    tasks_to_commit: tuple[Subtask, ...]
     """Those told of the completion."""
     coordinators: tuple[str, ...] = ()
     """Uids of the operators with a coordinator, such as a source's split enumerator."""
@@ -56,10 +56,10 @@ class PendingCheckpoint:
     """Collects acknowledgements.
 
     Args:
-        checkpoint_id: its id.
-        request: what it answers.
-        trigger_ms: when it was triggered, in milliseconds since 1970.
-        plan: who has to acknowledge.
+        checkpoint_id: Its id.
+        request: What it answers.
+        trigger_ms: When it was triggered, in milliseconds since 1970.
+        plan: Who has to acknowledge.
     """
 
     def __init__(self, checkpoint_id: int, request: TriggerRequested, trigger_ms: int, plan: CheckpointPlan) -> None:
@@ -71,7 +71,7 @@ class PendingCheckpoint:
         self._missing_coordinators = set(plan.coordinators)
         self._hooks = frozenset(plan.master_hooks)
         self._missing_hooks = set(plan.master_hooks)
-        self._states: dict[Task, SubtaskState] = {}
+        self._states: dict[Subtask, SubtaskState] = {}
         self._coordinator_states: dict[str, Any] = {}
         self._master_states: dict[str, Any] = {}
         self.state_bytes = 0
@@ -99,8 +99,8 @@ class PendingCheckpoint:
         """How many tasks have answered."""
         return len(self._states)
 
-    def acknowledge(self, task: Task, state: SubtaskState) -> AcknowledgeResult:
-        """Take a task's state, if it is the first."""
+    def acknowledge(self, task: Subtask, state: SubtaskState) -> AcknowledgeResult:
+        """Takes a task's state, if it is the first."""
         if task in self._states:
             return AcknowledgeResult.DUPLICATE
         if task not in self._missing_tasks:
@@ -112,7 +112,7 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def acknowledge_coordinator(self, uid: str, state: Any) -> AcknowledgeResult:
-        """Take a coordinator's state, if it is the first."""
+        """Takes a coordinator's state, if it is the first."""
         if uid in self._coordinator_states:
             return AcknowledgeResult.DUPLICATE
         if uid not in self._missing_coordinators:
@@ -122,7 +122,7 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def acknowledge_master(self, identifier: str, state: Any) -> AcknowledgeResult:
-        """Take a master hook's state, if it is the first; None: it has none."""
+        """Takes a master hook's state, if it is the first; None if the hook has no state."""
         if identifier not in self._missing_hooks:
             return AcknowledgeResult.DUPLICATE if identifier in self._hooks else AcknowledgeResult.UNKNOWN
         self._missing_hooks.remove(identifier)

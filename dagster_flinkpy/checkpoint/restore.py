@@ -7,32 +7,31 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from dagster_flinkpy.checkpoint.metadata import (
-    CheckpointMetadata,
-    DistributionMode,
-    OperatorState,
-    OperatorStateHandle,
-    SubtaskState,
-)
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
-from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle
 
 __all__ = [
     "OperatorAssignment",
-    "OperatorSpec",
     "RestorePlan",
+    "RestoreTarget",
     "SubtaskAssignment",
     "assign",
+    "is_lost",
     "reassign_key_groups",
     "reassign_operator_state",
     "repartition_operator_state",
+    "restore_targets",
 ]
 
 
 @dataclass(frozen=True)
-class OperatorSpec:
-    """An operator of the new job."""
+class RestoreTarget:
+    """An operator of the job that state is restored into."""
 
     uid: str
     parallelism: int
@@ -86,19 +85,20 @@ class RestorePlan:
 
 def assign(
     metadata: CheckpointMetadata,
-    operators: Sequence[OperatorSpec],
+    operators: Sequence[RestoreTarget],
     *,
-    allow_non_restored_state: bool = False,
+    allow_non_restored_state: NonRestoredState = False,
 ) -> RestorePlan:
-    """Share the state of a checkpoint out to the operators of a job.
+    """Assigns the state of a checkpoint to the operators of a job.
 
     Args:
-        metadata: the checkpoint or savepoint.
-        operators: all operators of the job.
-        allow_non_restored_state: leave state behind whose operator is gone. Default: that is an error.
+        metadata: The checkpoint or savepoint.
+        operators: All operators of the job.
+        allow_non_restored_state: Leaves state behind whose operator is gone: any, or that of these uids. Default: that
+            is an error.
 
     Raises:
-        RestoreError: the state does not fit the job; names the uid, the numbers and what to change. (Flink:
+        RestoreError: The state does not fit the job; names the uid, the numbers and what to change. (Flink:
             ``Checkpoints.loadAndValidateCheckpoint``, ``StateAssignmentOperation.checkParallelismPreconditions``.)
     """
     what = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
@@ -110,6 +110,14 @@ def assign(
     return RestorePlan(metadata.checkpoint_id, assignments, skipped)
 
 
+def restore_targets(graph: JobGraph) -> list[RestoreTarget]:
+    """Returns the operators of a program, as state is assigned to them."""
+    return [
+        RestoreTarget(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.keeps_state)
+        for v in graph.vertices
+    ]
+
+
 def reassign_key_groups(
     old: Sequence[KeyedSnapshot | None], max_parallelism: int, new_parallelism: int
 ) -> list[list[tuple[int, KeyedSnapshot]]]:
@@ -118,9 +126,9 @@ def reassign_key_groups(
     Flink: ``StateAssignmentOperation.reAssignSubKeyedStates``.
 
     Args:
-        old: per old subtask; None where there is no state.
-        max_parallelism: number of key groups.
-        new_parallelism: number of new subtasks.
+        old: Per old subtask; None where there is no state.
+        max_parallelism: Number of key groups.
+        new_parallelism: Number of new subtasks.
 
     Returns:
         Per new subtask: index of the old subtask and its part, in order of the old subtasks.
@@ -148,15 +156,15 @@ def repartition_operator_state(
     *,
     split_name_order: Sequence[str] | None = None,
 ) -> list[list[tuple[int, OperatorStateHandle]]]:
-    """Redistribute named list states over new subtasks (Flink: ``RoundRobinOperatorStateRepartitioner``).
+    """Redistributes named list states over new subtasks (Flink: ``RoundRobinOperatorStateRepartitioner``).
 
     With equal parallelism SPLIT_DISTRIBUTE state stays where it is. Otherwise each named state's partitions are dealt
     out in contiguous shares, and the next name begins at the subtask after the one that got the last odd partition.
 
     Args:
-        old: per old subtask its states; None if it had none.
-        new_parallelism: number of new subtasks.
-        split_name_order: in which order to deal the SPLIT_DISTRIBUTE names. Default: by name. (Flink: a hash map's.)
+        old: Per old subtask its states; None if it had none.
+        new_parallelism: Number of new subtasks.
+        split_name_order: In which order to deal the SPLIT_DISTRIBUTE names. Default: by name. (Flink: a hash map's.)
 
     Returns:
         Per new subtask: index of the old subtask and what it gets of that one's states. A handle may be empty.
@@ -228,36 +236,46 @@ def _deal(
     return (first + odd) % len(new)
 
 
+def is_lost(operator: OperatorState, stateful: Mapping[str, bool]) -> bool:
+    """Returns whether a job has no use for the state of an operator.
+
+    Args:
+        operator: The operator, as a checkpoint describes it.
+        stateful: Per uid of the job, whether the operator keeps state.
+    """
+    if operator.uid not in stateful:
+        return operator.has_state
+    kept = any(s.keyed or s.operator_state or s.raw_keyed for s in operator.subtasks)
+    return kept and not stateful[operator.uid]
+
+
 def _left_behind(
-    metadata: CheckpointMetadata, operators: Sequence[OperatorSpec], what: str, allow_non_restored_state: bool
+    metadata: CheckpointMetadata, operators: Sequence[RestoreTarget], what: str, allowed: NonRestoredState
 ) -> tuple[str, ...]:
     stateful = {spec.uid: spec.stateful for spec in operators}
     skipped: list[str] = []
     for operator in metadata.operators:
         if operator.uid not in stateful:
-            lost = operator.has_state
             problem = f"the job has no operator with such a uid (it has {_quoted(stateful)}). Give it its old uid back"
         else:
-            lost = not stateful[operator.uid] and any(
-                s.keyed or s.operator_state or s.raw_keyed for s in operator.subtasks
-            )
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
-        if lost and not allow_non_restored_state:
+        if not is_lost(operator, stateful):
+            continue
+        if not may_stay_behind(allowed, operator.uid):
             raise RestoreError(
                 f"{what} has state for operator {operator.uid!r}, but {problem}, or set allow_non_restored_state to "
-                "leave this state behind."
+                f"[{operator.uid!r}] to leave this state behind."
             )
-        if lost:
-            skipped.append(operator.uid)
+        skipped.append(operator.uid)
     return tuple(skipped)
 
 
-def _empty(spec: OperatorSpec) -> OperatorAssignment:
+def _empty(spec: RestoreTarget) -> OperatorAssignment:
     subtasks = tuple(SubtaskAssignment(index) for index in range(spec.parallelism))
     return OperatorAssignment(spec.uid, spec.parallelism, spec.max_parallelism, subtasks)
 
 
-def _restored(spec: OperatorSpec, stored: OperatorState, what: str) -> OperatorAssignment:
+def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> OperatorAssignment:
     if stored.has_state:
         _check(spec, stored, what)
         max_parallelism = stored.max_parallelism
@@ -305,7 +323,7 @@ def _restored(spec: OperatorSpec, stored: OperatorState, what: str) -> OperatorA
     )
 
 
-def _check(spec: OperatorSpec, stored: OperatorState, what: str) -> None:
+def _check(spec: RestoreTarget, stored: OperatorState, what: str) -> None:
     if spec.max_parallelism_set and spec.max_parallelism != stored.max_parallelism:
         raise RestoreError(
             f"operator {spec.uid!r} sets max parallelism {spec.max_parallelism}, but its state in {what} has "
@@ -330,7 +348,7 @@ def _reshard(old: Sequence[KeyedSnapshot | None], max_parallelism: int, parallel
 def _merged(
     located: Sequence[Sequence[tuple[int, OperatorStateHandle]]],
 ) -> list[tuple[OperatorStateHandle, ...]]:
-    """Join the parts of each name, in order of the old subtasks; of broadcast state one copy is enough."""
+    """Joins the parts of each name, in order of the old subtasks; of broadcast state one copy is enough."""
     merged: list[tuple[OperatorStateHandle, ...]] = []
     for subtask in located:
         by_name: dict[tuple[str, DistributionMode], OperatorStateHandle] = {}

@@ -12,14 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.head import read_head
-from dagster_flinkpy.checkpoint.metadata import (
-    METADATA_NAME,
-    CheckpointKind,
-    CheckpointMetadata,
-    OperatorState,
-    SubtaskState,
-    fetch_metadata,
-)
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, fetch_metadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
@@ -59,27 +53,27 @@ def write_savepoint(
     target: ObjectStore,
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
 ) -> str:
-    """Write a savepoint of a checkpoint.
+    """Writes a savepoint of a checkpoint.
 
-    A native one may be written beside a run at work, which deletes files that no checkpoint needs any more: it looks
-    for native savepoints after it has replaced HEAD; and here HEAD is looked at after the savepoint was written. So
-    either the run sees the savepoint, or the savepoint is given up because HEAD keeps its checkpoint no longer.
+    A native one may be written while a run is at work, which deletes files that no checkpoint needs any longer. The run
+    lists native savepoints after it has replaced HEAD, and here HEAD is read after the savepoint was written. So either
+    the run sees the savepoint, or the savepoint is given up because HEAD no longer keeps its checkpoint.
 
     Args:
-        metadata: all have acknowledged it; it may also be a completed checkpoint, and of a native one it is.
-        source: where its files are: rooted at the job's prefix.
-        target: the folder in which the savepoint gets its own.
-        format_type: a native one must be where its files are.
+        metadata: All have acknowledged it; it may also be a completed checkpoint, and of a native one it is.
+        source: Where its files are: rooted at the job's prefix.
+        target: The folder in which the savepoint gets its own.
+        format_type: A native one must be where its files are.
 
     Returns:
         Its folder in ``target``: ``savepoint-{job}-{random}``, and ``-native`` behind it if it is. It is not there
         before it is whole.
 
     Raises:
-        ConfigurationError: a native savepoint is to be somewhere else.
-        CorruptStateError: a file is missing or damaged, or may be as the checkpoint was subsumed meanwhile.
-        CheckpointError: the metadata is not JSON.
-        StorageError: it could not be written.
+        ConfigurationError: A native savepoint is to be somewhere else.
+        CorruptStateError: A file is missing or damaged, or may be as the checkpoint was subsumed meanwhile.
+        CheckpointError: The metadata is not JSON.
+        StorageError: It could not be written.
     """
     native = format_type is SavepointFormatType.NATIVE
     check_target(format_type, source.url, target.url)
@@ -94,7 +88,7 @@ def write_savepoint(
         store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
         if native and ((head := read_head(source)) is None or metadata.checkpoint_id not in head[0].kept):
             raise CorruptStateError(
-                f"{source.url} keeps checkpoint {metadata.checkpoint_id} no longer, and a native savepoint needs its "
+                f"{source.url} no longer keeps checkpoint {metadata.checkpoint_id}, and a native savepoint needs its "
                 "files; take one of the latest checkpoint, or a canonical one"
             )
     except BaseException:
@@ -108,12 +102,12 @@ def check_target(format_type: SavepointFormatType, job_url: str, target_url: str
     """Refuses a native savepoint that is to be somewhere else than its files.
 
     Args:
-        format_type: of the savepoint.
-        job_url: the job's prefix.
-        target_url: the folder in which the savepoint gets its own.
+        format_type: Of the savepoint.
+        job_url: The job's prefix.
+        target_url: The folder in which the savepoint gets its own.
 
     Raises:
-        ConfigurationError: a native savepoint is to be somewhere else.
+        ConfigurationError: A native savepoint is to be somewhere else.
     """
     if format_type is SavepointFormatType.NATIVE and job_url != target_url:
         raise ConfigurationError(
@@ -130,9 +124,9 @@ def as_savepoint(
     """The metadata of a savepoint of a checkpoint, or of another savepoint.
 
     Args:
-        metadata: what it is made of.
-        operators: what it has of them.
-        format_type: where its files are.
+        metadata: What it is made of.
+        operators: What it has of them.
+        format_type: Where its files are.
     """
     properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
     if format_type is not SavepointFormatType.CANONICAL:
@@ -144,22 +138,22 @@ def files_location(metadata: CheckpointMetadata, folder: StorageLocation) -> Sto
     """What the paths of the files of a savepoint or checkpoint are relative to.
 
     Args:
-        metadata: what is in the folder.
-        folder: the savepoint's or checkpoint's own.
+        metadata: What is in the folder.
+        folder: The savepoint's or checkpoint's own.
     """
     own = metadata.kind is CheckpointKind.SAVEPOINT and _FORMAT_TYPE not in metadata.properties
     return folder if own else replace(folder, url=folder.url.rpartition("/")[0])
 
 
 def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
-    """Read the metadata of a savepoint.
+    """Reads the metadata of a savepoint.
 
     Args:
-        store: rooted at its folder.
+        store: Rooted at its folder.
 
     Raises:
-        RestoreError: there is none.
-        CorruptMetadataError: it cannot be read.
+        RestoreError: There is no savepoint.
+        CorruptMetadataError: It cannot be read.
     """
     try:
         data = fetch_metadata(store, METADATA_NAME)
@@ -173,23 +167,23 @@ def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
 def import_savepoint(
     source: ObjectStore, job: ObjectStore, written_by: str = "", *, files: ObjectStore | None = None
 ) -> CheckpointMetadata:
-    """Copy a savepoint's files to a job's prefix, so that the job's checkpoints can name them.
+    """Copies a savepoint's files to a job's prefix, so that the job's checkpoints can name them.
 
     The savepoint stays its owner's (Flink: ``RestoreMode.NO_CLAIM``), and may be deleted afterwards.
 
     Args:
-        source: rooted at the savepoint's folder.
-        job: rooted at the job's prefix.
-        written_by: part of the names of the copies; see ``state.state_files.state_file``. Default: they keep theirs.
-        files: what the paths of its files are relative to, as :func:`files_location` says. Default: its folder.
+        source: Rooted at the savepoint's folder.
+        job: Rooted at the job's prefix.
+        written_by: Part of the names of the copies; see ``state.state_files.state_file``. Default: they keep theirs.
+        files: What the paths of its files are relative to, as :func:`files_location` says. Default: its folder.
 
     Returns:
         The metadata, with the names of the copies.
 
     Raises:
-        RestoreError: there is no savepoint, or it is a checkpoint, whose files are elsewhere.
-        CorruptMetadataError: its metadata cannot be read.
-        CorruptStateError: a file is missing or damaged.
+        RestoreError: There is no savepoint, or it is a checkpoint, whose files are elsewhere.
+        CorruptMetadataError: Its metadata cannot be read.
+        CorruptStateError: A file is missing or damaged.
     """
     metadata = load_savepoint(source)
     if metadata.kind is not CheckpointKind.SAVEPOINT:
@@ -211,8 +205,8 @@ def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple
     """What of a checkpoint is unpickled when it is restored, as ``uid/state``: to restore it can run its code.
 
     Args:
-        metadata: of the checkpoint.
-        untyped_edges: whether the program has edges without a type: what was in flight is read with the types of these.
+        metadata: Of the checkpoint.
+        untyped_edges: Whether the program has edges without a type: what was in flight is read with the types of these.
     """
     found: dict[str, None] = {}
     for operator in metadata.operators:
@@ -230,7 +224,7 @@ def has_pickled_values(description: Any) -> bool:
     """Whether values of a type, or of types, are pickled, or parts of them.
 
     Args:
-        description: the type information as JSON.
+        description: The type information as JSON.
     """
     return _PICKLED in json.dumps(description)
 
@@ -239,15 +233,15 @@ def copy_files(subtasks: Sequence[SubtaskState], source: ObjectStore, target: Ob
     """Copies the files of subtasks. Runs that are in the metadata become files, so that any tool can read them.
 
     Args:
-        subtasks: of one operator.
-        source: what the paths of their files are relative to.
-        target: a folder that is written once.
+        subtasks: Of one operator.
+        source: What the paths of their files are relative to.
+        target: A folder that is written once.
 
     Returns:
         The subtasks, all of whose keyed state is in the target.
 
     Raises:
-        CorruptStateError: a file is missing or damaged.
+        CorruptStateError: A file is missing or damaged.
     """
     _copy(_checksums(subtasks), source, target)
     return tuple(subtask if subtask.keyed is None else _with_files(subtask, target) for subtask in subtasks)

@@ -52,12 +52,12 @@ class SharedStateRegistry:
         """Takes note of what a checkpoint names.
 
         Args:
-            checkpoint_id: of the checkpoint.
-            files: written for it, or for one that it was restored from.
-            placeholders: written for an earlier checkpoint.
+            checkpoint_id: Of the checkpoint.
+            files: Written for it, or for one that it was restored from.
+            placeholders: Written for an earlier checkpoint.
 
         Raises:
-            CheckpointError: no known checkpoint has brought a placeholder: it may be deleted. Nothing is registered.
+            CheckpointError: No known checkpoint has brought a placeholder: it may be deleted. Nothing is registered.
         """
         files, placeholders = set(files), set(placeholders)
         if missing := sorted(path for path in placeholders if path not in self._entries):
@@ -76,7 +76,7 @@ class SharedStateRegistry:
         """Forgets the files that none of these checkpoints can name, and returns them.
 
         Args:
-            retained: those that are kept, or under way.
+            retained: Those that are kept, or under way.
         """
         unused = {
             path

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.checkpoint.metadata import OperatorState
+    from dagster_flinkpy.checkpoint.operator_states import OperatorState
 
 __all__ = ["rows_by_key_group", "skew"]
 
 
 def rows_by_key_group(operator: OperatorState) -> list[int]:
-    """Rows of keyed state and timers of an operator, for each of its key groups.
+    """Returns the rows of keyed state and timers of an operator, for each of its key groups.
 
-    As they are stored: what newer rows replace or hide is counted until it is merged away.
+    It counts stored rows: rows that newer ones replace or hide count until they are merged away.
     """
     rows = [0] * operator.max_parallelism
     for subtask in operator.subtasks:
@@ -26,6 +26,6 @@ def rows_by_key_group(operator: OperatorState) -> list[int]:
 
 
 def skew(loads: Sequence[int]) -> float | None:
-    """The largest over the mean: 1.0 is even, and the number of loads is all in one; None if there is nothing."""
+    """Returns the largest load divided by the mean: 1.0 is even, ``len(loads)`` is all in one; None without loads."""
     total = sum(loads)
     return max(loads) * len(loads) / total if total else None

@@ -1,4 +1,4 @@
-"""What is told about checkpoints (Flink: ``CheckpointStatsTracker``)."""
+"""Statistics of checkpoints (Flink: ``CheckpointStatsTracker``)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.storage import json_fields
 
 __all__ = ["CheckpointCounts", "CheckpointStatistics", "CheckpointStats", "CheckpointStatus", "Summary"]
 
@@ -62,8 +63,12 @@ class CheckpointStats:
         """What :meth:`to_json` wrote.
 
         Raises:
-            KeyError, TypeError, ValueError: it is not that.
+            KeyError, TypeError, ValueError: It is not that.
         """
+        for name in ("checkpoint_id", "duration_ms", "acknowledged", "tasks", "state_bytes"):
+            json_fields.integer(data, name)
+        json_fields.integer(data, "trigger_ms", most=json_fields.MAX_TIMESTAMP_MS)
+        json_fields.optional_integer(data, "alignment_ms")
         return CheckpointStats(
             **{
                 **data,
@@ -107,8 +112,8 @@ class CheckpointStatistics:
     """The statistics of a job, over all its attempts.
 
     Args:
-        counts: of the attempts before.
-        history: the last checkpoints of the attempts before that have ended, oldest first.
+        counts: Of the attempts before.
+        history: The last checkpoints of the attempts before that have ended, oldest first.
     """
 
     def __init__(self, counts: CheckpointCounts = CheckpointCounts(), history: Sequence[CheckpointStats] = ()) -> None:
@@ -133,7 +138,7 @@ class CheckpointStatistics:
         return grown
 
     def record(self, stats: CheckpointStats) -> None:
-        """Take note of how a checkpoint stands."""
+        """Records the status of a checkpoint."""
         if stats.status is CheckpointStatus.IN_PROGRESS:
             self._in_progress[stats.checkpoint_id] = stats
             return
@@ -145,11 +150,11 @@ class CheckpointStatistics:
             self.record_failure()
 
     def record_failure(self) -> None:
-        """Count a checkpoint that failed before it had an id, too."""
+        """Counts a checkpoint that failed before it had an id, too."""
         self.counts = replace(self.counts, failed=self.counts.failed + 1)
 
     def record_restore(self) -> None:
-        """Count an attempt that begins with a checkpoint or savepoint."""
+        """Counts an attempt that begins with a checkpoint or savepoint."""
         self.counts = replace(self.counts, restored=self.counts.restored + 1)
 
     def summary(self, number: str) -> Summary | None:
@@ -158,7 +163,7 @@ class CheckpointStatistics:
         return Summary.of(values) if values else None
 
     def to_json(self) -> dict[str, Any]:
-        """For the job's ``statistics`` object; what is in progress is left out."""
+        """Encodes the job's ``statistics`` object, without checkpoints in progress."""
         return {
             "version": _VERSION,
             "counts": asdict(self.counts),
@@ -167,11 +172,12 @@ class CheckpointStatistics:
 
     @staticmethod
     def from_json(data: Any) -> CheckpointStatistics:
-        """What :meth:`to_json` wrote; of anything else, none: nothing depends on statistics."""
+        """Decodes what :meth:`to_json` returned; anything else gives empty statistics, as nothing depends on them."""
         try:
             if data["version"] != _VERSION:
                 return CheckpointStatistics()
             history = [CheckpointStats.from_json(each) for each in data["history"]]
-            return CheckpointStatistics(CheckpointCounts(**data["counts"]), history)
+            counts = {name: json_fields.integer(data["counts"], name) for name in data["counts"]}
+            return CheckpointStatistics(CheckpointCounts(**counts), history)
         except (AttributeError, KeyError, TypeError, ValueError):
             return CheckpointStatistics()

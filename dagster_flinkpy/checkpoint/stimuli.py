@@ -1,11 +1,16 @@
-"""What happens to the checkpoint coordinator. Each stimulus brings its time; the coordinator has no clock."""
+"""Stimuli of the checkpoint coordinator. Each carries its time, because the coordinator has no clock."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 
 __all__ = [
@@ -66,7 +71,7 @@ class CheckpointIdAssigned(Stimulus):
 
 @dataclass(frozen=True)
 class TriggerFailed(Stimulus):
-    """Answers ``AssignCheckpointId``: there is no id to be had."""
+    """Answers ``AssignCheckpointId``: no id is available."""
 
     cause: str
 
@@ -92,7 +97,7 @@ class MasterHookFailed(Stimulus):
 
 @dataclass(frozen=True)
 class CoordinatorSnapshotted(Stimulus):
-    """Answers ``SnapshotCoordinators``, once per operator; any time before or after the tasks' acknowledgements."""
+    """Answers ``SnapshotCoordinators``, once per operator; before or after the acknowledgements."""
 
     checkpoint_id: int
     uid: str
@@ -157,7 +162,7 @@ class JobStatusChanged(Stimulus):
     """The job, or some of its tasks, started or stopped running (Flink: ``CheckpointCoordinatorDeActivator``)."""
 
     running: bool
-    not_running: frozenset[Task] = frozenset()
+    not_running: frozenset[Subtask] = frozenset()
     """While the job runs: the tasks that do not."""
 
 

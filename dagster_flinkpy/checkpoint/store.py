@@ -1,16 +1,15 @@
-"""The completed checkpoints of one job, and the protocol that makes several runs of it safe.
+"""The completed checkpoints of one job, and the protocol that keeps concurrent runs of it safe.
 
-An execution attempt first takes the ``leader`` object with a greater token, then stamps that token on ``HEAD``, by
-compare-and-swap. From then on no older attempt can replace ``HEAD``, so none can complete a checkpoint. Ids come from
-the object ``counter``, by compare-and-swap, too, so no two attempts ever have the same one.
+A job's first object is ``HEAD``. An execution attempt takes the ``leader`` object with a greater token, then writes
+that token to ``HEAD``, by compare-and-swap. From then on no older attempt can replace ``HEAD``, so none can complete a
+checkpoint. Ids come from the object ``counter``, also by compare-and-swap, so no two attempts ever use the same id.
 
 Completing a checkpoint takes two writes: ``chk-n/_metadata``, which must not exist, and ``HEAD``, which must be as this
-attempt last wrote it. There is no look at the leader object before them: an attempt that was fenced can write a
-``_metadata``, under an id that is nobody else's, but not HEAD. A crash between the two leaves such an orphan, too. It
-is never restored.
+attempt last wrote it. The leader object is not checked before them: a fenced attempt can write a ``_metadata``,
+under its own id, but not HEAD. A crash between the two leaves such an orphan, too. It is never restored.
 
-All these writes are resolved by reading back where their outcome is not clear. A ``StorageError`` that is raised all
-the same means that the outcome is unknown; a ``FencedError`` or ``CheckpointError``, that the write did not happen.
+If the outcome of such a write is unclear, it is read back. A ``StorageError`` that is still raised means that the
+outcome is unknown; a ``FencedError`` or ``CheckpointError`` means that the write did not happen.
 """
 
 from __future__ import annotations
@@ -21,15 +20,23 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, Counter, read_counter
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
+from dagster_flinkpy.checkpoint.leadership import take_lead
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
-from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.checkpoint.traces import (
+    CHECKPOINT_FOLDER,
+    SAVEPOINT_PREFIX,
+    SHARED_FOLDER,
+    STATISTICS_KEY,
+)
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -42,73 +49,20 @@ from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 
-__all__ = ["Attempt", "CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
+__all__ = ["CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
 
-SHARED_FOLDER = "shared/"
-"""Where the state files of a job are, below its prefix."""
-SAVEPOINT_PREFIX = "savepoint-"
-"""How the folders of savepoints begin that are below the job's prefix."""
 NATIVE_SUFFIX = "-native/"
-"""How the folders of those savepoints end that refer to the job's own files."""
-COUNTER_KEY = "counter"
-STATISTICS_KEY = "statistics"
+"""How the folder names of native savepoints end, which refer to the job's own files."""
 _THREADS = 8
-_FOLDER = re.compile(r"chk-(\d+)/")
+_ADVICE = (
+    "Restore another checkpoint or a savepoint with restore_from; 'flinkpy checkpoints list' and 'flinkpy checkpoints "
+    "recover' say which there are"
+)
 _WRITTEN_BY = re.compile(r"shared/(\d+)-\d+-[0-9a-f]{64}\.parquet")
 
 
-@dataclass
-class Attempt:
-    """An execution attempt that leads the job; made by :meth:`CompletedCheckpointStore.begin_attempt`."""
-
-    leader: lease.Leader
-    latest: CheckpointMetadata | None
-    """The latest completed checkpoint."""
-    next_checkpoint_id: int
-    """Greater than every id that was used before, as far as is known."""
-    head: Head
-    head_etag: str
-    """Of ``HEAD`` as this attempt last wrote it."""
-    former: lease.LeaderRecord | None = None
-    """Who led the job before; None: nobody."""
-    committed: int | None = None
-    """The checkpoint up to which all sinks have committed, as far as is known; kept when the attempt ends."""
-    counter_etag: str | None = None
-    """Of ``counter`` as this attempt last saw it; None: it is not there."""
-    statistics_etag: str | None = None
-    """Of ``statistics`` as this attempt last saw it; None: it is not there."""
-    written: dict[int, str] = field(default_factory=dict)
-    """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
-    released: set[int] = field(default_factory=set)
-    """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
-    registry: SharedStateRegistry = field(default_factory=SharedStateRegistry)
-    """Which state files its checkpoints name."""
-    savepoints: dict[str, set[str]] = field(default_factory=dict)
-    """By the ``_metadata`` of each native savepoint: the state files that it names. They never change."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token."""
-        return self.leader.token
-
-    def start_after(self, checkpoint_id: int) -> None:
-        """Leave the ids up to this one alone: that of a savepoint which the attempt starts from."""
-        self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
-
-    def claim(self, checkpoint_id: int) -> None:
-        """Make a checkpoint the job's own, to be deleted when it is subsumed."""
-        head = self.head
-        unclaimed = tuple(i for i in head.unclaimed if i != checkpoint_id)
-        self.head = replace(head, unclaimed=unclaimed, retained=tuple(sorted({*head.retained, checkpoint_id})))
-
-    def leave_unclaimed(self, checkpoint_id: int) -> None:
-        """Keep a retained checkpoint when it is subsumed, too; holds from the next completed checkpoint on."""
-        if checkpoint_id not in self.head.unclaimed:
-            self.head = replace(self.head, unclaimed=(*self.head.unclaimed, checkpoint_id))
-
-
 class EntryStatus(str, Enum):
-    """What ``HEAD`` says of a checkpoint."""
+    """What ``HEAD`` says about a checkpoint."""
 
     LATEST = "latest"
     RETAINED = "retained"
@@ -124,9 +78,9 @@ class CheckpointEntry:
 
     checkpoint_id: int
     path: str
-    """Of its ``_metadata``, relative to the job's prefix."""
+    """The path of its ``_metadata``, relative to the job's prefix."""
     size: int
-    """Bytes of its ``_metadata``."""
+    """The size of its ``_metadata`` in bytes."""
     last_modified: datetime
     status: EntryStatus
 
@@ -135,8 +89,8 @@ class CompletedCheckpointStore:
     """The checkpoints under one job's prefix (Flink: ``CompletedCheckpointStore``).
 
     Args:
-        store: rooted at ``{checkpoint dir}/{job id}``.
-        num_retained: how many completed checkpoints ``HEAD`` keeps.
+        store: The object store, rooted at ``{checkpoint dir}/{job id}``.
+        num_retained: How many completed checkpoints ``HEAD`` keeps; for one that only reads, it does not matter.
 
     Raises:
         ConfigurationError: ``num_retained`` is below 1.
@@ -151,7 +105,7 @@ class CompletedCheckpointStore:
     # --- reading; needs no attempt ------------------------------------------------------------------------------------
 
     def latest(self) -> CheckpointMetadata | None:
-        """The latest completed checkpoint; None before the first.
+        """Returns the latest completed checkpoint, or None before the first.
 
         Raises:
             CorruptMetadataError: ``HEAD`` or the ``_metadata`` that it names is missing or damaged.
@@ -168,29 +122,29 @@ class CompletedCheckpointStore:
         return None
 
     def retained(self) -> tuple[int, ...]:
-        """Ids of the completed checkpoints that are kept, the latest last."""
+        """Returns the ids of the retained checkpoints, the latest last."""
         found = read_head(self.store)
         return found[0].retained if found else ()
 
     def load(self, which: int | str) -> CheckpointMetadata:
-        """Read a checkpoint by its id, or by the path of its ``_metadata`` relative to the job's prefix.
+        """Reads a checkpoint by its id, or by the path of its ``_metadata`` relative to the job's prefix.
 
         Raises:
-            ObjectNotFoundError: there is none.
-            CorruptMetadataError: it cannot be read.
-            PathEscapesPrefixError: the path leads out of the prefix.
+            ObjectNotFoundError: There is no such checkpoint.
+            CorruptMetadataError: It cannot be read.
+            PathEscapesPrefixError: The path leads out of the prefix.
         """
         key = _key(which) if isinstance(which, int) else check_relative(which)
         data = fetch_metadata(self.store, key)
         return CheckpointMetadata.from_bytes(data, f"{self.store.url}/{key}")
 
     def list_checkpoints(self) -> list[CheckpointEntry]:
-        """All checkpoints that have a ``_metadata``, by id. Reads ``HEAD`` and one listing only."""
+        """Returns all checkpoints that have a ``_metadata``, by id. Reads only ``HEAD`` and one listing."""
         found = read_head(self.store)
         head = found[0] if found else Head(fencing_token=0)
         entries = []
         for info in self.store.list("chk-"):
-            match = _FOLDER.match(info.key)
+            match = CHECKPOINT_FOLDER.match(info.key)
             if not match or info.key[match.end() :] != METADATA_NAME:
                 continue
             checkpoint_id = int(match[1])
@@ -204,7 +158,7 @@ class CompletedCheckpointStore:
         return sorted(entries, key=lambda entry: entry.checkpoint_id)
 
     def leader(self) -> lease.LeaderRecord | None:
-        """Who leads the job, or did last; None: nobody ever.
+        """Returns who leads the job, or last did, or None.
 
         Raises:
             CorruptMetadataError: ``leader`` is damaged.
@@ -212,13 +166,13 @@ class CompletedCheckpointStore:
         return lease.read(self.store)
 
     def native_savepoints(self, known: Mapping[str, set[str]] | None = None) -> dict[str, set[str]]:
-        """The state files that native savepoints name, by the path of their ``_metadata``.
+        """Returns the state files that native savepoints name, by the path of their ``_metadata``.
 
         Args:
-            known: what this returned before; it is not read again.
+            known: The result of an earlier call; its savepoints are not read again.
 
         Raises:
-            CorruptMetadataError: one cannot be read, so nobody knows what it needs.
+            CorruptMetadataError: One cannot be read, so it is unknown which files it needs.
         """
         savepoints: dict[str, set[str]] = {}
         for folder in self.store.list_folders(SAVEPOINT_PREFIX):
@@ -236,103 +190,124 @@ class CompletedCheckpointStore:
         return savepoints
 
     def statistics(self) -> CheckpointStatistics:
-        """Of all checkpoints so far, as an attempt last wrote them down."""
+        """Returns the statistics of all checkpoints, as last saved."""
         return self._statistics()[0]
 
     # --- one attempt at a time ----------------------------------------------------------------------------------------
 
-    def begin_attempt(self, owner: str, now_ms: int, ttl: timedelta = timedelta(minutes=5)) -> Attempt:
-        """Take over from whoever runs the job, and find out where to go on.
+    def begin_attempt(
+        self,
+        owner: str,
+        now_ms: int,
+        ttl: timedelta = timedelta(minutes=5),
+        *,
+        start_over: bool = False,
+        led_by: str = "",
+    ) -> Attempt:
+        """Takes over from any other attempt, and finds out where to continue.
 
         Args:
-            owner: names this execution attempt, such as a Dagster run id and try.
-            now_ms: milliseconds since 1970.
-            ttl: how long the attempt promises to live; see :meth:`renew`.
+            owner: Names this execution attempt, such as a Dagster run id and try.
+            now_ms: Milliseconds since 1970.
+            ttl: How long the lease holds; see :meth:`renew`.
+            start_over: Whether the attempt is told what to start from, a savepoint or empty state. Then it begins even
+                if ``HEAD`` or the latest checkpoint is lost or damaged; ``left_behind`` says so. Tokens and ids are
+                greater than all that the remaining objects name.
+            led_by: Id of the run that the attempt belongs to, such as a Dagster run id.
 
         Raises:
+            HeadLostError: ``HEAD`` is missing, but the job has run before; nothing is changed.
             CorruptMetadataError: ``leader``, ``counter``, ``HEAD`` or the latest ``_metadata`` is damaged or missing;
-                names it.
-            FencedError: yet another attempt took over meanwhile.
+                the message names it.
+            FencedError: Another attempt took over in the meantime.
         """
-        leader = lease.acquire(self.store, owner, ttl, now_ms)
-        former = leader.former
-        while True:
-            found = read_head(self.store)
-            head, etag = found if found else (Head(fencing_token=0), None)
-            if head.fencing_token >= leader.token:
-                lease.check(self.store, leader)
-                # Still the leader: the leader object was deleted and counts from 1 again, so let it catch up.
-                leader = lease.acquire(self.store, owner, ttl, now_ms)
-                continue
-            head = replace(head, fencing_token=leader.token)
-            try:
-                etag = put_if(self.store, HEAD_KEY, head.to_bytes(), etag)
-            except PreconditionFailedError:
-                continue  # an older attempt completed a checkpoint just now, or a newer one took over
-            break
+        beginning = take_lead(self.store, owner, now_ms, ttl, start_over=start_over, led_by=led_by)
+        leader, head = beginning.leader, beginning.head
+        left_behind, latest = beginning.left_behind, None
         try:
             latest = self._latest(head)
-        except CorruptMetadataError:
-            lease.check(self.store, leader)  # a newer attempt may have subsumed it meanwhile
-            raise
-        last, counter_etag = self._counter()
-        used = [int(match[1]) for folder in self.store.list_folders("chk-") if (match := _FOLDER.fullmatch(folder))]
+        except CorruptMetadataError as error:
+            lease.check(self.store, leader)  # a newer attempt may have subsumed it in the meantime
+            if not start_over:
+                raise
+            left_behind = str(error)
+            head = head.without_latest()  # HEAD itself does not change until the attempt completes a checkpoint
+        counter = read_counter(self.store)
+        folders = [CHECKPOINT_FOLDER.fullmatch(folder) for folder in self.store.list_folders("chk-")]
+        used = [int(match[1]) for match in folders if match]
+        last, committed = counter[0].last if counter else 0, leader.record.committed
         attempt = Attempt(
             leader,
             latest,
-            max([head.checkpoint_id or 0, last, *used]) + 1,
+            max([beginning.head.checkpoint_id or 0, beginning.used_ids, last, committed or 0, *used]) + 1,
             head,
-            etag,
-            former=former,
-            committed=leader.record.committed,
-            counter_etag=counter_etag,
+            beginning.head_etag,
+            former=beginning.former,
+            committed=committed,
+            left_behind=left_behind,
+            counter_etag=counter[1] if counter else None,
         )
         if latest is not None:
             attempt.registry.register_all(latest.checkpoint_id, latest.files())
         return attempt
 
+    def take_leadership(self, owner: str, now_ms: int) -> lease.LeaderRecord | None:
+        """Fences the attempt that leads the job, and gives the leadership up at once. Reads no checkpoint.
+
+        Args:
+            owner: Names the caller, for the run that is fenced.
+            now_ms: Milliseconds since 1970.
+
+        Returns:
+            The previous leader, or None.
+        """
+        beginning = take_lead(self.store, owner, now_ms, timedelta(minutes=5), start_over=True)
+        lease.release(self.store, beginning.leader)
+        return beginning.former
+
     def end_attempt(self, attempt: Attempt) -> None:
-        """Say that the attempt is over, so that nobody takes it for alive. Being fenced already is fine."""
+        """Releases the leadership. Does nothing if the attempt was fenced."""
         lease.release(self.store, attempt.leader, attempt.committed)
 
     def renew(self, attempt: Attempt, ttl: timedelta, now_ms: int) -> None:
-        """Promise to live longer, if less than half of what was promised is left.
+        """Renews the lease if less than half of it is left.
 
         Raises:
-            FencedError: another attempt took over; says which.
+            FencedError: Another attempt took over; the message says which.
         """
         if attempt.leader.record.expires_at - now_ms < ttl // timedelta(milliseconds=2):
             attempt.leader = lease.renew(self.store, attempt.leader, ttl, now_ms)
 
     def assign_checkpoint_id(self, attempt: Attempt) -> int:
-        """Take the next id, which no other attempt can get (Flink: ``CheckpointIDCounter.getAndIncrement``).
+        """Takes the next id, which no other attempt can get (Flink: ``CheckpointIDCounter.getAndIncrement``).
 
         Raises:
             CorruptMetadataError: ``counter`` is damaged.
-            StorageError: whether an id was taken is unknown.
+            StorageError: Whether an id was taken is unknown.
         """
         while True:
             taken = attempt.next_checkpoint_id
-            record = {"last": taken, "token": attempt.token, "nonce": attempt.leader.record.nonce}
+            record = Counter(taken, attempt.token, attempt.leader.record.nonce)
             try:
-                etag = put_if(self.store, COUNTER_KEY, json.dumps(record).encode(), attempt.counter_etag)
+                etag = put_if(self.store, COUNTER_KEY, record.to_bytes(), attempt.counter_etag)
             except PreconditionFailedError:  # another attempt took one
-                last, attempt.counter_etag = self._counter()
-                attempt.start_after(last)
+                found = read_counter(self.store)
+                attempt.counter_etag = found[1] if found else None
+                attempt.start_after(found[0].last if found else 0)
                 continue
             attempt.counter_etag, attempt.next_checkpoint_id = etag, taken + 1
             return taken
 
     def load_statistics(self, attempt: Attempt) -> CheckpointStatistics:
-        """As :meth:`statistics`, to go on with them and :meth:`save_statistics`."""
+        """Returns :meth:`statistics` for an attempt that continues and saves them."""
         statistics, attempt.statistics_etag = self._statistics()
         return statistics
 
     def save_statistics(self, attempt: Attempt, statistics: CheckpointStatistics) -> None:
-        """Write statistics down for the attempts to come, unless another attempt did meanwhile.
+        """Saves statistics for later attempts, unless another attempt has saved some.
 
         Raises:
-            StorageError: they may not be written.
+            StorageError: They may not have been written.
         """
         data = {**statistics.to_json(), "nonce": attempt.leader.record.nonce}
         with suppress(PreconditionFailedError):
@@ -341,21 +316,21 @@ class CompletedCheckpointStore:
             )
 
     def check_leader(self, attempt: Attempt) -> None:
-        """Make sure that no other attempt took over. For use right before sinks commit.
+        """Checks that no other attempt took over; called right before sinks commit.
 
         Raises:
-            FencedError: one did; says which.
+            FencedError: Another attempt took over; the message names it.
         """
         lease.check(self.store, attempt.leader)
 
     def write_metadata(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
-        """Write ``chk-n/_metadata``; the checkpoint is not complete by that.
+        """Writes ``chk-n/_metadata``, which does not complete the checkpoint yet.
 
         Raises:
-            FencedError: a newer attempt has written this checkpoint; says which.
-            CheckpointError: the metadata is not of this attempt or cannot be written as JSON, names a file of an older
+            FencedError: A newer attempt has written this checkpoint; the message says which.
+            CheckpointError: The metadata is not of this attempt or cannot be written as JSON, names a file of an older
                 attempt that no retained checkpoint names, or its id was used by an older attempt.
-            StorageError: the outcome is unknown.
+            StorageError: The outcome is unknown.
         """
         if metadata.fencing_token != attempt.token:
             raise CheckpointError(
@@ -367,15 +342,15 @@ class CompletedCheckpointStore:
         files = metadata.files()
         placeholders = {path for path in files if _written_by(path) not in (None, attempt.token)}
         if any(path not in attempt.registry for path in placeholders):
-            self._register(attempt, attempt.head.kept)  # it goes on from one that is not the latest
+            self._register(attempt, attempt.head.kept)  # it starts from one that is not the latest
         attempt.registry.register_all(metadata.checkpoint_id, files - placeholders, placeholders)
         try:
             put_if(self.store, key, data, None)
         except PreconditionFailedError as error:
             self.check_leader(attempt)
             raise CheckpointError(
-                f"{self.store.url}/{key} exists already, though the id is this attempt's alone: were objects of the "
-                "job deleted? Run it again; the next attempt takes another id."
+                f"{self.store.url}/{key} already exists, although only this attempt may use its id: were objects "
+                "of the job deleted? Run it again; the next attempt takes another id."
             ) from error
         attempt.written[metadata.checkpoint_id] = hashlib.sha256(data).hexdigest()
 
@@ -388,20 +363,20 @@ class CompletedCheckpointStore:
         partition_retention: PartitionRetention | None = None,
         started_from: int | None = None,
     ) -> None:
-        """Make a written checkpoint the latest. This is the moment at which it is complete.
+        """Makes a written checkpoint the latest. This is the moment at which it is complete.
 
         Args:
-            attempt: this one.
-            metadata: of the checkpoint.
-            partition: the partition whose end state it is, where the job has partitions.
-            partition_retention: which end states are kept; default: all.
-            started_from: the checkpoint that the attempt started from. If it is an end state it is kept as long as the
+            attempt: The attempt that completes it.
+            metadata: The metadata of the checkpoint.
+            partition: The partition whose end state it is, if the job has partitions.
+            partition_retention: Which end states are kept. Default: all.
+            started_from: The checkpoint that the attempt started from. If it is an end state it is kept as long as the
                 attempt runs, so that another try can start from it.
 
         Raises:
-            FencedError: a newer attempt took over; says which.
-            CheckpointError: it was not written, or is not newer than the latest.
-            StorageError: the outcome is unknown.
+            FencedError: A newer attempt took over; the message says which.
+            CheckpointError: It was not written, or is not newer than the latest.
+            StorageError: The outcome is unknown.
         """
         checkpoint_id, previous = metadata.checkpoint_id, attempt.head
         if checkpoint_id not in attempt.written:
@@ -411,7 +386,7 @@ class CompletedCheckpointStore:
         ends = {end.partition: end for end in previous.partitions}
         if partition is not None:
             ends[partition.partition] = partition
-        # The next partition starts from the newest. That is not the latest checkpoint where a job was rescaled since.
+        # The next partition starts from the newest end state. After a rescale that is not the latest checkpoint.
         newest = max((end.checkpoint_id for end in ends.values()), default=None)
         kept = (partition_retention or PartitionRetention()).kept(ends.values(), newest, started_from)
         recent = (*_claimed(previous), checkpoint_id)[-self._num_retained :]
@@ -424,33 +399,50 @@ class CompletedCheckpointStore:
             partitions=kept,
             unclaimed=previous.unclaimed,
         )
-        self._replace_head(attempt, head)
+        self.replace_head(attempt, head)
         attempt.released |= {*previous.retained} - {*head.retained}
         attempt.latest = metadata
         del attempt.written[checkpoint_id]
 
+    def replace_head(self, attempt: Attempt, head: Head) -> None:
+        """Replaces ``HEAD`` if it is as this attempt last wrote it.
+
+        Raises:
+            FencedError: A newer attempt took over, or somebody else replaced or deleted it.
+            StorageError: The outcome is unknown.
+        """
+        try:
+            attempt.head_etag = put_if(self.store, HEAD_KEY, head.to_bytes(), attempt.head_etag)
+        except PreconditionFailedError as error:
+            self.check_leader(attempt)
+            raise FencedError(
+                f"execution attempt {attempt.leader.owner!r} (token {attempt.token}) lost {self.store.url}/{HEAD_KEY}: "
+                "it was deleted, or replaced by someone who does not hold the leader object"
+            ) from error
+        attempt.head = head
+
     # --- deleting -----------------------------------------------------------------------------------------------------
 
     def subsume(self, attempt: Attempt, checkpoint_ids: Sequence[int]) -> None:
-        """Delete checkpoints that are no longer retained, and the state files that only they name.
+        """Deletes checkpoints that are no longer retained, and the state files that only they name.
 
-        Anybody may write a native savepoint at any time, so these are looked for here, after HEAD has dropped the
-        checkpoints: see :func:`~dagster_flinkpy.checkpoint.savepoint.write_savepoint`.
+        A native savepoint may be written at any time, so these are listed here, after HEAD has dropped the checkpoints:
+        see :func:`~dagster_flinkpy.checkpoint.savepoint.write_savepoint`.
 
-        A task of a running Spark job may write the content, and so the name, of a file once more: call it between
-        Spark jobs.
+        A task of a running Spark job may write a file with the same content, and so the same name, again: call it
+        between Spark jobs.
 
         Raises:
-            FencedError: a newer attempt took over; nothing is deleted.
-            CorruptMetadataError: a retained checkpoint or a native savepoint cannot be read, so nobody knows what it
-                needs.
+            FencedError: A newer attempt took over; nothing is deleted.
+            CorruptMetadataError: A retained checkpoint or a native savepoint cannot be read, so the files that it
+                needs are unknown.
         """
         self.check_leader(attempt)
         gone = sorted({*checkpoint_ids, *attempt.released} - {*attempt.head.kept})
         attempt.released.clear()
         if older := attempt.registry.unknown(gone):
             self._register(attempt, [kept for kept in attempt.head.kept if kept > older[0]])
-            # Without its metadata nobody knows which files were its own: they are orphans.
+            # Without its metadata its files are unknown: they are orphans.
             with suppress(ObjectNotFoundError, CorruptMetadataError):
                 self._register(attempt, older)
         if unused := attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written}):
@@ -459,14 +451,14 @@ class CompletedCheckpointStore:
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
 
     def discard(self, attempt: Attempt, files: Iterable[str]) -> None:
-        """Delete state files of aborted checkpoints, those aside that another checkpoint or a native savepoint names.
+        """Deletes state files of aborted checkpoints, except those that another checkpoint or native savepoint names.
 
         Call it between Spark jobs, for the reason that :meth:`subsume` gives.
 
         Raises:
-            FencedError: a newer attempt took over; nothing is deleted.
-            CorruptMetadataError: a retained checkpoint or a native savepoint cannot be read, so nobody knows what it
-                needs.
+            FencedError: A newer attempt took over; nothing is deleted.
+            CorruptMetadataError: A retained checkpoint or a native savepoint cannot be read, so the files that it
+                needs are unknown.
         """
         self.check_leader(attempt)
         candidates = {path for path in files if path not in attempt.registry}
@@ -476,22 +468,22 @@ class CompletedCheckpointStore:
             _delete(self.store, unused - self._named_by_savepoints(attempt))
 
     def delete_checkpoints(self, attempt: Attempt) -> None:
-        """Delete all completed checkpoints, those aside that the job does not own. Ids and tokens go on growing.
+        """Deletes all completed checkpoints that the job owns. Ids and tokens keep growing.
 
         Raises:
-            FencedError: a newer attempt took over; nothing is deleted.
+            FencedError: A newer attempt took over; nothing is deleted.
         """
         gone = _claimed(attempt.head)
-        self._replace_head(attempt, Head(attempt.token, unclaimed=attempt.head.unclaimed))
+        self.replace_head(attempt, Head(attempt.token, unclaimed=attempt.head.unclaimed))
         attempt.latest = None
         self.subsume(attempt, gone)
 
     def dispose(self, attempt: Attempt, checkpoint_id: int) -> None:
-        """Delete a checkpoint that the job does not own, and the state files that only it names.
+        """Deletes a checkpoint that the job does not own, and the state files that only it names.
 
         Raises:
-            CheckpointError: it is the job's own, or there is none.
-            FencedError: a newer attempt took over; nothing is deleted.
+            CheckpointError: The job owns it, or there is no such checkpoint.
+            FencedError: A newer attempt took over; nothing is deleted.
         """
         head = attempt.head
         if checkpoint_id in head.retained:
@@ -506,20 +498,20 @@ class CompletedCheckpointStore:
                 f"{unclaimed}"
             )
         unclaimed_still = tuple(i for i in head.unclaimed if i != checkpoint_id)
-        self._replace_head(attempt, replace(head, unclaimed=unclaimed_still))
+        self.replace_head(attempt, replace(head, unclaimed=unclaimed_still))
         self.subsume(attempt, [checkpoint_id])
 
     # --- shared -------------------------------------------------------------------------------------------------------
 
     def _register(self, attempt: Attempt, checkpoint_ids: Iterable[int]) -> None:
-        """Takes note of what checkpoints name that were completed before this attempt."""
+        """Registers the files of checkpoints that were completed before this attempt."""
         unknown = attempt.registry.unknown(checkpoint_ids)
         with ThreadPoolExecutor(max_workers=_THREADS) as threads:
             for checkpoint_id, metadata in zip(unknown, threads.map(self.load, unknown), strict=True):
                 attempt.registry.register_all(checkpoint_id, metadata.files())
 
     def _named_by_savepoints(self, attempt: Attempt) -> set[str]:
-        """The state files that native savepoints name."""
+        """Returns the state files that native savepoints name."""
         attempt.savepoints = self.native_savepoints(attempt.savepoints)
         return set().union(*attempt.savepoints.values())
 
@@ -530,40 +522,17 @@ class CompletedCheckpointStore:
         try:
             data = fetch_metadata(self.store, head.path)
         except ObjectNotFoundError as error:
-            raise CorruptMetadataError(f"{name} is missing, but HEAD says it is the latest checkpoint") from error
+            raise CorruptMetadataError(
+                f"{name} is missing, but HEAD says it is the latest checkpoint. {_ADVICE}"
+            ) from error
         if hashlib.sha256(data).hexdigest() != head.metadata_sha256:
-            raise CorruptMetadataError(f"{name} is damaged: it does not have the checksum that HEAD names")
+            raise CorruptMetadataError(f"{name} is damaged: it does not have the checksum that HEAD names. {_ADVICE}")
         metadata = CheckpointMetadata.from_bytes(data, name)
         if metadata.checkpoint_id != head.checkpoint_id:
             raise CorruptMetadataError(
-                f"{name} is checkpoint {metadata.checkpoint_id}, but HEAD says {head.checkpoint_id}"
+                f"{name} is checkpoint {metadata.checkpoint_id}, but HEAD says {head.checkpoint_id}. {_ADVICE}"
             )
         return metadata
-
-    def _replace_head(self, attempt: Attempt, head: Head) -> None:
-        try:
-            attempt.head_etag = put_if(self.store, HEAD_KEY, head.to_bytes(), attempt.head_etag)
-        except PreconditionFailedError as error:
-            self.check_leader(attempt)
-            raise FencedError(
-                f"execution attempt {attempt.leader.owner!r} (token {attempt.token}) lost {self.store.url}/{HEAD_KEY}: "
-                "it was replaced by someone who does not hold the leader object"
-            ) from error
-        attempt.head = head
-
-    def _counter(self) -> tuple[int, str | None]:
-        """The last id that was taken, and the ETag of ``counter``."""
-        try:
-            data, etag = self.store.get(COUNTER_KEY)
-        except ObjectNotFoundError:
-            return 0, None
-        try:
-            return int(json.loads(data)["last"]), etag
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise CorruptMetadataError(
-                f"{self.store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last ({error!r}). Delete "
-                "it while no run of the job is alive; ids then go on after the checkpoints that there are."
-            ) from error
 
     def _statistics(self) -> tuple[CheckpointStatistics, str | None]:
         try:
@@ -572,7 +541,7 @@ class CompletedCheckpointStore:
             return CheckpointStatistics(), None
         try:
             return CheckpointStatistics.from_json(json.loads(data)), etag
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # nothing depends on the statistics
             return CheckpointStatistics(), etag
 
 
@@ -581,12 +550,12 @@ def _claimed(head: Head) -> tuple[int, ...]:
 
 
 def _delete(store: ObjectStore, files: Iterable[str]) -> None:
-    # Handles come from metadata: what is not a shared state file is not for us to delete, whatever they say.
+    # Handles come from metadata: only shared state files may be deleted, whatever they say.
     store.delete_many(sorted(path for path in files if path.startswith(SHARED_FOLDER)))
 
 
 def _written_by(path: str) -> int | None:
-    """The token of the attempt that wrote a state file, where its name says so."""
+    """Returns the token of the attempt that wrote a state file, if its name has one."""
     match = _WRITTEN_BY.fullmatch(path)
     return None if match is None else int(match[1])
 

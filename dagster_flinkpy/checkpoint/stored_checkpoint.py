@@ -7,7 +7,10 @@ from dataclasses import dataclass, replace
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.savepoint import files_location, load_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.traces import head_of_job
+from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.lease import LEADER_KEY
 
 __all__ = ["StoredCheckpoint", "open_checkpoint"]
 
@@ -18,24 +21,30 @@ class StoredCheckpoint:
 
     metadata: CheckpointMetadata
     files: StorageLocation
-    """What the paths of its files are relative to: the folder of a savepoint, or the job's."""
+    """The folder that the paths of its files are relative to: that of the savepoint, or of the job."""
 
 
 def open_checkpoint(location: StorageLocation) -> StoredCheckpoint:
     """Reads the metadata of a savepoint or checkpoint.
 
     Args:
-        location: the folder of a savepoint or of a checkpoint (``.../chk-7``), the ``_metadata`` in it, or the folder
-            of a job, of which it is the latest checkpoint.
+        location: The folder of a savepoint or of a checkpoint (``.../chk-7``), the ``_metadata`` in it, or the folder
+            of a job, which means its latest checkpoint.
 
     Raises:
-        RestoreError: there is none.
-        CorruptMetadataError: it cannot be read.
+        RestoreError: There is no savepoint or checkpoint.
+        HeadLostError: It is the folder of a job whose ``HEAD`` was lost.
+        CorruptMetadataError: It cannot be read.
     """
     folder = replace(location, url=location.url.removesuffix(f"/{METADATA_NAME}"))
     store = folder.open()
     latest = CompletedCheckpointStore(store).latest()
     if latest is not None:
         return StoredCheckpoint(latest, folder)
-    metadata = load_savepoint(store)
+    try:
+        metadata = load_savepoint(store)
+    except RestoreError:
+        if store.head(LEADER_KEY) is not None or any(store.list_folders("chk-")):
+            head_of_job(store)  # raises if it was lost
+        raise
     return StoredCheckpoint(metadata, files_location(metadata, folder))

@@ -1,4 +1,4 @@
-"""Deletes what failed epochs and dead attempts have left under a job's prefix, and nothing that is needed."""
+"""Deletes files that failed epochs and dead attempts have left below a job's prefix."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from itertools import islice
 
-from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
+from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
-from dagster_flinkpy.checkpoint.store import SAVEPOINT_PREFIX, SHARED_FOLDER, CompletedCheckpointStore, EntryStatus
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore, EntryStatus
+from dagster_flinkpy.checkpoint.stored_savepoints import list_savepoints
+from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
 __all__ = ["DEFAULT_GRACE", "SweepResult", "old_savepoints", "sweep"]
 
 DEFAULT_GRACE = timedelta(days=1)
-"""How long orphans are left, unless told otherwise."""
+"""The default age from which orphans are deleted."""
 _BATCH = 1000
 _TRIES = 5
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What was deleted, or with ``dry_run`` would have been."""
+    """What was deleted, or would have been with ``dry_run``."""
 
     files: int = 0
     bytes: int = 0
     checkpoints: tuple[int, ...] = ()
-    """Ids of those among it that were never completed, or are subsumed."""
+    """The ids of deleted checkpoints that were never completed, or are subsumed."""
 
 
 def sweep(
@@ -39,24 +41,25 @@ def sweep(
     dry_run: bool = False,
     on_deleted: Callable[[int], None] = lambda files: None,
 ) -> SweepResult:
-    """Delete the orphans of a job: files below its prefix that no retained checkpoint and no savepoint names.
+    """Deletes the orphans of a job: files below its prefix that no retained checkpoint and no savepoint names.
 
-    Anybody may call it at any time, also while the job runs: what an epoch writes is younger than the grace time until
-    a checkpoint names it. Segments of blocking exchanges are left alone. Objects are listed page by page and deleted in
-    batches; only the names in the retained checkpoints are held in memory.
+    It may be called at any time, even while the job runs: until a checkpoint names them, files of a running epoch are
+    younger than the grace time. Segments of blocking edges are not touched. Objects are listed page by page and deleted
+    in batches; only the names in the retained checkpoints are held in memory.
 
     Args:
-        store: rooted at the job's prefix.
-        grace: how old an orphan has to be; longer than the longest epoch takes. Default: 1 day.
-        now: the time, with time zone. Default: that of this machine.
-        dry_run: delete nothing, only count.
-        on_deleted: is called with how many more files have been deleted, or counted.
+        store: The object store, rooted at the job's prefix.
+        grace: The age at which an orphan is deleted; must be longer than the longest epoch. Default: 1 day.
+        now: The time, with time zone. Default: that of this machine.
+        dry_run: Whether to count only, and delete nothing. Default: False.
+        on_deleted: Called with the number of further files that were deleted, or counted.
 
     Raises:
-        ConfigurationError: ``grace`` is negative, or there is no job: without ``HEAD`` nobody knows what is needed.
-        CorruptMetadataError: a retained checkpoint or a savepoint cannot be read, so nobody knows what it needs;
+        ConfigurationError: ``grace`` is negative, or there is no job.
+        HeadLostError: ``HEAD`` was lost, so it is unknown what is needed; nothing is deleted.
+        CorruptMetadataError: A retained checkpoint or a savepoint cannot be read, so it is unknown what it needs;
             nothing is deleted.
-        StorageError: the store failed; calling again goes on.
+        StorageError: The store failed; another call continues.
     """
     if grace < timedelta(0):
         raise ConfigurationError(f"the grace time of a sweep cannot be negative: {grace}")
@@ -70,7 +73,7 @@ def sweep(
         if entry.status is EntryStatus.ORPHAN and entry.last_modified < before
     )
     checkpoints = tuple(sorted(set(stale) - kept))
-    # The files before the metadata: after a crash it still tells that they were orphans of a checkpoint.
+    # Files go before the metadata: after a crash it still shows that they were orphans of a checkpoint.
     orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named)
     orphans.delete(info for info in store.list("chk-") if f"{info.key.partition('/')[0]}/" not in folders)
     for folder in store.list_folders(SAVEPOINT_PREFIX):
@@ -81,27 +84,22 @@ def sweep(
 
 
 def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: datetime | None = None) -> list[str]:
-    """The folders of a job's savepoints that are older than this, the oldest first.
+    """Returns the folders of a job's savepoints above a certain age, the oldest first.
 
     Args:
-        store: rooted at the job's prefix; savepoints elsewhere are not looked at.
-        age: since the savepoint was whole.
-        keep: so many are left out, the newest, however old. Default: 1.
-        now: the time, with time zone. Default: that of this machine.
+        store: The object store, rooted at the job's prefix; savepoints elsewhere are ignored.
+        age: The least age, since the savepoint was complete.
+        keep: How many of the newest savepoints are left out, however old they are. Default: 1.
+        now: The time, with time zone. Default: that of this machine.
     """
     before = (now or datetime.now(timezone.utc)) - age
-    found = []
-    for folder in store.list_folders(SAVEPOINT_PREFIX):
-        info = store.head(folder + METADATA_NAME)
-        if info is not None:
-            found.append((info.last_modified, folder))
-    in_order = sorted(found)
-    old = in_order[: max(len(in_order) - keep, 0)]
-    return [folder.rstrip("/") for written, folder in old if written < before]
+    found = list_savepoints(store)
+    old = found[: max(len(found) - keep, 0)]
+    return [name for written, name in old if written < before]
 
 
 class _Orphans:
-    """Deletes, in batches, what is old enough."""
+    """Deletes orphans that are old enough, in batches."""
 
     def __init__(self, store: ObjectStore, before: datetime, dry_run: bool, on_deleted: Callable[[int], None]) -> None:
         self._store, self._before, self._dry_run, self._on_deleted = store, before, dry_run, on_deleted
@@ -123,14 +121,14 @@ def _batches(infos: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
 
 
 def _kept(store: ObjectStore) -> tuple[int, ...]:
-    found = read_head(store)
-    if found is None:
+    head = head_of_job(store)
+    if head is None:
         raise ConfigurationError(f"{store.url} has no {HEAD_KEY}: give the folder of a job; nothing is swept")
-    return found[0].kept
+    return head.kept
 
 
 def _needed(store: ObjectStore) -> tuple[set[int], set[str]]:
-    """The checkpoints that are kept, and all state files that they and the native savepoints name."""
+    """Returns the kept checkpoints, and all state files that they and the native savepoints name."""
     checkpoints = CompletedCheckpointStore(store)
     for attempt in range(_TRIES):
         kept = _kept(store)
@@ -147,5 +145,5 @@ def _needed(store: ObjectStore) -> tuple[set[int], set[str]]:
                 ) from error
             continue
         break
-    # After HEAD: one that is written now is of a checkpoint that HEAD kept then.
+    # After HEAD: a savepoint that is written now belongs to a checkpoint that HEAD kept then.
     return set(kept), named.union(*checkpoints.native_savepoints().values())

@@ -1,4 +1,4 @@
-"""Looks whether a checkpoint could be restored, without running the job."""
+"""Checks whether a checkpoint can be restored, without running the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.restore import OperatorSpec, assign
+from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.reader import read_table
@@ -23,26 +23,28 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """What was looked at, and what is wrong with it."""
+    """The result of a check: what was read, and what is wrong."""
 
     files: int
     bytes: int
     problems: tuple[str, ...]
-    """One line for each file that is missing or damaged, or key group that is nobody's."""
+    """One line for each file that is missing or damaged."""
 
 
 def verify_checkpoint(
     metadata: CheckpointMetadata, store: ObjectStore, *, on_read: Callable[[int], None] = lambda files: None
 ) -> VerifyResult:
-    """Reads all state files of a checkpoint and compares their checksums; checks who owns the key groups.
+    """Reads all state files of a checkpoint and compares their checksums.
+
+    The metadata itself was checked when it was read.
 
     Args:
-        metadata: of the checkpoint or savepoint.
-        store: rooted at the prefix its paths are relative to.
-        on_read: is called with how many more files have been read.
+        metadata: The metadata of the checkpoint or savepoint.
+        store: The object store, rooted at the prefix that its paths are relative to.
+        on_read: Called with the number of further files that have been read.
 
     Raises:
-        StorageError: the store failed; that says nothing about the files.
+        StorageError: The store failed, so the state of the files is unknown.
     """
     files = sorted(metadata.files())
     with ThreadPoolExecutor(_THREADS) as threads:
@@ -55,11 +57,6 @@ def verify_checkpoint(
         for path, seen in zip(files, found, strict=True)
         if seen is None or seen[0] != sha256_of(path)
     ]
-    for operator in metadata.operators:
-        owned = [s.keyed.key_groups for s in operator.subtasks if s.keyed is not None]
-        groups = sum(each.number_of_key_groups for each in owned)
-        if owned and groups != operator.max_parallelism:
-            problems.append(f"operator {operator.uid!r} has {groups} of {operator.max_parallelism} key groups")
     return VerifyResult(len(files), sum(seen[1] for seen in found if seen is not None), tuple(problems))
 
 
@@ -82,18 +79,18 @@ def restore_drill(
     """Assigns a checkpoint to another parallelism, as a restore would, and reads what each subtask would get.
 
     Args:
-        metadata: of the checkpoint or savepoint.
-        store: rooted at the prefix its paths are relative to.
-        parallelism: the other one of an operator, from its own; it is cut down to the max parallelism.
-        on_read: is called with how many more subtasks have been read, those before and those after.
+        metadata: The metadata of the checkpoint or savepoint.
+        store: The object store, rooted at the prefix that its paths are relative to.
+        parallelism: Maps the parallelism of an operator to another one, which is limited to the max parallelism.
+        on_read: Called with the number of further subtasks that have been read, both before and after the change.
 
     Raises:
-        RestoreError: it could not be restored; the message says why.
-        CorruptStateError: a state file is missing or damaged; names it.
-        CheckpointError: rows would be lost or doubled.
+        RestoreError: It could not be restored; the message says why.
+        CorruptStateError: A state file is missing or damaged; the message names it.
+        CheckpointError: Rows would be lost or doubled.
     """
     specs = [
-        OperatorSpec(o.uid, max(1, min(parallelism(o.parallelism), o.max_parallelism)), o.max_parallelism)
+        RestoreTarget(o.uid, max(1, min(parallelism(o.parallelism), o.max_parallelism)), o.max_parallelism)
         for o in metadata.operators
     ]
     plan = assign(metadata, specs)
@@ -112,7 +109,7 @@ def restore_drill(
 
 
 def _digest(path: str, store: ObjectStore) -> tuple[str, int] | None:
-    """Checksum and size of a file; None if it is missing."""
+    """Returns checksum and size of a file, or None if it is missing."""
     info = store.head(path)
     if info is None:
         return None

@@ -1,9 +1,10 @@
-"""The Arrow columns of basic types; imported when data is, so that declaring a job needs neither PyArrow nor numpy."""
+"""The Arrow columns of basic types, in a module of their own so that declaring a job needs no PyArrow or numpy."""
 
 from __future__ import annotations
 
 import decimal
 from collections.abc import Callable, Sequence
+from datetime import datetime, time
 from functools import cache
 from typing import Any, cast
 
@@ -43,11 +44,11 @@ _INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_string,
     lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
 )
-"""Types for which Arrow would change values without a word: cut fractions, times of day, time zones; decode bytes."""
+"""Types for which Arrow would silently change values: drop fractions, times of day or time zones, or decode bytes."""
 
 
 class BasicColumn:
-    """Python values from and to the column of a basic type."""
+    """Converts Python values to and from the column of a basic type."""
 
     def __init__(self, name: str, arrow_type: pa.DataType) -> None:
         self.name = name
@@ -58,7 +59,7 @@ class BasicColumn:
         self._fits = next((fits for fits in _INFERRED if fits(arrow_type)), None)
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
-        """As ``TypeInformation.to_arrow``."""
+        """See ``TypeInformation.to_arrow``."""
         try:
             return self._build(values)
         except _ARROW_REFUSES as e:
@@ -78,12 +79,17 @@ class BasicColumn:
                 self._build([value])
             except _ARROW_REFUSES:
                 far = isinstance(value, int) and pa.types.is_integer(self.arrow_type) and not isinstance(value, bool)
-                out_of_range = ", out of its range" if far else ""
-                return f"a value that is not: {value!r} is {type(value).__name__}{out_of_range}"
+                why = ", out of its range" if far else ""
+                if isinstance(value, (datetime, time)) and value.tzinfo is not None:
+                    why = (
+                        f" with a time zone, which {self.name} does not keep; give it without one, such as "
+                        "value.astimezone(timezone.utc).replace(tzinfo=None)"
+                    )
+                return f"a value that is not: {value!r} is {type(value).__name__}{why}"
         return "values of several types"
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        """As ``TypeInformation.from_arrow``."""
+        """See ``TypeInformation.from_arrow``."""
         if not self._by_numpy:
             return cast("list[Any]", column.to_pylist())
         if column.null_count == 0:
@@ -96,7 +102,7 @@ class BasicColumn:
 
 
 class _BigIntColumn(BasicColumn):
-    """Python's ``int``, wider than Arrow's."""
+    """Python's ``int``, which is wider than Arrow's."""
 
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if any(not isinstance(v, (int, type(None))) or isinstance(v, bool) for v in values):
@@ -108,7 +114,7 @@ class _BigIntColumn(BasicColumn):
 
 
 class _BytesColumn(BasicColumn):
-    """``bytes``; Arrow would encode strings, too."""
+    """``bytes``; on its own, Arrow would encode strings as well."""
 
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if any(issubclass(kind, str) for kind in set(map(type, values))):
@@ -117,7 +123,7 @@ class _BytesColumn(BasicColumn):
 
 
 class _BigDecColumn(BasicColumn):
-    """``Decimal``, without the zeros that its column puts behind the last digit."""
+    """``Decimal``, without the trailing zeros that its column adds."""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         return [None if v is None else _without_zeros(v) for v in column.to_pylist()]
@@ -130,6 +136,14 @@ def _without_zeros(value: decimal.Decimal) -> decimal.Decimal:
 
 class _InstantColumn(BasicColumn):
     """:class:`Instant`."""
+
+    def to_arrow(self, values: Sequence[Any]) -> pa.Array:
+        if late := next((v for v in values if isinstance(v, Instant) and v.nanos % 1000), None):
+            raise TypeMismatchError(
+                f"declared INSTANT, produced {late!r}: a column keeps microseconds, not nanoseconds; round it, or "
+                "declare a type with seconds and nanoseconds of its own"
+            )
+        return super().to_arrow(values)
 
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if any(not isinstance(v, (Instant, type(None))) for v in values):
@@ -144,7 +158,7 @@ class _InstantColumn(BasicColumn):
 
 @cache
 def basic_column(name: str) -> BasicColumn:
-    """The column of a basic type."""
+    """Returns the column of a basic type."""
     kinds: dict[str, type[BasicColumn]] = {
         "BIG_DEC": _BigDecColumn,
         "BIG_INT": _BigIntColumn,

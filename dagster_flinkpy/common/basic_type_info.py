@@ -1,4 +1,4 @@
-"""Types of one value without parts: basic ones, and pickled bytes."""
+"""Types of values without parts: basic types, and pickled bytes."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ BASIC_TYPES = {
     "BIG_INT": "decimal256(76, 0)",
     "INSTANT": "timestamp[us, tz=UTC]",
 }
-"""Names of Arrow types by the name of the type."""
+"""The name of the Arrow type of each basic type."""
 
 
 class BasicTypeInfo(TypeInformation):
@@ -75,7 +75,7 @@ class BasicTypeInfo(TypeInformation):
 
 
 class PickledBytesTypeInfo(TypeInformation):
-    """Any Python value, pickled. Readable by Python only; state has this type only where the user asked for it."""
+    """Any Python value, pickled. Only Python can read it, and state has this type only if the user asks for it."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -107,7 +107,7 @@ class PickledBytesTypeInfo(TypeInformation):
 
 
 def _dumps_with_class(value: Any) -> bytes:
-    """Pickles a value and its class, where a program came without the module that has it, or it is a function."""
+    """Pickles a value with its class, for functions and for classes of modules that are not installed."""
     import cloudpickle
 
     try:

@@ -1,4 +1,4 @@
-"""Types of values with parts: rows, tuples, lists, maps. Each part has a column of its own."""
+"""Types of values with parts: rows, tuples, lists and maps. Each part has its own column."""
 
 from __future__ import annotations
 
@@ -22,6 +22,12 @@ __all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
 _values_of = attrgetter("_values")
 
 
+def _check_types(name: str, types: Sequence[Any]) -> None:
+    for each in types:
+        if not isinstance(each, TypeInformation):
+            raise ConfigurationError(f"Types.{name} needs types from Types.*, such as Types.LONG(), not {each!r}")
+
+
 class _StructTypeInfo(TypeInformation):
     """Several typed fields in one struct column."""
 
@@ -30,6 +36,7 @@ class _StructTypeInfo(TypeInformation):
             raise ConfigurationError(f"{len(field_types)} field types for {len(field_names)} field names")
         if len(set(field_names)) != len(field_names):
             raise ConfigurationError(f"field names are not unique: {list(field_names)}")
+        _check_types("TUPLE" if isinstance(self, TupleTypeInfo) else "ROW", field_types)
         self.field_types = tuple(field_types)
         self.field_names = tuple(field_names)
 
@@ -52,10 +59,10 @@ class _StructTypeInfo(TypeInformation):
 
     @abstractmethod
     def _positional(self, value: Any) -> Sequence[Any]:
-        """The field values of one value, in the order of the type."""
+        """Returns the field values of one value, in the order of the type."""
 
     def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
-        """The field values of each value; ``kinds`` are the types of the values."""
+        """Returns the field values of each value; ``kinds`` are the types of the values."""
         blank = (None,) * len(self.field_types)
         return [blank if v is None else self._positional(v) for v in values]
 
@@ -86,13 +93,16 @@ class _StructTypeInfo(TypeInformation):
     def to_json(self) -> Json:
         return {"type": "TUPLE", "fields": [t.to_json() for t in self.field_types]}
 
+    def __repr__(self) -> str:
+        return f"Types.TUPLE({list(self.field_types)})"
+
 
 class RowTypeInfo(_StructTypeInfo):
-    """A :class:`Row` with named, typed fields.
+    """A `Row` with named, typed fields.
 
     Args:
-        field_types: One type per field.
-        field_names: Field names; ``f0``, ``f1``, ... by default, as in Flink.
+        field_types: The types of the fields.
+        field_names: The names of the fields. Default: ``f0``, ``f1``, ..., as in Flink.
     """
 
     def __init__(self, field_types: Sequence[TypeInformation], field_names: Sequence[str] | None = None) -> None:
@@ -100,16 +110,20 @@ class RowTypeInfo(_StructTypeInfo):
         self.named = field_names is not None
 
     def get_field_names(self) -> list[str]:
-        """The names of the fields."""
+        """Returns the names of the fields."""
         return list(self.field_names)
 
     def get_field_types(self) -> list[TypeInformation]:
-        """The types of the fields."""
+        """Returns the types of the fields."""
         return list(self.field_types)
 
     def to_json(self) -> Json:
         names = list(self.field_names) if self.named else None
         return {"type": "ROW", "names": names, "fields": [t.to_json() for t in self.field_types]}
+
+    def __repr__(self) -> str:
+        types = list(self.field_types)
+        return f"Types.ROW_NAMED({list(self.field_names)}, {types})" if self.named else f"Types.ROW({types})"
 
     def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
         if all(issubclass(kind, Row) and kind._names in (None, self.field_names) for kind in kinds):
@@ -151,6 +165,10 @@ class TupleTypeInfo(_StructTypeInfo):
     def __init__(self, field_types: Sequence[TypeInformation]) -> None:
         super().__init__(field_types, [f"f{i}" for i in range(len(field_types))])
 
+    def get_field_types(self) -> list[TypeInformation]:
+        """Returns the types of the fields."""
+        return list(self.field_types)
+
     def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
         return values if kinds == {tuple} else super()._rows(values, kinds)
 
@@ -182,6 +200,7 @@ class ListTypeInfo(TypeInformation):
     """A list of values of one type; also Flink's arrays."""
 
     def __init__(self, elem_type: TypeInformation, name: str = "LIST") -> None:
+        _check_types(name, [elem_type])
         self.elem_type = elem_type
         self._name = name
 
@@ -226,11 +245,15 @@ class ListTypeInfo(TypeInformation):
     def to_json(self) -> Json:
         return {"type": self._name, "element": self.elem_type.to_json()}
 
+    def __repr__(self) -> str:
+        return f"Types.{self._name}({self.elem_type})"
+
 
 class MapTypeInfo(TypeInformation):
     """A dict with typed keys and values."""
 
     def __init__(self, key_type: TypeInformation, value_type: TypeInformation) -> None:
+        _check_types("MAP", [key_type, value_type])
         self.key_type = key_type
         self.value_type = value_type
 
@@ -250,7 +273,7 @@ class MapTypeInfo(TypeInformation):
         for v in values:
             if v is not None and (not isinstance(v, Mapping) or None in v):
                 raise TypeMismatchError(
-                    f"declared a map, produced {v!r}, which is {type(v).__name__}; wants a dict without the key None"
+                    f"declared a map, produced {v!r}, which is {type(v).__name__}; use a dict without the key None"
                 )
         keys = [k for v in values if v is not None for k in v]
         items = [e for v in values if v is not None for e in v.values()]
@@ -277,9 +300,12 @@ class MapTypeInfo(TypeInformation):
     def to_json(self) -> Json:
         return {"type": "MAP", "key": self.key_type.to_json(), "value": self.value_type.to_json()}
 
+    def __repr__(self) -> str:
+        return f"Types.MAP({self.key_type}, {self.value_type})"
+
 
 def _offsets_of(lengths: Sequence[int | None]) -> pa.Array:
-    """List offsets with nulls where the list is missing, as Arrow's ``from_arrays`` wants them."""
+    """Returns list offsets with nulls for missing lists, as Arrow's ``from_arrays`` expects them."""
     import pyarrow as pa
 
     ends = list(itertools.accumulate((n or 0 for n in lengths), initial=0))

@@ -15,10 +15,10 @@ _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
 
 
 class Configuration:
-    """Options as strings, set and read with a type.
+    """Options, stored as strings, and set and read with a type.
 
     Args:
-        other: Starts with its options.
+        other: A configuration whose options are copied.
     """
 
     def __init__(self, other: Configuration | None = None) -> None:
@@ -26,14 +26,14 @@ class Configuration:
 
     @classmethod
     def from_dict(cls, map: Mapping[str, str]) -> Configuration:
-        """The options of a dict."""
+        """Returns the options of a dict."""
         configuration = cls()
         for key, value in map.items():
             configuration.set_string(key, value)
         return configuration
 
     def get_string(self, key: str, default_value: str) -> str:
-        """The option, or the default."""
+        """Returns the option, or the default."""
         return self._options.get(key, default_value)
 
     def set_string(self, key: str, value: str) -> Configuration:
@@ -42,7 +42,7 @@ class Configuration:
         return self
 
     def get_integer(self, key: str, default_value: int) -> int:
-        """The option as a number, or the default.
+        """Returns the option as a number, or the default.
 
         Raises:
             ConfigurationError: It is not a number.
@@ -57,7 +57,7 @@ class Configuration:
         return self.set_string(key, str(value))
 
     def get_boolean(self, key: str, default_value: bool) -> bool:
-        """The option as a truth value, or the default.
+        """Returns the option as a boolean, or the default.
 
         Raises:
             ConfigurationError: It is neither ``true`` nor ``false``.
@@ -72,7 +72,7 @@ class Configuration:
         return self.set_string(key, str(value).lower())
 
     def get_float(self, key: str, default_value: float) -> float:
-        """The option as a number, or the default.
+        """Returns the option as a number, or the default.
 
         Raises:
             ConfigurationError: It is not a number.
@@ -87,29 +87,29 @@ class Configuration:
         return self.set_string(key, str(float(value)))
 
     def key_set(self) -> set[str]:
-        """Names of all options."""
+        """Returns the names of all options."""
         return set(self._options)
 
     def contains_key(self, key: str) -> bool:
-        """Whether the option is set."""
+        """Returns whether the option is set."""
         return key in self._options
 
     def to_dict(self) -> dict[str, str]:
-        """A copy of all options."""
+        """Returns a copy of all options."""
         return dict(self._options)
 
     def add_all_to_dict(self, target_dict: dict[str, str]) -> None:
-        """Puts all options into a dict."""
+        """Adds all options to a dict."""
         target_dict.update(self._options)
 
     def add_all(self, other: Configuration, prefix: str | None = None) -> Configuration:
-        """Takes the options of another one, their names behind the prefix."""
+        """Adds the options of another configuration, with a prefix before their names."""
         for key, value in other.to_dict().items():
             self._options[(prefix or "") + key] = value
         return self
 
     def remove_config(self, key: str) -> bool:
-        """Removes an option; whether there was one."""
+        """Removes an option, and returns whether it was set."""
         return self._options.pop(key, None) is not None
 
     def __eq__(self, other: object) -> bool:
@@ -119,14 +119,14 @@ class Configuration:
         return hash(frozenset(self._options.items()))
 
     def __str__(self) -> str:
-        return str(self._options)
+        return f"{{{', '.join(f'{key}={value}' for key, value in self._options.items())}}}"
 
 
 def parse_duration(text: str) -> timedelta:
-    """A duration as Flink's options write it: ``10 s``, ``500ms``, ``3min``; a bare number is milliseconds.
+    """Parses a duration as Flink writes it: ``10 s``, ``500ms``, ``3min``. A bare number means milliseconds.
 
     Raises:
-        ConfigurationError: It is not one.
+        ConfigurationError: It is not a duration.
     """
     match = _DURATION.fullmatch(text.lower())
     if match is None or match[2] not in _UNITS:

@@ -1,4 +1,4 @@
-"""What came of a program (``pyflink.common.job_execution_result``)."""
+"""The result of a program (``pyflink.common.job_execution_result``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["JobExecutionResult"]
 
 @dataclass(frozen=True)
 class JobExecutionResult:
-    """What came of a run."""
+    """The result of a run."""
 
     job_name: str
     job_id: str
@@ -17,9 +17,9 @@ class JobExecutionResult:
     net_runtime_ms: int
 
     def get_job_id(self) -> str:
-        """Id of the job."""
+        """Returns the id of the job."""
         return self.job_id
 
     def get_net_runtime(self) -> int:
-        """Milliseconds from start to end."""
+        """Returns how long the job ran, in milliseconds."""
         return self.net_runtime_ms

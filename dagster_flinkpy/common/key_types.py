@@ -1,4 +1,4 @@
-"""The types of keys for which none was declared."""
+"""The types of keys whose type was not declared."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KEY_TYPES: dict[type, Callable[[], TypeInformation]] = {
 
 
 def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
-    """The type of a key for which none was declared: ``int`` is LONG, ``float`` DOUBLE, ``str`` STRING.
+    """Returns the type of a key for which none was declared: ``int`` is LONG, ``float`` DOUBLE, ``str`` STRING.
 
     Raises:
         UnsupportedKeyTypeError: The key, or a field of it, has no stable hash; the message names the field.

@@ -1,4 +1,4 @@
-"""How records become bytes and back (``pyflink.common.serialization``)."""
+"""Conversions of records to and from bytes (``pyflink.common.serialization``)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = [
 
 
 def check_charset(charset: str) -> str:
-    """The charset.
+    """Checks and returns the charset.
 
     Raises:
-        ConfigurationError: Python knows none of this name.
+        ConfigurationError: Python knows no charset with this name.
     """
     try:
         codecs.lookup(charset)
@@ -33,26 +33,26 @@ def check_charset(charset: str) -> str:
 
 
 class SerializationSchema(ABC):
-    """Makes bytes of a record."""
+    """Converts a record to bytes."""
 
     @abstractmethod
     def serialize(self, element: Any) -> bytes:
-        """The record as bytes."""
+        """Returns the record as bytes."""
 
 
 class DeserializationSchema(ABC):
-    """Makes a record of bytes."""
+    """Converts bytes to a record."""
 
     @abstractmethod
     def deserialize(self, message: bytes) -> Any:
-        """The record of these bytes."""
+        """Returns the record of these bytes."""
 
 
 class SimpleStringSchema(SerializationSchema, DeserializationSchema):
-    """Strings in a charset.
+    """Converts strings, in a charset.
 
     Args:
-        charset: Their encoding.
+        charset: The encoding of the strings.
     """
 
     def __init__(self, charset: str = "UTF-8") -> None:
@@ -67,7 +67,7 @@ class SimpleStringSchema(SerializationSchema, DeserializationSchema):
 
 
 class ByteArraySchema(SerializationSchema, DeserializationSchema):
-    """Bytes as they are."""
+    """Keeps bytes unchanged."""
 
     def serialize(self, element: Any) -> bytes:
         return bytes(element)
@@ -77,10 +77,10 @@ class ByteArraySchema(SerializationSchema, DeserializationSchema):
 
 
 class Encoder:
-    """Writes records one behind another into a file.
+    """Writes records to a file, one after another.
 
     Args:
-        charset_name: Encoding of the text.
+        charset_name: The encoding of the text.
     """
 
     def __init__(self, charset_name: str) -> None:
@@ -88,11 +88,11 @@ class Encoder:
 
     @staticmethod
     def simple_string_encoder(charset_name: str = "UTF-8") -> Encoder:
-        """Each record as text, and a newline."""
+        """Writes each record as text, followed by a newline."""
         return Encoder(charset_name)
 
     def encode(self, type_info: TypeInformation, element: Any) -> bytes:
-        """A record as bytes."""
+        """Returns a record as bytes."""
         from dagster_flinkpy.common.text import to_text  # numpy's digits
 
         return f"{to_text(type_info, element)}\n".encode(self.charset_name)

@@ -1,4 +1,4 @@
-"""How values become bytes (``pyflink.common.serializer``)."""
+"""Serializers of single values (``pyflink.common.serializer``)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class TypeSerializer(ABC, Generic[T]):
-    """Writes values of one type to a stream of bytes, and reads them; here for windows of one's own.
+    """Writes and reads values of one type, for custom windows.
 
-    Equal values must become equal bytes.
+    Equal values must be written as equal bytes.
     """
 
     @abstractmethod

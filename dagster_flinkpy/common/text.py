@@ -1,4 +1,4 @@
-"""Values as Flink prints them: ``toString()`` of the Java value that a typed one is in Flink, ``str()`` of others."""
+"""Values as Flink prints them: typed values like ``toString()`` of the Java value, others with ``str()``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["to_printed", "to_text"]
 
 
 def to_printed(type_info: TypeInformation, value: Any) -> str:
-    """The value as ``print()`` shows it; PyFlink turns rows into text in Python, all else in Java."""
+    """Returns the value as ``print()`` shows it. PyFlink formats rows in Python, and everything else in Java."""
     if isinstance(type_info, RowTypeInfo) and isinstance(value, Row):
         return f"{value.get_row_kind()}[{','.join(str(_plain(field)) for field in value)}]"
     return str(value) if isinstance(type_info, PickledBytesTypeInfo) else to_text(type_info, value)
 
 
 def _plain(value: Any) -> Any:
-    """The value with Python's numbers in place of numpy's, which it has after an exchange anyway."""
+    """Returns the value with Python's numbers in place of numpy's, as it would be after a shuffle."""
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, list):
@@ -43,7 +43,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_text(type_info: TypeInformation, value: Any) -> str:
-    """The value as Java writes it."""
+    """Returns the value as Java writes it."""
     if value is None:
         return "null"
     if isinstance(type_info, BasicTypeInfo):
@@ -80,7 +80,7 @@ def _basic(type_info: BasicTypeInfo, value: Any) -> str:
 
 
 def _floating(value: Any) -> str:
-    """The shortest digits that tell the number from others, as ``Double.toString`` lays them out."""
+    """Returns the shortest digits that identify the number, in the layout of ``Double.toString``."""
     if np.isnan(value):
         return "NaN"
     if np.isinf(value):

@@ -1,4 +1,4 @@
-"""What a value is to the user, and the Arrow column it travels and rests in (``pyflink.common.typeinfo``)."""
+"""The base class of types, which convert values to and from Arrow columns (``pyflink.common.typeinfo``)."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Json = dict[str, Any]
 
 
 class TypeInformation(ABC):
-    """A type that knows its Arrow column.
+    """The type of a value, and of the Arrow column it is stored in.
 
-    Equality is by structure: two type informations are equal when :meth:`to_json` is.
+    Two types are equal if they have the same structure, which is what `to_json` returns.
     """
 
     @property
     @abstractmethod
     def arrow_type(self) -> pa.DataType:
-        """The Arrow type of a column of such values."""
+        """The Arrow type of a column of these values."""
 
     @property
     @abstractmethod
     def arrow_name(self) -> str:
-        """Its name, ``str(arrow_type)``, without importing PyArrow."""
+        """The name of the Arrow type, ``str(arrow_type)``, without importing PyArrow."""
 
     @abstractmethod
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
@@ -41,15 +41,15 @@ class TypeInformation(ABC):
 
     @abstractmethod
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        """The Python values of a column; null becomes ``None``."""
+        """Returns the Python values of a column, with ``None`` for null."""
 
     def name_fields(self, value: Any) -> Any:
-        """The value; a :class:`Row` without field names gets those of its type, as if it had been written and read."""
+        """Returns the value. A `Row` without field names gets those of its type, as if written and read again."""
         return value
 
     @abstractmethod
     def to_json(self) -> Json:
-        """A description that :func:`type_from_json` reads; it is part of checkpoint metadata."""
+        """Returns a description for checkpoint metadata, which `type_from_json` reads."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, TypeInformation) and self.to_json() == other.to_json()
@@ -57,5 +57,6 @@ class TypeInformation(ABC):
     def __hash__(self) -> int:
         return hash(repr(self))
 
+    @abstractmethod
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.arrow_name})"
+        """Returns the type as it is declared, such as ``Types.LIST(Types.INT())``."""

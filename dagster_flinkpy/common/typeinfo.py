@@ -1,7 +1,7 @@
-"""Type information under the names of ``pyflink.common.typeinfo``.
+"""The types of values (``pyflink.common.typeinfo``).
 
-A :class:`TypeInformation` converts whole columns in both directions, so that the cost per value is that of Arrow or
-numpy, not of a Python call.
+A `TypeInformation` converts whole columns in both directions, so the cost per value is that of Arrow or numpy, not
+of a Python call.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Types:
-    """Factories of type information, under the names of ``pyflink.common.Types``."""
+    """Factories of types, with the names of ``pyflink.common.Types``."""
 
     @staticmethod
     def STRING() -> TypeInformation:
@@ -106,44 +106,44 @@ class Types:
 
     @staticmethod
     def PRIMITIVE_ARRAY(element_type: TypeInformation) -> TypeInformation:
-        """A list of numbers; ``bytes`` for ``Types.BYTE()``."""
+        """Returns the type of a list of numbers, or of ``bytes`` for ``Types.BYTE()``."""
         if element_type == Types.BYTE():
             return BasicTypeInfo("BYTES")
         return ListTypeInfo(element_type, "PRIMITIVE_ARRAY")
 
     @staticmethod
     def BASIC_ARRAY(element_type: TypeInformation) -> TypeInformation:
-        """A list of basic values."""
+        """Returns the type of a list of basic values."""
         return ListTypeInfo(element_type, "BASIC_ARRAY")
 
     @staticmethod
     def OBJECT_ARRAY(element_type: TypeInformation) -> TypeInformation:
-        """A list of values of any type."""
+        """Returns the type of a list of values of any type."""
         return ListTypeInfo(element_type, "OBJECT_ARRAY")
 
     @staticmethod
     def LIST(element_type_info: TypeInformation) -> TypeInformation:
-        """A list."""
+        """Returns the type of a list."""
         return ListTypeInfo(element_type_info)
 
     @staticmethod
     def MAP(key_type_info: TypeInformation, value_type_info: TypeInformation) -> TypeInformation:
-        """A dict."""
+        """Returns the type of a dict."""
         return MapTypeInfo(key_type_info, value_type_info)
 
     @staticmethod
     def ROW(field_types: Sequence[TypeInformation]) -> RowTypeInfo:
-        """A :class:`Row`, fields named ``f0``, ``f1``, ..."""
+        """Returns the type of a `Row` whose fields are named ``f0``, ``f1``, ..."""
         return RowTypeInfo(field_types)
 
     @staticmethod
     def ROW_NAMED(field_names: Sequence[str], field_types: Sequence[TypeInformation]) -> RowTypeInfo:
-        """A :class:`Row` with named fields."""
+        """Returns the type of a `Row` with named fields."""
         return RowTypeInfo(field_types, field_names)
 
     @staticmethod
     def TUPLE(field_types: Sequence[TypeInformation]) -> TupleTypeInfo:
-        """A tuple."""
+        """Returns the type of a tuple."""
         return TupleTypeInfo(field_types)
 
     @staticmethod
@@ -153,7 +153,7 @@ class Types:
 
 
 def type_from_json(description: Json) -> TypeInformation:
-    """The type information that :meth:`TypeInformation.to_json` described.
+    """Returns the type that `TypeInformation.to_json` described.
 
     Raises:
         ConfigurationError: The description names no known type, or lacks a part of it.

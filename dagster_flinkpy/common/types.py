@@ -13,7 +13,7 @@ __all__ = ["Row", "RowKind", "row_class", "rows_of"]
 
 
 class RowKind(Enum):
-    """What a row says about a changing table. The value is Flink's byte for it."""
+    """The kind of change to a table that a row describes. The value is Flink's byte for it."""
 
     INSERT = 0
     UPDATE_BEFORE = 1
@@ -25,11 +25,11 @@ class RowKind(Enum):
 
 
 class _RowType(type):
-    """The type of row classes: whichever of them is called, a row of the values' width and names comes out."""
+    """The metaclass of rows: calling any row class returns a row with the width and names of the values."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], members: dict[str, Any], *, made: bool = False) -> _RowType:
         if bases and not made:
-            raise TypeError(f"class {name} cannot extend Row, whose class follows from its fields; hold a Row")
+            raise TypeError(f"class {name} cannot extend Row, whose class depends on its fields")
         return super().__new__(mcs, name, bases, members)
 
     def __init__(cls, name: str, bases: tuple[type, ...], members: dict[str, Any], **_: bool) -> None:
@@ -45,19 +45,19 @@ class _RowType(type):
 
 
 class Row(metaclass=_RowType):
-    """A list of fields, with names or without.
+    """A list of fields, with or without names.
 
-    ``Row("Alice", 11)`` has positions only. ``Row(name="Alice", age=11)`` has names too, in the order given; its
-    fields are read and set as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names makes rows:
+    ``Row("Alice", 11)`` has positions only. ``Row(name="Alice", age=11)`` also has names, in the given order. Its
+    fields are read and set as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names creates rows:
     ``Person = Row("name", "age"); Person("Alice", 11)``.
 
-    ``in`` looks among the names, or among the values of a row without names. Rows are equal if they are of
-    one kind and have the same values under the same names, in any order. As a key, a row with names hashes as Java's
-    ``Row.withNames``, one without as ``Row.of``.
+    ``in`` looks among the names, or among the values of a row without names. Rows are equal if they have
+    the same kind and the same values under the same names, in any order. As a key, a row with names hashes like Java's
+    ``Row.withNames``, and one without names like ``Row.of``.
 
     Raises:
-        ValueError: Made with positional and named fields at once.
-        TypeError: Another class extends it: a row's class is that of its names and kind.
+        ValueError: It is created with both positional and named fields.
+        TypeError: Another class extends it; the class of a row depends on its names and kind.
     """
 
     # Each value has a slot of its own, which is as quick to read as can be. The slots are those of a class per number
@@ -79,7 +79,7 @@ class Row(metaclass=_RowType):
 
     @property
     def _fields(self) -> list[str]:
-        """The names, as PyFlink programs read and set them; a row without names has no such attribute."""
+        """The names, as PyFlink programs read and set them. A row without names has no such attribute."""
         if self._names is None:
             raise AttributeError("_fields")
         return list(self._names)
@@ -90,23 +90,23 @@ class Row(metaclass=_RowType):
 
     @classmethod
     def _of(cls, values: Iterable[Any]) -> Row:
-        """A row of this class."""
+        """Returns a row of this class with these values."""
         row = cls._create()
         cls._set(row, values)
         return row
 
     @staticmethod
     def of_kind(row_kind: RowKind, *args: Any, **kwargs: Any) -> Row:
-        """A row of this kind."""
+        """Returns a row of this kind."""
         row = Row(*args, **kwargs)
         row.set_row_kind(row_kind)
         return row
 
     def as_dict(self, recursive: bool = False) -> dict[str, Any]:
-        """The fields by name.
+        """Returns the fields by name.
 
         Args:
-            recursive: Whether rows inside, and inside lists and dicts, become dicts too.
+            recursive: Whether nested rows, also in lists and dicts, become dicts as well.
 
         Raises:
             TypeError: The row has no names.
@@ -117,7 +117,7 @@ class Row(metaclass=_RowType):
         return dict(zip(self._names, values, strict=False))
 
     def get_row_kind(self) -> RowKind:
-        """The row's kind; INSERT unless set."""
+        """Returns the kind of the row; INSERT unless set."""
         return self._row_kind
 
     def set_row_kind(self, row_kind: RowKind) -> None:
@@ -125,11 +125,11 @@ class Row(metaclass=_RowType):
         self.__class__ = row_class(self._names, self._width, row_kind)
 
     def set_field_names(self, field_names: Sequence[str]) -> None:
-        """Names the fields, in order."""
+        """Sets the names of the fields, in order."""
         self.__class__ = row_class(tuple(field_names), self._width, self._row_kind)
 
     def get_fields_by_names(self, names: Sequence[str]) -> list[Any]:
-        """The values of these fields; all values, if the row has no names.
+        """Returns the values of these fields, or all values if the row has no field names.
 
         Raises:
             ValueError: The row has no field of that name.
@@ -144,11 +144,11 @@ class Row(metaclass=_RowType):
         return self._names.index(name)
 
     def __call__(self, *args: Any) -> Row:
-        """A row of these values, whose names are the values of this row."""
+        """Returns a row of these values, whose names are the values of this row."""
         if len(args) > len(self):
             raise ValueError(f"{self!r} names {len(self)} fields, but got {len(args)} values")
         if not all(isinstance(name, str) for name in self._values):
-            raise TypeError(f"{self!r} makes no rows: its values are no names")
+            raise TypeError(f"{self!r} cannot create rows, because its values are not names")
         return row_class(self._values, len(args), self._row_kind)._of(args)
 
     def __getitem__(self, item: int | slice | str) -> Any:
@@ -166,8 +166,8 @@ class Row(metaclass=_RowType):
             setattr(self, self._slots[self._position(item) if isinstance(item, str) else item], value)
 
     def __java_hash_code__(self) -> int:
-        """The hash of the row as a key."""
-        from dagster_flinkpy.key_groups import row_hash_code
+        """Returns the hash of the row as a key."""
+        from dagster_flinkpy.key_hashes import row_hash_code
 
         return row_hash_code(self._row_kind.value, self._values, self._names)
 
@@ -213,7 +213,7 @@ class Row(metaclass=_RowType):
 
 
 def rows_of(field_names: tuple[str, ...], columns: Sequence[Sequence[Any]], count: int) -> list[Row]:
-    """Rows with these names, from a column for each field."""
+    """Returns rows with these field names, from one column per field."""
     kind = row_class(field_names, len(columns))
     rows = list(starmap(kind._create, repeat((), count)))  # loops in C
     _fill_function(len(columns))(rows, *columns)
@@ -222,7 +222,7 @@ def rows_of(field_names: tuple[str, ...], columns: Sequence[Sequence[Any]], coun
 
 @lru_cache(maxsize=1024)
 def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = RowKind.INSERT) -> type[Row]:
-    """The class of rows with these names, or none, this number of fields and this kind.
+    """Returns the class of rows with these names, or none, this number of fields and this kind.
 
     Args:
         names: May be more or fewer than there are fields. A private name, or one that Row has a method of, is no
@@ -240,7 +240,7 @@ def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = Row
 
 @cache
 def _slots_class(width: int) -> type[Row]:
-    """The class that has the slots of rows with this number of fields."""
+    """Returns the class that has the slots of rows with this number of fields."""
     slots = tuple(f"_{i}" for i in range(width))
     members: dict[str, Any] = {"__slots__": slots, "_slots": slots, "_width": width}
     members["_values"] = property(

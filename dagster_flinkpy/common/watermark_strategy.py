@@ -1,4 +1,4 @@
-"""How a stream gets its event time and its watermarks (``pyflink.common.watermark_strategy``)."""
+"""How a stream gets event times and watermarks (``pyflink.common.watermark_strategy``)."""
 
 from __future__ import annotations
 
@@ -12,46 +12,51 @@ from dagster_flinkpy.errors import ConfigurationError
 __all__ = ["MAX_WATERMARK", "MIN_WATERMARK", "TimestampAssigner", "WatermarkStrategy"]
 
 MIN_WATERMARK = -(2**63)
-"""No event time is known yet (``Long.MIN_VALUE``)."""
+"""The watermark before any event time is known (``Long.MIN_VALUE``)."""
 
 MAX_WATERMARK = 2**63 - 1
-"""No record follows: the input has ended (``Long.MAX_VALUE``)."""
+"""The watermark after the end of the input (``Long.MAX_VALUE``)."""
 
 
 class TimestampAssigner(ABC):
-    """Gives a record its event time."""
+    """Assigns event times to records."""
 
     @abstractmethod
     def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
-        """The event time of the record, in milliseconds since the epoch, UTC.
+        """Returns the event time of the record, in milliseconds since 1970, in UTC.
 
         Args:
             value: The record.
-            record_timestamp: The timestamp it had before, or ``-(2**63)``.
+            record_timestamp: The previous timestamp of the record, or ``-(2**63)``.
         """
 
 
 @dataclass(frozen=True)
 class WatermarkStrategy:
-    """Timestamps and watermarks of one stream. Made by the factories below."""
+    """The timestamps and watermarks of a stream. Use the factory methods to create one.
+
+    >>> from dagster_flinkpy.common import Duration
+    >>> strategy = WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_seconds(5))
+    >>> strategy = strategy.with_timestamp_assigner("event_time_ms").with_idleness(Duration.of_minutes(1))
+    """
 
     max_out_of_orderness: Duration | None = None
-    """Records may be so much older than the newest one seen; None: no watermarks are made."""
+    """How much older than the newest record others may be, or None for no watermarks."""
     timestamp_assigner: TimestampAssigner | str | None = None
-    """A function of the record, or the name of its field that holds milliseconds (read as a whole column)."""
+    """A function of the record, or the name of a field with milliseconds, which is read as a whole column."""
     idle_timeout: Duration | None = None
-    """A channel that brings nothing for so long no longer holds the watermark back."""
+    """A channel without records for this long no longer holds back the watermark."""
 
     @staticmethod
     def for_monotonous_timestamps() -> WatermarkStrategy:
-        """For timestamps that never go back."""
+        """Returns a strategy for timestamps that never decrease."""
         return WatermarkStrategy(max_out_of_orderness=Duration.of_millis(0))
 
     @staticmethod
     def for_bounded_out_of_orderness(max_out_of_orderness: Duration) -> WatermarkStrategy:
-        """For records that come at most so much late.
+        """Returns a strategy for records that are late by at most a bound.
 
-        Flink: ``BoundedOutOfOrdernessWatermarks``; the watermark is the newest timestamp less the bound less 1 ms.
+        The watermark is the newest timestamp minus the bound minus 1 ms (Flink: ``BoundedOutOfOrdernessWatermarks``).
         """
         if max_out_of_orderness.millis < 0:
             raise ConfigurationError(f"max_out_of_orderness is negative: {max_out_of_orderness.millis} ms")
@@ -59,15 +64,24 @@ class WatermarkStrategy:
 
     @staticmethod
     def no_watermarks() -> WatermarkStrategy:
-        """For streams without event time."""
+        """Returns a strategy for streams without event time."""
         return WatermarkStrategy()
 
     def with_timestamp_assigner(self, timestamp_assigner: TimestampAssigner | str) -> WatermarkStrategy:
-        """Takes timestamps from the assigner, or from the field of this name (int milliseconds)."""
+        """Returns a strategy with timestamps from an assigner, or from a field with this name (int milliseconds).
+
+        Raises:
+            ConfigurationError: It is neither of them.
+        """
+        if not isinstance(timestamp_assigner, (TimestampAssigner, str)):
+            raise ConfigurationError(
+                "with_timestamp_assigner() needs the name of a field or a TimestampAssigner, "
+                f"not {timestamp_assigner!r}"
+            )
         return replace(self, timestamp_assigner=timestamp_assigner)
 
     def with_idleness(self, idle_timeout: Duration) -> WatermarkStrategy:
-        """Leaves a channel out of the minimum after so long without a record."""
+        """Returns a strategy that ignores a channel after this long without records."""
         if idle_timeout.millis <= 0:
             raise ConfigurationError(f"idle_timeout must be positive, not {idle_timeout.millis} ms")
         return replace(self, idle_timeout=idle_timeout)

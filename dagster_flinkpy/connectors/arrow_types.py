@@ -1,4 +1,4 @@
-"""The type information of columns that come with an Arrow schema, such as those of a Parquet file."""
+"""The type information of columns with an Arrow schema, such as those of a Parquet file."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _SIMPLE: dict[pa.DataType, TypeInformation] = {
 
 
 def row_type_of(schema: pa.Schema) -> RowTypeInfo:
-    """The row type that holds every column of a schema; unsigned integers become the next wider type.
+    """Returns the row type for the columns of a schema. Unsigned integers become the next wider type.
 
     Raises:
-        ConfigurationError: A column has a type that no type information holds; names it.
+        ConfigurationError: A column has a type without a type information; the message names it.
     """
     return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
 
 
 def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) -> TypeInformation:
-    """The type information that holds values of an Arrow type.
+    """Returns the type information for values of an Arrow type.
 
     Args:
-        arrow_type: Of the column.
-        name: Of the column, for the error message.
-        instants: Whether a timestamp with a zone is an ``Instant``. Default: a ``datetime`` in UTC.
+        arrow_type: Type of the column.
+        name: Name of the column, for the error message.
+        instants: Whether a timestamp with a zone becomes an ``Instant``. Default: a ``datetime`` in UTC.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no type information for it.
     """
     if arrow_type in _SIMPLE:
         return _SIMPLE[arrow_type]
@@ -70,4 +70,6 @@ def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) 
         fields = [arrow_type.field(i) for i in range(arrow_type.num_fields)]
         types = [type_info_of(f.type, f"{name}.{f.name}", instants=instants) for f in fields]
         return Types.ROW_NAMED([f.name for f in fields], types)
-    raise ConfigurationError(f"column {name!r} has type {arrow_type}, which no Types.* holds; leave it out of row_type")
+    raise ConfigurationError(
+        f"column {name!r} has type {arrow_type}, for which there is no Types.*; leave it out of row_type"
+    )

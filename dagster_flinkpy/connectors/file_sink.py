@@ -1,4 +1,4 @@
-"""What executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSink`: files of lines, in two phases."""
+"""Executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSink`: files of lines, in two phases."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["FileWriter", "file_committer"]
 
 
 def file_committer(sink: FileSink, context: CommitterInitContext) -> StagedFileCommitter:
-    """The committer of a sink."""
+    """Creates the committer of a sink."""
     prefix = f"{sink.output_file_config.part_prefix}-"
     return StagedFileCommitter(StorageLocation(sink.base_path).open(), context, prefix=prefix)
 
 
 class FileWriter(SinkWriter):
-    """Writes one epoch of one subtask: a file, or several where they become full.
+    """Writes one epoch of one subtask: one file, or several if they reach the part size.
 
     Args:
-        sink: Where and how.
+        sink: The sink.
         context: Who is writing.
-        type_info: Of the records.
+        type_info: Type of the records.
     """
 
     def __init__(self, sink: FileSink, context: WriterInitContext, type_info: TypeInformation) -> None:

@@ -8,8 +8,9 @@ from itertools import islice
 
 import pyarrow as pa
 
+from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.errors import SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, StorageLocation
@@ -21,7 +22,12 @@ _BUFFER_BYTES = 1 << 20
 
 
 class FileEnumerator(SplitEnumerator):
-    """Finds files; each becomes one split. State: the names of all files found, and the splits not read to their end.
+    """Finds files; each becomes one split, whatever its name.
+
+    A file whose name is not known is new. A known file whose size or version differs was changed after it was read, and
+    is an error. A known file that is gone is forgotten, so one that comes back under its name is new.
+
+    State: the files found that are still there, and the splits not read to their end.
 
     Args:
         source: What to read.
@@ -29,26 +35,62 @@ class FileEnumerator(SplitEnumerator):
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
-        state = restored or {"found": [], "open": [], "listed": False}
         self._source = source
-        self._found: dict[str, None] = dict.fromkeys(state["found"])
-        self._open = {split.split_id: split for split in map(SourceSplit.from_json, state["open"])}
-        self._listed: bool = state["listed"]
+        self._known = KnownFiles()
+        self._names: frozenset[str] = frozenset()
+        """Files found, if an earlier release has stored the position: it kept their names, of all there ever were."""
+        self._open: dict[str, SourceSplit] = {}
+        self._bounded = source.bounded is not False
+        self._listed = self._ended = False
+        if restored is not None:
+            self._restore(restored)
+
+    def _restore(self, position: Json) -> None:
+        for split in map(SourceSplit.from_json, position_field(position, "open", list)):
+            for name, kind in (("root", str), ("key", str), ("size", int)):
+                position_field(split.properties, name, kind)
+            self._open[split.split_id] = split
+        self._listed = position_field(position, "listed", bool)
+        # An earlier release has stored a position that does not say so.
+        self._ended = position.get("ended", self._bounded and self._listed) is True
+        if "files" in position:
+            self._known = KnownFiles.from_json(position_field(position, "files", str))
+        else:
+            self._names = frozenset(str(name) for name in position_field(position, "found", list))
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        if not (self._source.bounded and self._listed):
-            for path in self._source.paths:
-                for root, info in _files(path):
-                    split_id = f"{root.url}/{info.key}"
-                    if split_id not in self._found:
-                        self._found[split_id] = None
-                        properties = {"root": root.url, "key": info.key, "size": info.size}
-                        self._open[split_id] = SourceSplit(split_id, properties)
-            self._listed = True
+        if not self._ended:
+            self._find()
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         for number, split in enumerate(self._open.values()):
             shares[number % parallelism].append(split)
         return shares
+
+    def _find(self) -> None:
+        files = self._files(needed=self._bounded)
+        for name in self._names & files.keys():
+            self._known.add(name, files[name][1])
+        self._names = frozenset()
+        if changed := [n for n, (_, info) in files.items() if n in self._known and self._known.has_changed(n, info)]:
+            raise SourceReadError(
+                f"{some_of(changed)} changed after the source had read them. What they hold now would never be read. "
+                "Move them away, and write new data to new files. To read them again, start from a checkpoint before "
+                "them, or from empty state."
+            )
+        self._known.retain(files)
+        for name, (root, info) in files.items():
+            if name not in self._known:
+                self._known.add(name, info)
+                properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
+                self._open[name] = SourceSplit(name, properties)
+        self._listed, self._ended = True, self._bounded
+
+    def _files(self, *, needed: bool, gone: bool = False) -> dict[str, tuple[StorageLocation, ObjectInfo]]:
+        return {
+            f"{root.url}/{info.key}": (root, info)
+            for path in self._source.paths
+            for root, info in _files(path, needed=needed, gone=gone)
+        }
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         for split in splits:
@@ -59,31 +101,48 @@ class FileEnumerator(SplitEnumerator):
 
     @property
     def exhausted(self) -> bool:
-        return self._source.bounded and self._listed
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        files = self._files(needed=False, gone=True)  # what was read may be deleted
+        known, names = self._known, self._names
+        return [n for n, (_, i) in files.items() if n not in names and (n not in known or known.has_changed(n, i))]
 
     def snapshot_state(self) -> Json:
-        return {
-            "found": list(self._found),
+        position: Json = {
             "open": [split.to_json() for split in self._open.values()],
             "listed": self._listed,
+            "ended": self._ended,
         }
+        # Nothing was listed since the position of an earlier release was restored, if there are names.
+        return position | ({"found": sorted(self._names)} if self._names else {"files": self._known.to_json()})
 
 
-def _files(path: str) -> list[tuple[StorageLocation, ObjectInfo]]:
-    """The files of a path: itself, or those below it."""
+def _files(path: str, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
+    """The files of a path: itself, or those below it.
+
+    Args:
+        path: A file or a folder.
+        needed: Whether it is an error that there are none.
+        gone: Whether there may be no such folder.
+    """
     location = StorageLocation(path)
     parent, _, name = path.rstrip("/").rpartition("/")
     try:
         if name and not parent.endswith(":/"):
             folder = StorageLocation(parent or "/")
-            info = folder.open().head(name)
+            info = next((info for info in folder.open().list(name) if info.key == name), None)
             if info is not None:
                 return [(folder, info)]
-        found = [(location, info) for info in location.open().list() if not _hidden(info.key)]
+        store = location.open()
+        found = [(location, info) for info in store.list() if not _hidden(info.key)]
     except StorageError as error:
         raise SourceReadError(f"cannot list {path}: {error}") from error
-    if not found:
-        raise SourceReadError(f"there is no file {path}, and no folder with files of this name")
+    if not found and not gone and (needed or not store.root_exists()):
+        raise SourceReadError(
+            f"there is no file {path}, and no folder with files of this name. Check the path; if the first file is yet "
+            "to come, make the folder, and declare monitor_continuously()"
+        )
     return found
 
 
@@ -99,12 +158,14 @@ def read_lines(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Arra
     """
     properties, offset = split.properties, split.offset
     charset = source.stream_format.charset_name
+    store, key = StorageLocation(properties["root"]).open(), properties["key"]
     try:
-        raw = RangedFile(StorageLocation(properties["root"]).open(), properties["key"], properties["size"])
+        check_unchanged(store, key, properties["size"], properties.get("version"))
+        raw = RangedFile(store, key, properties["size"])
         with io.TextIOWrapper(io.BufferedReader(raw, _BUFFER_BYTES), encoding=charset) as text:
             lines = (line.rstrip("\n") for line in islice(text, offset, None))
             while batch := list(islice(lines, _BATCH_LINES)):
                 offset += len(batch)
                 yield pa.array(batch, type=pa.string()), offset
-    except (StorageError, OSError, UnicodeError) as error:
+    except (StorageError, OSError, UnicodeError, SourceReadError) as error:
         raise SourceReadError(f"cannot read {split.split_id}: {error}") from error

@@ -1,7 +1,7 @@
 """A folder of Parquet files as a two-phase-commit sink.
 
-A writer stages one file per subtask and epoch as an upload that nobody sees. The committer completes the uploads after
-the checkpoint; completing one a second time is recognised by what the object is made of.
+A writer stages one file per subtask and epoch as an upload, which readers cannot see. The committer completes the
+uploads after the checkpoint. It recognises an upload that is already completed by the content of the object.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["ParquetSink"]
 
 
 class ParquetSink(TwoPhaseCommittingSink):
-    """Writes Parquet files into a location; a reader sees those of completed checkpoints only.
+    """Writes Parquet files into a location. Readers only see files of completed checkpoints.
 
-    Rows and tuples give one column per field, any other type one column ``value``. Files are named
-    ``{job}.{uid}.{checkpoint}.{subtask}.{attempt}-{execution}.parquet``, and lie in ``partition={partition}/`` where
-    the run has a Dagster partition. A subtask without records writes none.
+    Rows and tuples become one column per field; any other type becomes one column ``value``. Files are named
+    ``{job}.{uid}.{checkpoint}.{subtask}.{attempt}-{execution}.parquet``, and are in ``partition={partition}/`` if the
+    run has a Dagster partition. A subtask without records writes no file.
 
     Args:
-        location: A folder on S3 or a local one.
+        location: A folder on S3, or a local one.
     """
 
     def __init__(self, location: StorageLocation | str) -> None:
@@ -52,3 +52,6 @@ class ParquetSink(TwoPhaseCommittingSink):
 
     def kinds(self) -> set[str]:
         return {"parquet"}
+
+    def uri(self) -> str:
+        return self.location.url

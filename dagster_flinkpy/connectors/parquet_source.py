@@ -5,14 +5,21 @@ from __future__ import annotations
 import copy
 import fnmatch
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
@@ -27,9 +34,17 @@ __all__ = ["ParquetSource"]
 class ParquetSource(PartitionedSource):
     """Reads the Parquet files below a location, in the order of their names.
 
-    **Files must arrive in the order of their names** (such as ``2013-02-01.parquet``): the source remembers the last
-    name it handed out, not all of them, so its state stays small for ever. A file that turns up before that name is a
-    :class:`SourceReadError`, for it would never be read. Files that were read may be deleted.
+    **Files must arrive in the order of their names**, such as ``2013-02-01.parquet``. The source remembers the last
+    name it has dealt out, and of each file up to it that is still there a hash of name, size and version: 21 bytes. At
+    each epoch it lists the folder and compares:
+
+    - A file behind the last name is new. It is read, once.
+    - A file up to the last name that is not known came too late, even if another one was deleted. It would never be
+      read, so the epoch fails with a :class:`SourceReadError` that names it.
+    - A known file whose size or version differs was changed after it was read. That is an error, too. (The version is
+      the ETag on S3, and the time of the last change in a local folder.)
+    - A known file that is gone is forgotten. Files that were read may be deleted, and that keeps the position small. A
+      file that comes back under the name is late.
 
     File ``n`` is read by subtask ``n % parallelism``. A name with a part that starts with ``_`` or ``.`` is left out.
 
@@ -37,7 +52,8 @@ class ParquetSource(PartitionedSource):
         location: A folder on S3 or a local one.
         pattern: Which files, by their path below the location; ``*`` crosses folders.
         row_type: Columns to read, by name, with the types to cast them to. Default: all columns of the first file.
-        bounded: Whether the input ends with the files that are there when an epoch is planned.
+        bounded: Whether the input ends with the files that are there when an epoch is planned; more files are an error
+            then. Default: it ends when ``env.execute()`` runs the program, and goes on from run to run in Dagster.
         since: Path of the first file to read, inclusive. Default: none.
         until: Path of the last file to read, inclusive; the input ends there whether ``bounded`` or not. Default: none.
         max_files_per_epoch: At most so many files between two barriers: 1 gives a checkpoint per daily file.
@@ -57,7 +73,7 @@ class ParquetSource(PartitionedSource):
         *,
         pattern: str = "*.parquet",
         row_type: RowTypeInfo | None = None,
-        bounded: bool = True,
+        bounded: bool | None = None,
         since: str | None = None,
         until: str | None = None,
         max_files_per_epoch: int | None = None,
@@ -78,6 +94,13 @@ class ParquetSource(PartitionedSource):
         self.batch_rows = batch_rows
         self._row_type = row_type
         self._before: str | None = None
+
+    def continuous(self) -> ParquetSource:
+        if self.bounded is not None:
+            return self
+        source = copy.copy(self)
+        source.bounded = False
+        return source
 
     def for_partition(self, partition: TimePartition) -> ParquetSource:
         if self.partition_format is None:
@@ -114,19 +137,31 @@ class ParquetSource(PartitionedSource):
                 f"no file {self.pattern!r} in {store.url} to take the columns from; give row_type=..."
             )
         with _naming(store, first.key), _open(store, first.key, first.size) as file:
+            _check_unique(file.schema_arrow, file.schema_arrow.names)
             return row_type_of(file.schema_arrow)
+
+    @property
+    def is_partition(self) -> bool:
+        """Whether it reads one partition of time, which may have no files."""
+        return self._before is not None
 
     def files(self, store: ObjectStore) -> list[ObjectInfo]:
         """The files of this source that are in the store now, sorted by name.
 
         Raises:
-            SourceReadError: They cannot be listed.
+            SourceReadError: They cannot be listed, or the folder is not there.
         """
         literal = re.split(r"[*?\[]", self.pattern, maxsplit=1)[0]
         try:
-            return [info for info in store.list(literal) if self._selects(info.key)]
+            found = [info for info in store.list(literal) if self._selects(info.key)]
+            if not found and not store.root_exists():
+                raise SourceReadError(
+                    f"there is no folder {store.url}. Check the location; if the first file is yet to come, make the "
+                    "folder"
+                )
         except StorageError as error:
             raise SourceReadError(f"cannot list {self.pattern!r} in {store.url}: {error}") from error
+        return found
 
     def _selects(self, key: str) -> bool:
         if (self.since is not None and key < self.since) or (self.until is not None and key > self.until):
@@ -143,14 +178,7 @@ class ParquetSource(PartitionedSource):
         store, key, row_type = self.location.open(), split.split_id, self.produced_type
         size = split.properties["size"]
         with _naming(store, key):
-            now = next((info for info in store.list(key) if info.key == key), None)
-            if now is None:
-                raise SourceReadError("it was deleted after it was planned")
-            if (now.size, _version(now)) != (size, split.properties["version"]):
-                raise SourceReadError(
-                    f"it was changed after it was planned, from {size} bytes (version {split.properties['version']}) "
-                    f"to {now.size} bytes (version {_version(now)}); put it back, and write new data to a new file"
-                )
+            check_unchanged(store, key, size, split.properties["version"])
             with _open(store, key, size) as file:
                 self._check_columns(file.schema_arrow, row_type)
                 yield from self._batches(file, row_type, split.offset)
@@ -171,6 +199,7 @@ class ParquetSource(PartitionedSource):
                     yield _struct(rows, row_type), start
 
     def _check_columns(self, schema: pa.Schema, row_type: RowTypeInfo) -> None:
+        _check_unique(schema, row_type.field_names)
         missing = [name for name in row_type.field_names if name not in schema.names]
         if missing:
             raise SourceReadError(f"it has no column {', '.join(map(repr, missing))}, only {schema.names}")
@@ -180,50 +209,115 @@ class ParquetSource(PartitionedSource):
 
 
 class _ParquetEnumerator(SplitEnumerator):
-    """State: the last name handed out, how many names there are up to it, and the splits not yet read to their end."""
+    """Deals out files in the order of their names.
+
+    State: the last name dealt out, the files up to it that are still there, and the splits not read to their end.
+    """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
-        state = restored or {"last": None, "present": 0, "planned": 0, "open": []}
         self._source = source
         self._store = source.location.open()
-        self._last: str | None = state["last"]
-        self._present: int = state["present"]
-        self._planned: int = state["planned"]
-        self._open = {split.split_id: split for split in map(SourceSplit.from_json, state["open"])}
-        self._exhausted = False
+        self._progress: Callable[[str], None] = lambda line: None
+        self._last: str | None = None
+        self._planned = 0
+        self._known = KnownFiles()
+        self._counted: int | None = None
+        """Files up to the last one, if an earlier release has stored the position: it kept their number only."""
+        self._open: dict[str, SourceSplit] = {}
+        self._ended = False
+        if restored is not None:
+            self._restore(restored)
+
+    def _restore(self, position: Json) -> None:
+        self._planned = position_field(position, "planned", int)
+        if position.get("last") is not None:
+            self._last = position_field(position, "last", str)
+        elif self._planned:
+            raise ValueError(f"{self._planned} files were planned, but 'last' is missing")
+        for split in map(SourceSplit.from_json, position_field(position, "open", list)):
+            for name, kind in (("number", int), ("size", int), ("version", str)):
+                position_field(split.properties, name, kind)
+            self._open[split.split_id] = split
+        self._ended = position.get("ended", False) is True
+        if "files" in position:
+            self._known = KnownFiles.from_json(position_field(position, "files", str))
+        else:
+            self._counted = position_field(position, "present", int)
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._progress = context.progress
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        files = self._source.files(self._store)
-        new = self._after_last(files)
+        new = [] if self._ended else self._after_last(self._source.files(self._store))
         limit = self._source.max_files_per_epoch
         taken = new if limit is None else new[: max(limit - len(self._open), 0)]
         for info in taken:
-            properties = {"number": self._planned, "size": info.size, "version": _version(info)}
+            properties = {"number": self._planned, "size": info.size, "version": version_of(info)}
             self._open[info.key] = SourceSplit(info.key, properties)
+            self._known.add(info.key, info)
             self._planned += 1
             self._last = info.key
-        self._present = len(files) - len(new) + len(taken)
-        until = self._source.until
-        ends = self._source.bounded or (until is not None and self._last is not None and self._last >= until)
-        self._exhausted = ends and len(taken) == len(new)
+        self._ended = self._ended or (self._ends() and len(taken) == len(new))
 
         shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         for split in self._open.values():
             shares[split.properties["number"] % parallelism].append(split)
         return shares
 
+    def _ends(self) -> bool:
+        """Whether the input ends with the files that were just listed."""
+        source, last = self._source, self._last
+        if source.bounded is not False:
+            if last is None and not source.is_partition:
+                raise SourceReadError(
+                    f"there is no file {source.pattern!r} in {self._store.url}, and the input ends with what is there. "
+                    "Check the location and the pattern, or declare bounded=False to wait for the first file"
+                )
+            return True
+        return source.until is not None and last is not None and last >= source.until
+
     def _after_last(self, files: list[ObjectInfo]) -> list[ObjectInfo]:
+        """The files behind the last one.
+
+        A file up to the last one must be known, in the version that was dealt out: else it would never be read.
+        """
         last = self._last
         if last is None:
             return files
         old = [info for info in files if info.key <= last]
-        if len(old) > self._present:
+        if self._counted is not None:
+            self._adopt(old, self._counted, last)
+        if late := [info.key for info in old if info.key not in self._known]:
+            raise SourceReadError(
+                f"{some_of(late)} came too late in {self._store.url}: files are read in the order of their names, and "
+                f"{last!r} was read already. They would never be read. Give them names after {last!r}, or move them "
+                "away."
+            )
+        if changed := [info.key for info in old if self._known.has_changed(info.key, info)]:
+            raise SourceReadError(
+                f"{some_of(changed)} changed in {self._store.url} after the source had read them. What they hold now "
+                f"would never be read. Move them away, and write new data to files with names after {last!r}. To read "
+                "them again, start from a checkpoint before them, or from empty state."
+            )
+        self._known.retain(info.key for info in old)
+        return files[len(old) :]
+
+    def _adopt(self, old: list[ObjectInfo], counted: int, last: str) -> None:
+        if len(old) > counted:
             newest = max(old, key=lambda info: info.last_modified).key
             raise SourceReadError(
-                f"{len(old) - self._present} file(s) were added to {self._store.url} before {last!r}, the last one "
-                f"read (most recently written: {newest!r}). They would never be read: give them names after {last!r}."
+                f"{len(old) - counted} file(s) were added to {self._store.url} before {last!r}, the last one read "
+                f"(most recently written: {newest!r}). They would never be read. Give them names after {last!r}, or "
+                "move them away."
             )
-        return files[len(old) :]
+        self._progress(
+            f"{self._store.url}: an earlier release has stored how far the source had come. It kept the number of the "
+            f"files up to {last!r}, which was {counted}, but not their names. The {len(old)} that are there now are "
+            "taken for files that were read."
+        )
+        for info in old:
+            self._known.add(info.key, info)
+        self._counted = None
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         for split in splits:
@@ -234,15 +328,29 @@ class _ParquetEnumerator(SplitEnumerator):
 
     @property
     def exhausted(self) -> bool:
-        return self._exhausted
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        if not self._store.root_exists():
+            return []  # what was read may be deleted
+        files = self._source.files(self._store)
+        if self._counted is not None:
+            return [info.key for info in files if self._last is None or info.key > self._last]
+        return [info.key for info in files if info.key not in self._known or self._known.has_changed(info.key, info)]
 
     def snapshot_state(self) -> Json:
-        return {
+        position: Json = {
             "last": self._last,
-            "present": self._present,
+            "present": len(self._known),
             "planned": self._planned,
             "open": [split.to_json() for split in self._open.values()],
+            "files": self._known.to_json(),
+            "ended": self._ended,
         }
+        if self._counted is not None:  # nothing was planned since it was restored
+            del position["files"]
+            position["present"] = self._counted
+        return position
 
 
 @contextmanager
@@ -262,9 +370,13 @@ def _open(store: ObjectStore, key: str, size: int) -> pq.ParquetFile:
     return pq.ParquetFile(RangedFile(store, key, size), pre_buffer=True)
 
 
-def _version(info: ObjectInfo) -> str:
-    """What changes when the file does. A local store's listing has no ETags."""
-    return info.etag or info.last_modified.isoformat()
+def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
+    twice = sorted(name for name in set(names) if schema.names.count(name) > 1)
+    if twice:
+        raise SourceReadError(
+            f"it has column {', '.join(map(repr, twice))} more than once, so it is not known which one is meant; "
+            "write the file again, with columns of different names"
+        )
 
 
 def _struct(batch: pa.RecordBatch, row_type: RowTypeInfo) -> pa.Array:

@@ -1,4 +1,4 @@
-"""The writer of Parquet files; imported by the tasks that write some, for it needs PyArrow."""
+"""The writer of Parquet files. It needs PyArrow, so only the tasks that write import it."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _GROUP_ROWS = 1 << 17
 
 
 class ParquetWriter(SinkWriter):
-    """Writes one epoch of one subtask into a staged upload, begun with the first record.
+    """Writes one epoch of one subtask into a staged upload, which begins with the first record.
 
     Args:
-        store: Rooted at the sink's location.
+        store: Store rooted at the sink's location.
         context: Who is writing.
-        type_info: Of the records.
-        part_bytes: Size of the parts that are sent.
+        type_info: Type of the records.
+        part_bytes: Size of the parts that are sent, in bytes.
     """
 
     def __init__(

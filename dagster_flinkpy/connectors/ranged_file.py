@@ -1,4 +1,4 @@
-"""An object of a store as a file that can be read."""
+"""An object of a store as a readable file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["RangedFile"]
 
 
 class RangedFile(io.RawIOBase):
-    """An object as a file that fetches what is read of it.
+    """An object as a file that fetches only the ranges that are read.
 
     Args:
-        store: Where it is.
-        key: Its name.
-        size: Its bytes.
+        store: Store of the object.
+        key: Key of the object.
+        size: Size of the object in bytes.
     """
 
     def __init__(self, store: ObjectStore, key: str, size: int) -> None:

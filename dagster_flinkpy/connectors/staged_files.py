@@ -1,6 +1,6 @@
-"""Files that are staged as uploads nobody sees, and completed after the checkpoint: the two phases of file sinks.
+"""The two phases of file sinks: files are staged as invisible uploads, and completed after the checkpoint.
 
-Completing an upload a second time is recognised by what the object is made of.
+An upload that is already completed is recognised by the content of the object.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
@@ -34,10 +34,18 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.storage import ObjectStore, UploadedPart, UploadInfo, check_relative
 
-__all__ = ["PART_BYTES", "StagedFile", "StagedFileCommitter", "StagedUpload", "file_name", "partition_folder"]
+__all__ = [
+    "PART_BYTES",
+    "StagedFile",
+    "StagedFileCommitter",
+    "StagedUpload",
+    "file_name",
+    "job_of_file",
+    "partition_folder",
+]
 
 PART_BYTES = 8 << 20
-"""Size of the parts of an upload; S3 wants at least 5 MiB in each part but the last."""
+"""Size of the parts of an upload, in bytes. S3 requires at least 5 MiB in every part but the last."""
 
 _COMMIT_TRIES = 10
 _COMMIT_THREADS = 8
@@ -45,7 +53,7 @@ _COMMIT_THREADS = 8
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A staged file, as checkpoint metadata keeps it."""
+    """A staged file, as it is kept in checkpoint metadata."""
 
     key: str
     """Relative to the sink's location."""
@@ -54,10 +62,10 @@ class StagedFile:
     rows: int
     bytes: int
     sha256: str
-    """Of the whole file, in hex."""
+    """SHA-256 of the whole file, in hex."""
 
     def to_json(self) -> Json:
-        """For checkpoint metadata."""
+        """Converts the file to JSON for checkpoint metadata."""
         return {
             "key": self.key,
             "upload_id": self.upload_id,
@@ -69,10 +77,10 @@ class StagedFile:
 
     @staticmethod
     def from_json(data: Json) -> StagedFile:
-        """What :meth:`to_json` wrote.
+        """Reads what :meth:`to_json` wrote.
 
         Raises:
-            SinkCommitError: It is not that, or its key leads out of the location.
+            SinkCommitError: The data is something else, or its key leads out of the location.
         """
         try:
             return StagedFile(
@@ -88,12 +96,12 @@ class StagedFile:
 
 
 class StagedUpload(io.RawIOBase):
-    """A file being written that goes out in parts, begun with the first byte.
+    """A file that is uploaded in parts while it is written. The upload begins with the first byte.
 
     Args:
-        store: Rooted at the sink's location.
+        store: Store rooted at the sink's location.
         key: Name of the file.
-        part_bytes: Size of the parts that are sent.
+        part_bytes: Size of the parts that are sent, in bytes.
     """
 
     def __init__(self, store: ObjectStore, key: str, part_bytes: int = PART_BYTES) -> None:
@@ -132,7 +140,7 @@ class StagedUpload(io.RawIOBase):
         del self._pending[:size]
 
     def finish(self, rows: int) -> StagedFile:
-        """Sends what is left, and gives what is needed to complete the upload."""
+        """Sends the last part; returns what is needed to complete the upload."""
         if self._pending:
             self._send(len(self._pending))
         return StagedFile(
@@ -140,22 +148,22 @@ class StagedUpload(io.RawIOBase):
         )
 
     def abort(self) -> None:
-        """Drops what was written."""
+        """Aborts the upload."""
         self._pending.clear()
         self._aborted = True
         if self._upload_id is not None:
-            with suppress(StorageError):  # what stays is found by abort_lingering
+            with suppress(StorageError):  # abort_lingering finds what is left
                 self._store.abort_upload(self._key, self._upload_id)
 
 
 class StagedFileCommitter(SinkCommitter):
-    """Completes staged uploads: in the order of checkpoints, the files of one checkpoint side by side.
+    """Completes staged uploads in the order of checkpoints, and the files of one checkpoint in parallel.
 
     Args:
-        store: Rooted at the sink's location.
+        store: Store rooted at the sink's location.
         context: Who is committing.
-        prefix: What the names of the sink's files start with, before job and uid.
-        wait: Waits so many seconds between two tries.
+        prefix: Prefix of the sink's file names, before job and uid.
+        wait: Waits for a number of seconds between two tries.
     """
 
     def __init__(
@@ -167,9 +175,10 @@ class StagedFileCommitter(SinkCommitter):
         wait: Callable[[float], None] = time.sleep,
     ) -> None:
         self._store = store
-        start = re.escape(f"{prefix}{_name_start(context.job_id, context.uid)}")
-        self._mine = re.compile(rf"{start}(?P<checkpoint>\d+)\.\d+\.(?P<attempt>\d+)-")
-        self._attempt = context.attempt
+        starts = {start(context.job_id, context.uid) for start in (_name_start, _former_name_start)}
+        start = rf"{re.escape(prefix)}(?:{'|'.join(re.escape(each) for each in starts if each)})"
+        self._mine = re.compile(rf"{start}(?P<checkpoint>\d+)\.\d+\.(?P<token>\d+)-")
+        self._fencing_token = context.fencing_token
         self._wait = wait
 
     def commit(self, requests: Sequence[CommitRequest]) -> int:
@@ -177,14 +186,14 @@ class StagedFileCommitter(SinkCommitter):
         with ThreadPoolExecutor(_COMMIT_THREADS, "file-commit") as pool:
             for _, group in groupby(sorted(requests, key=_checkpoint), key=_checkpoint):
                 pending = [pool.submit(self._commit_one, request) for request in group]
-                # All are tried, so that one lost file does not hide the others.
+                # All files are tried, so that one lost file does not hide the others.
                 before += sum([future.result() for future in pending if future.exception() is None])
                 if errors := [error for future in pending if (error := future.exception()) is not None]:
                     raise min(errors, key=lambda error: isinstance(error, CommittableLostError))
         return before
 
     def _commit_one(self, request: CommitRequest) -> bool:
-        """Commits one file; says whether it was there before."""
+        """Commits one file; returns whether it was already there."""
         file = StagedFile.from_json(request.committable)
         where = f"{self._store.url}/{file.key} of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
         there: bool | None = None
@@ -211,7 +220,7 @@ class StagedFileCommitter(SinkCommitter):
             if not self._exists(file.key):
                 raise  # another attempt is completing it just now
             raise SinkCommitError(
-                f"cannot commit {where}: another object has its name. Its {file.rows} rows are not in the table; they "
+                f"cannot commit {where}: another object has this name. Its {file.rows} rows are not in the table; they "
                 f"stay staged as upload {file.upload_id!r}. Move the other object away and run again."
             ) from error
         except UploadNotFoundError as error:
@@ -228,7 +237,7 @@ class StagedFileCommitter(SinkCommitter):
         return any(info.key == key for info in self._store.list(key))
 
     def _is(self, file: StagedFile) -> bool:
-        """Whether the object there is the file, whatever its ETag is made of (encrypted objects have odd ones)."""
+        """Whether the object is this file; compares the content, since ETags of encrypted objects are arbitrary."""
         if not any(info.key == file.key and info.size == file.bytes for info in self._store.list(file.key)):
             return False
         digest = hashlib.sha256()
@@ -244,6 +253,10 @@ class StagedFileCommitter(SinkCommitter):
         ]
         self._store.delete_many(older)
         return len(older)
+
+    def last_committed(self) -> int | None:
+        names = (self._mine.match(info.key.rpartition("/")[2]) for info in self._store.list())
+        return max((int(name["checkpoint"]) for name in names if name), default=None)
 
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return len(self._lingering(keep))
@@ -263,9 +276,9 @@ class StagedFileCommitter(SinkCommitter):
         ]
 
     def _is_mine(self, key: str) -> bool:
-        """Whether a file is of this job and sink, and not of a newer attempt, which a fenced one must not abort."""
+        """Whether a file belongs to this job and sink, and not to a newer attempt: a fenced one must not abort that."""
         name = self._mine.match(key.rpartition("/")[2])
-        return name is not None and int(name["attempt"]) <= self._attempt
+        return name is not None and int(name["token"]) <= self._fencing_token
 
 
 def _checkpoint(request: CommitRequest) -> int:
@@ -273,22 +286,33 @@ def _checkpoint(request: CommitRequest) -> int:
 
 
 def _plain(text: str) -> str:
-    """``text`` without slashes and dots, so that names can be told apart at the dots."""
-    return quote(text, safe="").replace(".", "%2E")
+    """Escapes slashes, and writes dots as ``~``, so that the parts of a name can be told apart at the dots."""
+    return quote(text, safe="").replace("~", "%7E").replace(".", "~")
 
 
 def _name_start(job_id: str, uid: str) -> str:
     return f"{_plain(job_id)}.{_plain(uid)}."
 
 
+def _former_name_start(job_id: str, uid: str) -> str | None:
+    """How earlier releases began a name; None if a name of today's, of another sink, could begin like that."""
+    start = "".join(quote(text, safe="").replace(".", "%2E") + "." for text in (job_id, uid))
+    return None if "~" in start else start
+
+
+def job_of_file(name: str) -> str:
+    """Returns the id of the job that wrote a file, given the name that a writer gave it."""
+    return unquote(name.partition(".")[0].replace("~", "."))
+
+
 def partition_folder(partition: str | None) -> str:
-    """The folder of a Dagster partition's files, or none where the run has no partition."""
+    """The folder of a Dagster partition's files, or an empty string if the run has no partition."""
     return "" if partition is None else f"partition={quote(partition, safe='')}/"
 
 
 def file_name(context: WriterInitContext) -> str:
-    """A name that is unique to a writer: job, uid, checkpoint, subtask, attempt and execution."""
+    """The file name of a writer, unique by job, uid, checkpoint, subtask, attempt and execution."""
     return (
         f"{_name_start(context.job_id, context.uid)}{context.checkpoint_id:010d}.{context.subtask:05d}."
-        f"{context.attempt}-{_plain(context.execution)}"
+        f"{context.fencing_token}-{_plain(context.execution)}"
     )

@@ -1,4 +1,4 @@
-"""Functions made of other functions: what an operator runs where the user gave something simpler."""
+"""Functions that wrap simpler functions of the user in the form that an operator runs."""
 
 from __future__ import annotations
 
@@ -15,30 +15,32 @@ from dagster_flinkpy.datastream.functions import (
     Function,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    KeySelector,
     MapFunction,
     ReduceFunction,
     RuntimeContext,
 )
 
 __all__ = [
+    "AccumulateType",
     "Accumulation",
     "CoFlatMapAdapter",
     "CoMapAdapter",
-    "Fold",
     "KeyedCoFlatMapAdapter",
     "KeyedCoMapAdapter",
     "KeyedCoProcessAdapter",
     "KeyedFilterAdapter",
     "KeyedFlatMapAdapter",
     "KeyedMapAdapter",
+    "WithKey",
 ]
 
 F = TypeVar("F", bound=Function)
-Fold = Literal["sum", "min", "max", "min_by", "max_by"]
+AccumulateType = Literal["sum", "min", "max", "min_by", "max_by"]
 
 
 class _Adapter(Function):
-    """Opens and closes the function inside."""
+    """Opens and closes the wrapped function."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -50,8 +52,27 @@ class _Adapter(Function):
         self.function.close()
 
 
+class WithKey(MapFunction):
+    """Puts the key in front of each record.
+
+    Args:
+        selector: What the stream is keyed by: a function, a `KeySelector`, or the names of one or more fields.
+    """
+
+    def __init__(self, selector: Any) -> None:
+        self._selector = selector
+
+    def map(self, value: Any) -> Row:
+        selector = self._selector
+        if isinstance(selector, str):
+            return Row(getattr(value, selector), value)
+        if isinstance(selector, tuple):
+            return Row(tuple(getattr(value, name) for name in selector), value)
+        return Row(selector.get_key(value) if isinstance(selector, KeySelector) else selector(value), value)
+
+
 class KeyedMapAdapter(_Adapter, KeyedProcessFunction):
-    """A MapFunction on a keyed stream: it may use keyed state."""
+    """Wraps a MapFunction on a keyed stream, which may use keyed state."""
 
     function: MapFunction
 
@@ -60,7 +81,7 @@ class KeyedMapAdapter(_Adapter, KeyedProcessFunction):
 
 
 class KeyedFlatMapAdapter(_Adapter, KeyedProcessFunction):
-    """A FlatMapFunction on a keyed stream: it may use keyed state."""
+    """Wraps a FlatMapFunction on a keyed stream, which may use keyed state."""
 
     function: FlatMapFunction
 
@@ -69,7 +90,7 @@ class KeyedFlatMapAdapter(_Adapter, KeyedProcessFunction):
 
 
 class KeyedFilterAdapter(_Adapter, KeyedProcessFunction):
-    """A FilterFunction on a keyed stream: it may use keyed state."""
+    """Wraps a FilterFunction on a keyed stream, which may use keyed state."""
 
     function: FilterFunction
 
@@ -92,11 +113,11 @@ class _CoMap(_Adapter):
 
 
 class CoMapAdapter(_CoMap, CoProcessFunction):
-    """A CoMapFunction; a result of None is left out, as in PyFlink."""
+    """Wraps a CoMapFunction; a result of None is left out, as in PyFlink."""
 
 
 class KeyedCoMapAdapter(_CoMap, KeyedCoProcessFunction):
-    """A CoMapFunction of two keyed streams."""
+    """Wraps a CoMapFunction on two keyed streams."""
 
 
 class _CoFlatMap(_Adapter):
@@ -110,15 +131,15 @@ class _CoFlatMap(_Adapter):
 
 
 class CoFlatMapAdapter(_CoFlatMap, CoProcessFunction):
-    """A CoFlatMapFunction."""
+    """Wraps a CoFlatMapFunction."""
 
 
 class KeyedCoFlatMapAdapter(_CoFlatMap, KeyedCoProcessFunction):
-    """A CoFlatMapFunction of two keyed streams."""
+    """Wraps a CoFlatMapFunction on two keyed streams."""
 
 
 class KeyedCoProcessAdapter(_Adapter, KeyedCoProcessFunction):
-    """A CoProcessFunction of two keyed streams: it may use keyed state and timers of the keys."""
+    """Wraps a CoProcessFunction on two keyed streams, which may use keyed state and timers."""
 
     function: CoProcessFunction
 
@@ -130,18 +151,18 @@ class KeyedCoProcessAdapter(_Adapter, KeyedCoProcessFunction):
 
 
 class Accumulation(ReduceFunction):
-    """Folds one field of the records, or whole plain values (PyFlink: ``KeyedStream._accumulate``).
+    """Folds one field of the records, or the records themselves if they are plain values.
 
-    ``sum``, ``min`` and ``max`` keep the other fields of the first record; ``min_by`` and ``max_by`` give the first of
-    the records with the least, or greatest, field.
+    ``sum``, ``min`` and ``max`` keep the other fields of the first record. ``min_by`` and ``max_by`` return the first
+    of the records with the least or greatest field. (PyFlink: ``KeyedStream._accumulate``.)
 
     Args:
-        fold: What to do.
-        position: Index or name of the field; 0 for records that are plain values.
+        fold: The operation.
+        position: The index or name of the field; 0 if the records are plain values.
     """
 
-    def __init__(self, fold: Fold, position: int | str) -> None:
-        self.fold: Fold = fold
+    def __init__(self, fold: AccumulateType, position: int | str) -> None:
+        self.fold: AccumulateType = fold
         self.position = position
         self._pick = _PICKS[fold]
 
@@ -150,6 +171,8 @@ class Accumulation(ReduceFunction):
             if self.position != 0:
                 raise TypeError(f"{self.fold}({self.position!r}) of records without fields: {value2!r}; use 0")
             return self._pick(value1, value2)
+        if isinstance(self.position, str) and not isinstance(value2, Row):
+            raise TypeError(f"{self.fold}({self.position!r}): {value2!r} has no field names; use an index, such as 1")
         position = cast(int, self.position)
         if self.fold in ("min_by", "max_by"):
             first, second = value1[position], value2[position]
@@ -176,7 +199,7 @@ def _sum(first: Any, second: Any) -> Any:
     return first + second
 
 
-_PICKS: dict[Fold, Callable[[Any, Any], Any]] = {
+_PICKS: dict[AccumulateType, Callable[[Any, Any], Any]] = {
     "sum": _sum,
     "min": _least,
     "max": _greatest,

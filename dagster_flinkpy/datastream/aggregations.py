@@ -1,4 +1,4 @@
-"""Aggregations that are built in beside PyFlink's ``sum``, ``min`` and ``max``."""
+"""Built-in aggregations that PyFlink does not have."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.functions import AggregateFunction, ProcessWindowFunction
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["CountAggregate", "MeanAggregate", "WithKeyAndWindow", "check_is_number", "field_of", "key_fields"]
+__all__ = [
+    "CountAggregate",
+    "MeanAggregate",
+    "WithKeyAndWindow",
+    "check_field",
+    "check_is_number",
+    "field_of",
+    "key_fields",
+]
 
 
 class CountAggregate(AggregateFunction):
-    """The number of records."""
+    """Counts records."""
 
     name = "count"
     accumulator_type = Types.LONG()
@@ -34,10 +42,10 @@ class CountAggregate(AggregateFunction):
 
 
 class MeanAggregate(AggregateFunction):
-    """The mean of a field, as a double.
+    """Computes the mean of a field, as a double.
 
     Args:
-        position: Index or name of the field; 0 for records that are plain values.
+        position: The index or name of the field; 0 if the records are plain values.
     """
 
     name = "mean"
@@ -64,10 +72,10 @@ class MeanAggregate(AggregateFunction):
 
 
 class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
-    """Puts key, start and end of the window before the result.
+    """Puts the key and the start and end of the window in front of the result.
 
     Args:
-        key_fields: How many fields the key is spread over: of more than one it is a tuple; 0 leaves it out.
+        key_fields: The number of fields of the key. With more than one, the key is a tuple; with 0 it is left out.
     """
 
     def __init__(self, key_fields: int) -> None:
@@ -83,13 +91,13 @@ class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
 def key_fields(
     selector: object, key_type: TypeInformation | None, record_type: TypeInformation, what: str
 ) -> tuple[list[str], list[TypeInformation]]:
-    """Names and types of the fields that a key is in a result.
+    """Returns the names and types of the fields that a key takes up in a result.
 
     Args:
         selector: What the stream is keyed by.
         key_type: Type of the key, if declared.
-        record_type: Of the records.
-        what: Says so in the message.
+        record_type: The type of the records.
+        what: The caller, for the message.
 
     Raises:
         ConfigurationError: The type of the key is not declared.
@@ -99,8 +107,8 @@ def key_fields(
         return names, [record_type.field_types[record_type.field_names.index(name)] for name in names]
     if key_type is None:
         raise ConfigurationError(
-            f"{what} gives the key beside the result, so its type must be known: key_by the name of a field, or give "
-            "key_by() a key_type"
+            f"{what} returns the key with the result, so the type of the key must be known: key by the name of a "
+            "field, or give key_by() a key_type"
         )
     if isinstance(key_type, TupleTypeInfo):
         return [f"key_{i}" for i in range(len(key_type.field_types))], list(key_type.field_types)
@@ -108,7 +116,7 @@ def key_fields(
 
 
 def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | None, TypeInformation | None]:
-    """Index and type of a field; None and the type itself for plain values, None twice if there is no such field."""
+    """Returns the index and type of a field: None and the type for plain values, None twice if there is none."""
     if isinstance(record_type, (RowTypeInfo, TupleTypeInfo)):
         if isinstance(position, str):
             names = record_type.field_names if isinstance(record_type, RowTypeInfo) else ()
@@ -123,18 +131,37 @@ def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | N
     return None, None
 
 
+def check_field(record_type: TypeInformation, position: int | str, what: str) -> None:
+    """Makes sure that records have a field, as far as their type says.
+
+    Raises:
+        ConfigurationError: They have no such field; the message lists those there are.
+    """
+    if isinstance(record_type, TupleTypeInfo):
+        last = len(record_type.field_types) - 1
+        if isinstance(position, str) or position > last:
+            raise ConfigurationError(
+                f"{what} of {position!r}: the records are tuples, whose fields have no names; use an index to {last} "
+                "or declare them as Types.ROW_NAMED"
+            )
+    elif isinstance(record_type, RowTypeInfo):
+        names = record_type.field_names
+        if position not in names if isinstance(position, str) else position >= len(names):
+            raise ConfigurationError(f"{what} of {position!r}: the records have the fields {', '.join(names)} only")
+
+
 _NUMBERS = ("BYTE", "SHORT", "INT", "LONG", "FLOAT", "DOUBLE")
 
 
 def check_is_number(record_type: TypeInformation, position: int | str, what: str) -> None:
-    """Makes sure that a field is an integer or a floating point number.
+    """Checks that a field is an integer or a floating-point number.
 
     Raises:
-        ConfigurationError: It is not, or there is none.
+        ConfigurationError: It is not, or there is no such field.
     """
     _, kind = field_of(record_type, position)
     if not isinstance(kind, BasicTypeInfo) or kind.name not in _NUMBERS:
         raise ConfigurationError(
-            f"{what} of {position!r}: it is {kind or 'no field'} in {record_type}; it must be a number, and the type "
-            "of the records declared"
+            f"{what} needs a number, but {position!r} is {kind or 'no field'} in {record_type}; name another field, or "
+            "declare the type of the records"
         )

@@ -1,4 +1,4 @@
-"""The vectorised form of a process function: a batch of records at a time, as Arrow columns."""
+"""The vectorised form of a process function, which takes batches of records as Arrow columns."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ __all__ = ["BatchState", "KeyedBatchFunction"]
 
 
 class BatchState(ABC):
-    """Keyed value state, many keys at a time.
+    """Keyed value state for many keys at a time.
 
-    What is stored is what a :class:`ValueState` of the same descriptor stores, so a program can go from one form to the
-    other and keep its state.
+    It stores the same as a `ValueState` with the same descriptor, so a program can switch from one form to the other
+    and keep its state.
     """
 
     @abstractmethod
     def lookup(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> pa.Array[Any]:
-        """The value of each key, with the Arrow type of the descriptor; null where there is none.
+        """Returns the value of each key, with the Arrow type of the descriptor, or null if there is none.
 
         Args:
             descriptor: Name and type of the state.
-            keys: Keys of the batch, as they were given or any of them; may repeat.
+            keys: Some or all keys of the batch, in any order. They may repeat.
 
         Raises:
             ConfigurationError: A key belongs to another subtask, or the state has a time to live.
-            StateSchemaError: The state was stored with another type; names both.
+            StateSchemaError: The state was stored with another type; the message names both.
         """
 
     @abstractmethod
     def update(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any], values: pa.Array[Any]) -> None:
-        """Sets the value of each key; where a key repeats its last value counts. A null deletes.
+        """Sets the value of each key. If a key repeats, its last value counts. A null deletes the value.
 
         Raises:
-            TypeMismatchError: Keys and values differ in number, or do not have their declared types; names operator,
-                state, and key and value.
+            TypeMismatchError: Keys and values differ in number, or do not have their declared types; the message names
+                the operator, state, key and value.
         """
 
     @abstractmethod
     def delete(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> None:
-        """Drops the values of keys."""
+        """Deletes the values of keys."""
 
 
 class KeyedBatchFunction(Function, ABC):
-    """A function with keyed state that takes records a batch at a time; of how many records it is, nobody says."""
+    """A function with keyed state that takes batches of records. The size of a batch is not defined."""
 
     @abstractmethod
     def process_batch(
         self, keys: pa.Array[Any], batch: pa.RecordBatch, state: BatchState
     ) -> pa.RecordBatch | pa.Table | Iterable[pa.RecordBatch | pa.Table] | None:
-        """Takes records of one input, in order.
+        """Processes a batch of records of one input, in order.
 
         Args:
             keys: The key of each record.
-            batch: The records: a column per field; one column ``value`` where they are plain values.
+            batch: The records, with a column per field, or one column ``value`` if they are plain values.
             state: Keyed state.
 
         Returns:
-            Records: a column per field of the declared output type, in any order; one column where that is no row. As
-            many rows as the batch has get the timestamps of its records, one by one; any other number of rows gets the
-            newest timestamp of the batch. Each of several results is looked at by itself.
+            Records with a column per field of the declared output type, in any order, or one column if it is not a row.
+            If there are as many rows as in the batch, each gets the timestamp of its record. Otherwise all rows get the
+            newest timestamp of the batch. This applies to each of several results separately.
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
@@ -20,32 +21,32 @@ _MAX_INT = 2**31 - 1
 
 @dataclass
 class CheckpointConfig:
-    """Checkpoint settings of a program; all times are in milliseconds in the methods."""
+    """The checkpoint settings of a program. Its methods take and return milliseconds."""
 
     interval: timedelta | None = None
-    """Time between two checkpoints; None: no periodic trigger."""
+    """Time between two checkpoints, or None for no periodic trigger."""
     storage_dir: str | None = None
     """Where checkpoints go: a directory or ``s3://bucket/prefix``."""
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     timeout: timedelta = timedelta(minutes=10)
     """A checkpoint that takes longer is aborted."""
     min_pause: timedelta = timedelta(0)
-    """Time from the end of a checkpoint to the next periodic one."""
+    """The least time from the end of a checkpoint to the next periodic one."""
     max_concurrent: int = 1
     tolerable_failed: int = 0
-    """Checkpoints in a row that may fail before the job does."""
+    """The number of consecutive checkpoints that may fail before the job does."""
     barriers_per_job: int = 1
-    """Checkpoints that one Spark job takes, one after the other."""
+    """The number of checkpoints that one Spark job takes, one after another."""
     unaligned: bool = False
-    """Whether a gate that aligns for too long takes its snapshot with the input that has not passed."""
+    """Whether an input gate that aligns for too long takes its snapshot with the waiting input."""
     aligned_timeout: timedelta = timedelta(0)
-    """If unaligned: how long is too long."""
+    """How long an input gate aligns, if checkpoints may be unaligned."""
     retention: ExternalizedCheckpointRetention = ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
-    """What becomes of checkpoints when a run ends."""
+    """What happens to checkpoints when a run ends."""
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
-    """Whose a restored checkpoint or savepoint is."""
+    """Who owns a restored checkpoint or savepoint."""
     state_backend: StateBackendType = StateBackendType.COLUMNAR
-    """Where keyed state is while a task works with it."""
+    """How a task holds keyed state while it runs."""
     master_hooks: list[MasterTriggerRestoreHook] = field(default_factory=list)
     """Called on the driver at each checkpoint and restore."""
 
@@ -55,18 +56,18 @@ class CheckpointConfig:
         return self
 
     def is_checkpointing_enabled(self) -> bool:
-        """Whether there is a periodic trigger."""
+        """Returns whether there is a periodic trigger."""
         return self.interval is not None
 
     def get_checkpoint_interval(self) -> int:
-        """Milliseconds between two checkpoints; -1: there is no periodic trigger."""
-        return -1 if self.interval is None else _millis(self.interval)
+        """Returns the milliseconds between two checkpoints, or -1 if there is no periodic trigger."""
+        return -1 if self.interval is None else to_millis(self.interval)
 
     def set_checkpoint_interval(self, checkpoint_interval: int) -> CheckpointConfig:
         """Sets the milliseconds between two checkpoints.
 
         Raises:
-            ConfigurationError: They are less than 10.
+            ConfigurationError: It is less than 10.
         """
         if checkpoint_interval < 10:
             raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {checkpoint_interval}")
@@ -74,17 +75,17 @@ class CheckpointConfig:
         return self
 
     def get_checkpointing_mode(self) -> CheckpointingMode:
-        """What a record counts for after a failure."""
+        """Returns the guarantee for records after a failure."""
         return self.mode
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> CheckpointConfig:
-        """Sets what a record counts for after a failure."""
+        """Sets the guarantee for records after a failure."""
         self.mode = checkpointing_mode
         return self
 
     def get_checkpoint_timeout(self) -> int:
-        """Milliseconds after which a checkpoint is aborted."""
-        return _millis(self.timeout)
+        """Returns the milliseconds after which a checkpoint is aborted."""
+        return to_millis(self.timeout)
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int) -> CheckpointConfig:
         """Sets the milliseconds after which a checkpoint is aborted."""
@@ -92,8 +93,8 @@ class CheckpointConfig:
         return self
 
     def get_min_pause_between_checkpoints(self) -> int:
-        """Milliseconds from the end of a checkpoint to the next periodic one."""
-        return _millis(self.min_pause)
+        """Returns the milliseconds from the end of a checkpoint to the next periodic one."""
+        return to_millis(self.min_pause)
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int) -> CheckpointConfig:
         """Sets the milliseconds from the end of a checkpoint to the next periodic one."""
@@ -101,7 +102,7 @@ class CheckpointConfig:
         return self
 
     def get_max_concurrent_checkpoints(self) -> int:
-        """How many checkpoints may be pending at once."""
+        """Returns how many checkpoints may be pending at once."""
         return self.max_concurrent
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> CheckpointConfig:
@@ -110,30 +111,30 @@ class CheckpointConfig:
         return self
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """What :meth:`set_tolerable_checkpoint_failure_number` set; 0 by default."""
+        """Returns what :meth:`set_tolerable_checkpoint_failure_number` set; 0 by default."""
         return self.tolerable_failed
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
-        """Accepted, and without effect: here checkpoint and epoch are one, so one that fails ends the attempt.
+        """Has no effect: a checkpoint belongs to an epoch, so one that fails ends the attempt.
 
-        The next attempt reads the same input again from the last completed checkpoint. How often that is tried is up to
+        The next attempt reads the same input again, from the last completed checkpoint. How often it tries depends on
         the step's retry policy, the restart sensor and the checkpoint sensor.
         """
         self.tolerable_failed = tolerable_checkpoint_failure_number
         return self
 
     def get_barriers_per_job(self) -> int:
-        """How many checkpoints one Spark job takes."""
+        """Returns how many checkpoints one Spark job takes."""
         return self.barriers_per_job
 
     def set_barriers_per_job(self, barriers_per_job: int) -> CheckpointConfig:
-        """Sets how many checkpoints one Spark job takes, one after the other; 1 by default; not in PyFlink.
+        """Sets how many checkpoints one Spark job takes, one after another; 1 by default. Not in PyFlink.
 
-        Each has its own epoch of input. It saves the fixed cost of a Spark job where epochs are small; a failure fails
-        all of them.
+        Each has its own epoch of input. More than one saves the fixed cost of a Spark job if epochs are small, but a
+        failure fails all of them.
 
         Raises:
-            ConfigurationError: They are less than 1.
+            ConfigurationError: It is less than 1.
         """
         if barriers_per_job < 1:
             raise ConfigurationError(f"a Spark job takes at least 1 checkpoint, not {barriers_per_job}")
@@ -141,60 +142,56 @@ class CheckpointConfig:
         return self
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """What :meth:`set_fail_on_checkpointing_errors` set; true by default."""
+        """Returns what :meth:`set_fail_on_checkpointing_errors` set; true by default."""
         return self.tolerable_failed == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
-        """Without effect, as :meth:`set_tolerable_checkpoint_failure_number`: a failed checkpoint ends the attempt."""
+        """Has no effect, like `set_tolerable_checkpoint_failure_number`: a failed checkpoint ends the attempt."""
         return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
-        """What becomes of checkpoints when a run ends."""
+        """Returns what happens to checkpoints when a run ends."""
         return self.retention
 
     def is_externalized_checkpoints_enabled(self) -> bool:
-        """Whether there is a way for a run to end that keeps checkpoints."""
+        """Returns whether checkpoints are kept after some ends of a run."""
         return self.retention is not ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
 
     def set_externalized_checkpoint_retention(
         self, retention_mode: ExternalizedCheckpointRetention
     ) -> CheckpointConfig:
-        """Sets what becomes of checkpoints when a run ends. They are kept by default, for the next run."""
+        """Sets what happens to checkpoints when a run ends. By default they are kept for the next run."""
         self.retention = retention_mode
         return self
 
     def set_recovery_claim_mode(self, claim_mode: RecoveryClaimMode) -> CheckpointConfig:
-        """Sets whose a checkpoint or savepoint is after a run was told to restore it."""
+        """Sets who owns a checkpoint or savepoint that a run restores on request."""
         self.claim_mode = claim_mode
         return self
 
     def add_master_hook(self, hook: MasterTriggerRestoreHook) -> CheckpointConfig:
-        """Has a hook called on the driver at each checkpoint and restore."""
+        """Adds a hook that is called on the driver at each checkpoint and restore."""
         self.master_hooks.append(hook)
         return self
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Whether a gate that aligns for too long takes its snapshot with the input that has not passed."""
+        """Returns whether an input gate that aligns for too long takes its snapshot with the waiting input."""
         return self.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> CheckpointConfig:
-        """Lets a gate that aligns for too long take its snapshot with the input that has not passed."""
+        """Lets an input gate that aligns for too long take its snapshot with the waiting input."""
         self.unaligned = enabled
         return self
 
     def disable_unaligned_checkpoints(self) -> CheckpointConfig:
-        """Has gates wait for all barriers; the default."""
+        """Makes input gates wait for all barriers; the default."""
         return self.enable_unaligned_checkpoints(False)
 
     def get_aligned_checkpoint_timeout(self) -> Duration:
-        """If unaligned: how long a gate aligns."""
-        return Duration(_millis(self.aligned_timeout))
+        """Returns how long an input gate aligns, if checkpoints may be unaligned."""
+        return Duration(to_millis(self.aligned_timeout))
 
     def set_aligned_checkpoint_timeout(self, alignment_timeout: Duration) -> CheckpointConfig:
-        """Sets how long a gate aligns, if checkpoints may be unaligned; 0: not at all."""
+        """Sets how long an input gate aligns, if checkpoints may be unaligned; 0 means not at all."""
         self.aligned_timeout = timedelta(milliseconds=alignment_timeout.millis)
         return self
-
-
-def _millis(span: timedelta) -> int:
-    return span // timedelta(milliseconds=1)

@@ -1,4 +1,4 @@
-"""What is told of the end of checkpoints (Flink: ``CheckpointListener``)."""
+"""Listeners for the end of checkpoints (Flink: ``CheckpointListener``)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ __all__ = ["CheckpointListener"]
 
 
 class CheckpointListener:
-    """Base of what lives on the driver and wants to know: sink committers and master hooks.
+    """Is told on the driver how checkpoints end: the base class of sink committers and master hooks.
 
-    User functions live as long as the Spark job of an epoch, and no checkpoint completes before that is over: they are
-    told nothing. As in Flink, a notification is lost where the attempt dies before it.
+    User functions are not told, because they live as long as the Spark job of an epoch, and no checkpoint completes
+    before it ends. As in Flink, a notification is lost if the attempt dies before it.
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
-        """The checkpoint is complete, and all sinks have committed."""
+        """Is called when a checkpoint is complete and all sinks have committed."""
 
     def notify_checkpoint_aborted(self, checkpoint_id: int) -> None:
-        """The checkpoint will never complete."""
+        """Is called when a checkpoint will never complete."""
 
     def notify_checkpoint_subsumed(self, checkpoint_id: int) -> None:
-        """The completed checkpoint, and all before it, are deleted: later ones have taken their place."""
+        """Is called when a completed checkpoint and all before it are deleted, because later ones replace them."""

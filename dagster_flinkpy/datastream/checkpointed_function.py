@@ -1,6 +1,6 @@
 """Functions with operator state (Flink: ``org.apache.flink.streaming.api.checkpoint.CheckpointedFunction``).
 
-PyFlink has no such interface; names are those of Flink's Java API in Python's spelling.
+PyFlink has no such interface. The names are those of Flink's Java API, in Python's spelling.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ __all__ = [
 
 
 class StatePartitionStreamProvider(ABC):
-    """One partition of raw operator state."""
+    """A partition of raw operator state."""
 
     @abstractmethod
     def get_stream(self) -> BinaryIO:
-        """Its bytes, to be read."""
+        """Returns a stream that reads its bytes."""
 
 
 class KeyGroupStatePartitionStreamProvider(StatePartitionStreamProvider):
@@ -37,104 +37,104 @@ class KeyGroupStatePartitionStreamProvider(StatePartitionStreamProvider):
 
     @abstractmethod
     def get_key_group_id(self) -> int:
-        """The key group."""
+        """Returns the key group."""
 
 
 class OperatorStateCheckpointOutputStream(ABC):
-    """Takes raw operator state. Its partitions are dealt out over all subtasks when the parallelism changes."""
+    """Writes raw operator state. Its partitions are redistributed over all subtasks when the parallelism changes."""
 
     @abstractmethod
     def start_new_partition(self) -> None:
-        """What is written from here on is another partition."""
+        """Starts a new partition for the bytes that follow."""
 
     @abstractmethod
     def write(self, data: bytes) -> int:
-        """Appends bytes to the partition; says how many."""
+        """Appends bytes to the partition and returns their number."""
 
     @abstractmethod
     def get_number_of_partitions(self) -> int:
-        """Partitions so far."""
+        """Returns the number of partitions so far."""
 
 
 class KeyedStateCheckpointOutputStream(ABC):
-    """Takes raw keyed state, key group by key group."""
+    """Writes raw keyed state, key group by key group."""
 
     @abstractmethod
     def start_new_key_group(self, key_group_id: int) -> None:
-        """What is written from here on is of this key group, which must be one of the subtask's, and once only.
+        """Starts a key group of the subtask for the bytes that follow. Each can be started once.
 
         Raises:
-            ConfigurationError: It is not.
+            ConfigurationError: It belongs to another subtask, or was started before.
         """
 
     @abstractmethod
     def write(self, data: bytes) -> int:
-        """Appends bytes to the key group; says how many."""
+        """Appends bytes to the key group and returns their number."""
 
     @abstractmethod
     def get_key_group_list(self) -> Iterable[int]:
-        """The key groups of the subtask."""
+        """Returns the key groups of the subtask."""
 
 
 class FunctionSnapshotContext(ABC):
-    """What a function may ask at a barrier."""
+    """The context of a snapshot, at a barrier."""
 
     @abstractmethod
     def get_checkpoint_id(self) -> int:
-        """Id of the checkpoint."""
+        """Returns the id of the checkpoint."""
 
     @abstractmethod
     def get_raw_operator_state_output(self) -> OperatorStateCheckpointOutputStream:
-        """Where raw operator state goes (Flink: ``StateSnapshotContext``)."""
+        """Returns the output for raw operator state (Flink: ``StateSnapshotContext``)."""
 
     @abstractmethod
     def get_raw_keyed_operator_state_output(self) -> KeyedStateCheckpointOutputStream:
-        """Where raw keyed state goes.
+        """Returns the output for raw keyed state.
 
         Raises:
-            ConfigurationError: The stream has no keys.
+            ConfigurationError: The stream is not keyed.
         """
 
 
 class FunctionInitializationContext(ABC):
-    """What a function may ask when it starts."""
+    """The context of a function's start."""
 
     @abstractmethod
     def is_restored(self) -> bool:
-        """Whether there is a checkpoint to go on from."""
+        """Returns whether the function starts from a checkpoint."""
 
     @abstractmethod
     def get_restored_checkpoint_id(self) -> int | None:
-        """Its id, or None."""
+        """Returns the id of the restored checkpoint, or None."""
 
     @abstractmethod
     def get_operator_state_store(self) -> OperatorStateStore:
-        """Gives operator state by its descriptor."""
+        """Returns the store that provides operator state."""
 
     @abstractmethod
     def get_keyed_state_store(self) -> KeyedStateStore:
-        """Gives keyed state by its descriptor; only where the stream has keys."""
+        """Returns the store that provides keyed state, if the stream is keyed."""
 
     @abstractmethod
     def get_raw_operator_state_inputs(self) -> Iterable[StatePartitionStreamProvider]:
-        """The partitions of raw operator state that this subtask goes on from."""
+        """Returns the partitions of raw operator state that this subtask restores."""
 
     @abstractmethod
     def get_raw_keyed_state_inputs(self) -> Iterable[KeyGroupStatePartitionStreamProvider]:
-        """The raw keyed state of this subtask's key groups."""
+        """Returns the raw keyed state of this subtask's key groups."""
 
 
 class CheckpointedFunction(ABC):
-    """A function with state of its own beside that of keys; for any user function, source or sink writer.
+    """A user function, source or sink writer with operator state.
 
-    An epoch here starts as Flink starts after a restore: ``initialize_state`` is called, then ``open``, and what
-    the function held in memory alone is gone.
+    Each epoch starts as Flink starts after a restore: ``initialize_state`` is called, then ``open``. What the function
+    kept only in memory is lost.
     """
 
     @abstractmethod
     def snapshot_state(self, context: FunctionSnapshotContext) -> None:
-        """Called at each barrier: the state must now hold all that the function is to go on from."""
+        """Is called at each barrier, and must put everything that the function needs later into its state."""
 
     @abstractmethod
     def initialize_state(self, context: FunctionInitializationContext) -> None:
-        """Called once in each subtask before ``open``; the place to get the state."""
+        """Is called once in each subtask before ``open``, and requests the state."""

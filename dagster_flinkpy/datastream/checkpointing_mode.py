@@ -1,4 +1,4 @@
-"""Delivery into state (``pyflink.datastream.checkpointing_mode``)."""
+"""Delivery guarantees for state (``pyflink.datastream.checkpointing_mode``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["CheckpointingMode"]
 
 
 class CheckpointingMode(Enum):
-    """What a record counts for in state after a failure."""
+    """How often a record counts in state after a failure."""
 
     EXACTLY_ONCE = 0
     AT_LEAST_ONCE = 1

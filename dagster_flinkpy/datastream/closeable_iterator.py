@@ -1,4 +1,4 @@
-"""The records of a program while it runs (``pyflink.datastream.data_stream.CloseableIterator``)."""
+"""The records of a running program (``pyflink.datastream.data_stream.CloseableIterator``)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["CloseableIterator"]
 
 
 class CloseableIterator(Iterator[Any]):
-    """The records of a program that runs while they are read; ``with`` or :meth:`close` ends it early.
+    """Iterates over the records of a program, which runs meanwhile; ``with`` or `close` ends it early.
 
     Args:
         records: A generator.
@@ -25,7 +25,7 @@ class CloseableIterator(Iterator[Any]):
         return next(self._records)
 
     def next(self) -> Any:
-        """The next record."""
+        """Returns the next record."""
         return next(self)
 
     def __enter__(self) -> CloseableIterator:
@@ -35,7 +35,7 @@ class CloseableIterator(Iterator[Any]):
         self.close()
 
     def close(self) -> None:
-        """Ends the program, if it still runs."""
+        """Ends the program, if it is still running."""
         close = getattr(self._records, "close", None)
         if close is not None:
             close()

@@ -1,4 +1,4 @@
-"""Streams and what can be done with them (``pyflink.datastream.data_stream``)."""
+"""Data streams and keyed streams (``pyflink.datastream.data_stream``)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.adapters import (
+    AccumulateType,
     Accumulation,
-    Fold,
     KeyedFilterAdapter,
     KeyedFlatMapAdapter,
     KeyedMapAdapter,
+    WithKey,
 )
-from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_is_number, key_fields
+from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_field, check_is_number
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
@@ -35,9 +36,8 @@ from dagster_flinkpy.datastream.functions import (
     ProcessFunction,
     ReduceFunction,
 )
-from dagster_flinkpy.datastream.job_graph import Partitioner as EdgePartitioner
-from dagster_flinkpy.datastream.job_graph import PartitionerKind
-from dagster_flinkpy.datastream.operators import (
+from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.operator_specs import (
     FilterSpec,
     FlatMapSpec,
     KeyedBatchSpec,
@@ -53,8 +53,10 @@ from dagster_flinkpy.datastream.operators import (
     SparkTransformSpec,
     TimestampsSpec,
     as_callable,
+    shown,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.program import FORWARD, ExecutionEnvironment, Upstream
 from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.datastream.window import (
@@ -64,10 +66,10 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.datastream.windowed_stream import AllWindowedStream, WindowedStream
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
+from dagster_flinkpy.key_groups import check_whole_number
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.spark import DataFrameFunction
-    from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 
 __all__ = [
     "AllWindowedStream",
@@ -79,38 +81,39 @@ __all__ = [
     "WindowedStream",
 ]
 
-_FORWARD = EdgePartitioner(PartitionerKind.FORWARD)
 S = TypeVar("S", bound="_Configurable")
 
 
 class _Configurable:
-    """The settings every operator has."""
+    """The settings that every operator has."""
 
     def __init__(self, transformation: Transformation) -> None:
         self._transformation = transformation
 
     @property
     def _operator(self) -> Transformation:
-        """What the settings are of."""
+        """The operator that the settings belong to."""
         return self._transformation
 
     def uid(self: S, uid: str) -> S:
-        """Sets the operator's id, under which its state is stored and found again."""
+        """Sets the operator's id, under which its state is stored and restored."""
         self._operator.uid = uid
         return self
 
     def name(self: S, name: str) -> S:
-        """Sets the operator's name, for people."""
+        """Sets the operator's display name."""
         self._operator.name = name
         return self
 
     def set_parallelism(self: S, parallelism: int) -> S:
         """Sets the number of subtasks."""
+        check_whole_number("parallelism", parallelism)
         self._operator.parallelism = parallelism
         return self
 
     def set_max_parallelism(self: S, max_parallelism: int) -> S:
         """Sets the number of key groups, which no parallelism can exceed."""
+        check_whole_number("max_parallelism", max_parallelism)
         self._operator.max_parallelism = max_parallelism
         return self
 
@@ -120,12 +123,12 @@ class _Configurable:
         return self
 
     def set_description(self: S, description: str) -> S:
-        """Sets a longer text than the name; it is not shown here."""
+        """Sets a longer description than the name. It is not shown anywhere."""
         self._operator.description = description
         return self
 
     def disable_chaining(self: S) -> S:
-        """Accepted without effect: what is chained follows from the edges, and has no effect on results."""
+        """Has no effect: the edges decide which operators are chained, and chaining does not change results."""
         return self
 
 
@@ -136,33 +139,25 @@ class DataStreamSink(_Configurable):
 class DataStream(_Configurable):
     """A stream of records."""
 
-    def __init__(
-        self,
-        env: StreamExecutionEnvironment,
-        transformation: Transformation,
-        *,
-        inputs: tuple[Input, ...] | None = None,
-    ) -> None:
+    def __init__(self, upstream: Upstream[DataStream], transformation: Transformation) -> None:
         super().__init__(transformation)
-        self._env = env
-        # What the next operator reads: this operator's main output, unless partitioned, united or a side output.
-        self._inputs = inputs or (Input(transformation, _FORWARD),)
+        self._upstream = upstream
 
     @property
     def _operator(self) -> Transformation:
-        if self._inputs != (Input(self._transformation, _FORWARD),):
+        if self._upstream.inputs != (Input(self._transformation, FORWARD),):
             raise JobGraphError(
-                "a keyed, partitioned, united or side-output stream is no operator of its own: call uid(), name(), "
-                "set_parallelism(), ... on the operator before or behind it"
+                "a keyed, partitioned, united or side-output stream is not an operator: call uid(), name(), "
+                "set_parallelism(), ... on the operator before or after it"
             )
         return self._transformation
 
     def start_new_chain(self: S) -> S:
-        """Accepted without effect, as :meth:`disable_chaining`."""
+        """Has no effect, like `disable_chaining`."""
         return self
 
     def set_buffer_timeout(self: S, timeout_millis: int) -> S:
-        """Accepted without effect: buffers are sent when they are full, and at barriers."""
+        """Has no effect: buffers are sent when they are full, and at barriers."""
         return self
 
     def force_non_parallel(self: S) -> S:
@@ -171,65 +166,65 @@ class DataStream(_Configurable):
         return self.set_max_parallelism(1)
 
     def get_name(self) -> str:
-        """The operator's name."""
+        """Returns the operator's name."""
         return self._operator.name
 
     def get_execution_config(self) -> ExecutionConfig:
-        """The settings of the environment."""
-        return self._env.get_config()
+        """Returns the settings of the environment."""
+        return self._upstream.program.config
 
-    def get_execution_environment(self) -> StreamExecutionEnvironment:
-        """The environment the stream was made with."""
-        return self._env
+    def get_execution_environment(self) -> ExecutionEnvironment:
+        """Returns the environment that the stream was made with."""
+        return self._upstream.program.environment
 
     @property
     def is_keyed(self) -> bool:
-        """Whether records have a key."""
-        return False
+        """Whether the records have a key."""
+        return self._upstream.keyed
 
     # --- what follows ------------------------------------------------------------------------------------------------
 
     def get_type(self) -> TypeInformation:
-        """Type of the records."""
-        return self._inputs[0].type_info
+        """Returns the type of the records."""
+        return self._upstream.type_info
 
     def _then(self, name: str, spec: OperatorSpec, output_type: TypeInformation | None) -> DataStream:
-        return self._env._add(name, spec, [self._inputs], output_type)
+        return self._upstream.then(name, spec, output_type)
 
-    def _partitioned(self, kind: PartitionerKind) -> DataStream:
-        partitioner = EdgePartitioner(kind)
-        return DataStream(
-            self._env, self._transformation, inputs=tuple(i.with_partitioner(partitioner) for i in self._inputs)
-        )
+    def _partitioned(self, partitioner: StreamPartitioner) -> DataStream:
+        return DataStream(self._upstream.partitioned(partitioner), self._transformation)
 
     def map(self, func: MapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None) -> DataStream:
-        """One record to one. Without ``output_type`` records travel pickled."""
+        """Turns each record into one record. Without ``output_type``, records travel pickled."""
         as_callable(func, MapFunction, "map")
         return self._then("Map", MapSpec(func), output_type)
 
     def flat_map(
         self, func: FlatMapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None
     ) -> DataStream:
-        """One record to any number."""
+        """Turns each record into any number of records."""
         as_callable(func, FlatMapFunction, "flat_map")
         return self._then("FlatMap", FlatMapSpec(func), output_type)
 
     def filter(self, func: FilterFunction | Callable[[Any], bool]) -> DataStream:
-        """Keeps the records for which the function is true."""
+        """Keeps the records for which the function returns true."""
         as_callable(func, FilterFunction, "filter")
         return self._then("Filter", FilterSpec(func), self.get_type())
 
     def process(self, func: ProcessFunction, output_type: TypeInformation | None = None) -> DataStream:
-        """One record to any number, with side outputs."""
+        """Turns each record into any number of records, with side outputs."""
         if not isinstance(func, ProcessFunction):
-            raise ConfigurationError(f"process() of a stream without key needs a ProcessFunction, not {func!r}")
+            keyed = "; for keyed state and timers call key_by() first" if isinstance(func, KeyedProcessFunction) else ""
+            raise ConfigurationError(
+                f"process() of a stream that is not keyed needs a ProcessFunction, not {shown(func)}{keyed}"
+            )
         return self._then("Process", ProcessSpec(func), output_type)
 
     def project(self, *field_indexes: int) -> DataStream:
-        """Some fields of a stream of tuples, in this order.
+        """Keeps some fields of a stream of tuples, in the given order.
 
         Args:
-            field_indexes: From 0.
+            field_indexes: Indexes of the fields, from 0.
         """
         tuple_type = self.get_type()
         if not isinstance(tuple_type, TupleTypeInfo):
@@ -240,85 +235,66 @@ class DataStream(_Configurable):
         return self.map(lambda value: tuple(value[i] for i in field_indexes), projected).name("Projection")
 
     def key_by(self, key_selector: Selector, key_type: TypeInformation | None = None) -> KeyedStream:
-        """Gives each record a key; equal keys go to one subtask.
+        """Partitions the stream by key: records with equal keys go to the same subtask.
 
         Args:
-            key_selector: A function of the record, a :class:`KeySelector`, or the name (names) of its field (fields),
-                which is fastest: whole columns are hashed.
-            key_type: Type of the key; by default ``int`` is LONG, ``float`` DOUBLE, ``str`` STRING.
+            key_selector: A function of the record, a `KeySelector`, or the name or names of its key fields. Names are
+                fastest, because whole columns are hashed.
+            key_type: The type of the key. Default: LONG for ``int``, DOUBLE for ``float``, STRING for ``str``.
         """
-        if isinstance(key_selector, (str, tuple)):
-            self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
-        else:
-            as_callable(key_selector, KeySelector, "get_key")
-        partitioner = EdgePartitioner(PartitionerKind.HASH, key_selector, key_type)
-        return KeyedStream(
-            self._env, self._transformation, inputs=tuple(i.with_partitioner(partitioner) for i in self._inputs)
-        )
-
-    def _check_fields(self, names: tuple[str, ...]) -> None:
-        row_type = self.get_type()
-        if not isinstance(row_type, RowTypeInfo):
-            raise JobGraphError(
-                f"key_by({names!r}) needs records with fields, not {row_type}: declare "
-                "output_type=Types.ROW_NAMED(...) on the operator before it, or give a function"
-            )
-        unknown = [name for name in names if name not in row_type.field_names]
-        if unknown or not names:
-            raise JobGraphError(f"key_by({names!r}): no field {unknown}; the stream has {row_type.get_field_names()}")
+        return KeyedStream(self._upstream.key_by(key_selector, key_type), self._transformation)
 
     def union(self, *streams: DataStream) -> DataStream:
-        """All records of streams of one type."""
+        """Combines streams of one type into a stream of all their records."""
         for other in streams:
-            self._check_same_program(other)
+            self._upstream.check_same_program(other._upstream)
             if other.get_type() != self.get_type():
                 raise JobGraphError(f"union() needs streams of one type, not {self.get_type()} and {other.get_type()}")
-        inputs = self._inputs + tuple(i for s in streams for i in s._inputs)
-        return DataStream(self._env, self._transformation, inputs=inputs)
+        inputs = tuple(i for stream in (self, *streams) for i in stream._upstream.inputs)
+        return self._with_inputs(inputs)
 
-    def _check_same_program(self, other: DataStream) -> None:
-        if other._env is not self._env:
-            raise JobGraphError("streams of two environments cannot be joined; make both with one")
+    def _with_inputs(self, inputs: tuple[Input, ...]) -> DataStream:
+        return DataStream(Upstream(self._upstream.program, inputs), self._transformation)
 
-    def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream:
+    def window_all(self, window_assigner: WindowAssigner[Any, Any]) -> AllWindowedStream[DataStream]:
         """Groups all records of the stream into windows, in one subtask."""
-        return AllWindowedStream(self, window_assigner)
+        return AllWindowedStream(self._upstream, window_assigner)
 
     @overload
-    def connect(self, ds: DataStream) -> ConnectedStreams: ...
+    def connect(self, ds: DataStream) -> ConnectedStreams[DataStream]: ...
 
     @overload
-    def connect(self, ds: BroadcastStream) -> BroadcastConnectedStream: ...
+    def connect(self, ds: BroadcastStream[DataStream]) -> BroadcastConnectedStream[DataStream]: ...
 
-    def connect(self, ds: DataStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStream:
-        """Two streams for one function; they may differ in type."""
+    def connect(
+        self, ds: DataStream | BroadcastStream[DataStream]
+    ) -> ConnectedStreams[DataStream] | BroadcastConnectedStream[DataStream]:
+        """Connects two streams, which may differ in type, for one function that reads both."""
         if isinstance(ds, BroadcastStream):
-            return BroadcastConnectedStream(self, ds, ds.broadcast_state_descriptors)
-        self._check_same_program(ds)
-        return ConnectedStreams(self._env, self, ds)
+            return BroadcastConnectedStream(self._upstream, ds)
+        return ConnectedStreams(self._upstream, ds._upstream)
 
     def assign_timestamps_and_watermarks(self, watermark_strategy: WatermarkStrategy) -> DataStream:
-        """Gives records event time and the stream watermarks."""
+        """Assigns event times to the records, and generates watermarks."""
         return self._then("Timestamps/Watermarks", TimestampsSpec(watermark_strategy), self.get_type())
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
-        """The side output of this operator with this tag."""
+        """Returns the side output of this operator with this tag."""
         declared = self._transformation.side_outputs
         type_info = output_tag.type_info or declared.get(output_tag.tag_id) or PickledBytesTypeInfo()
         declared[output_tag.tag_id] = type_info
-        side = Input(self._transformation, _FORWARD, output_tag.tag_id)
-        return DataStream(self._env, self._transformation, inputs=(side,))
+        return self._with_inputs((Input(self._transformation, FORWARD, output_tag.tag_id),))
 
     # --- partitioning ------------------------------------------------------------------------------------------------
 
     def blocking(self) -> DataStream:
-        """Writes the stream to the store, once, for all that reads the result; not in PyFlink.
+        """Writes the stream to the store once, for every operator that reads the result. Not in PyFlink.
 
-        What follows is a pipelined region of its own: a job and a Dagster step, which can be run again, and at another
-        parallelism, without what is before it. Call it before ``key_by()``, ``rebalance()`` and the like.
+        The operators after it form a pipelined region of their own: a job and a Dagster step that can be rerun, also at
+        another parallelism, without the operators before it. Call it before ``key_by()``, ``rebalance()`` and the like.
 
         Raises:
-            JobGraphError: The stream has keys, or records without a type: what is stored is not pickled.
+            JobGraphError: The stream is keyed, or its records have no type (stored records are not pickled).
         """
         if self.is_keyed:
             raise JobGraphError(
@@ -329,34 +305,33 @@ class DataStream(_Configurable):
                 "blocking() stores records, and these have no type: declare output_type=..., such as "
                 "Types.ROW_NAMED([...], [...]), on the operator before it"
             )
-        inputs = tuple(replace(i, blocking=True) for i in self._inputs)
-        return DataStream(self._env, self._transformation, inputs=inputs)
+        return self._with_inputs(tuple(replace(i, blocking=True) for i in self._upstream.inputs))
 
     def transform_spark(self, func: DataFrameFunction, output_type: RowTypeInfo | None = None) -> DataStream:
-        """The records as a Spark DataFrame, and what a function makes of it; not in PyFlink.
+        """Applies a function to the records as a Spark DataFrame. Not in PyFlink.
 
-        The function is called on the driver for each checkpoint that has completed upstream, with the records of that
-        epoch alone: an aggregation is one of the epoch. An epoch without records is left out. The stream is written to
-        the store before, as by :meth:`blocking`, so what follows is a pipelined region of its own.
+        The function runs on the driver, once for each completed checkpoint upstream, with the records of that epoch
+        only: an aggregation covers one epoch. Epochs without records are skipped. The stream is written to the store
+        first, as by `blocking`, so the operators from here on form a pipelined region of their own.
 
-        Beside the fields of the records the DataFrame has a column ``rowtime``: event time in milliseconds, null where
-        a record has none. It is that of the result, if that has such a column, too; else records come out without.
+        The DataFrame has the fields of the records and a column ``rowtime``: the event time in milliseconds, or null.
+        If the result has a column ``rowtime``, too, it becomes the event time of the new records; else they have none.
 
         Args:
-            func: Given a DataFrame, gives another one.
-            output_type: Columns to take of it, by name, with the types to cast them to. Default: all of them, for which
-                Spark is asked when the program is declared; a Dagster code location, which loads without Spark, has to
-                say.
+            func: Takes a DataFrame and returns another one.
+            output_type: The columns to read, by name, and the types to cast them to. Default: all columns; Spark is
+                asked for their types when the program is declared. Required in a Dagster code location, which loads
+                without Spark.
 
         Raises:
-            JobGraphError: The stream has keys, is partitioned, or its records have no fields, or one called rowtime.
-            ConfigurationError: A column has a type that no ``Types`` holds, or the type is to be said.
-            UserFunctionError: The function failed on a DataFrame without rows, which Spark was asked about.
-            TypeMismatchError: It did not give a DataFrame that can be read.
+            JobGraphError: The stream is keyed or partitioned, or its records have no fields or a field ``rowtime``.
+            ConfigurationError: No ``Types`` fits the type of a column, or the type is required and missing.
+            UserFunctionError: The function failed on the empty DataFrame that was used to find the type.
+            TypeMismatchError: It did not return a DataFrame that can be read.
         """
-        inputs, input_type = self.blocking()._inputs, self.get_type()
-        if any(i.partitioner.kind is not PartitionerKind.FORWARD for i in inputs):
-            raise JobGraphError("transform_spark() takes a stream as a whole: call it before rebalance() and the like")
+        upstream, input_type = self.blocking()._upstream, self.get_type()
+        if any(i.partitioner.kind is not PartitionerKind.FORWARD for i in upstream.inputs):
+            raise JobGraphError("transform_spark() cannot follow rebalance() and the like; call it before them")
         if not isinstance(input_type, (RowTypeInfo, TupleTypeInfo)):
             raise JobGraphError(
                 f"transform_spark() needs records with fields, not {input_type}: declare "
@@ -369,37 +344,36 @@ class DataStream(_Configurable):
             output_type = spark_row_type("spark_transform_type", func, input_type, operator=name)
         source = SparkTransform("", output_type, function=func, input_type=input_type)
         spec = SparkTransformSpec(source, WatermarkStrategy.no_watermarks())
-        return self._env._add(name, spec, [inputs], output_type)
+        return upstream.then(name, spec, output_type)
 
     def rescale(self) -> DataStream:
-        """Round robin over a share of the subtasks downstream; the shares of all subtasks make up the whole."""
-        return self._partitioned(PartitionerKind.RESCALE)
+        """Sends records round robin to a share of the subtasks downstream, a different share for each subtask."""
+        return self._partitioned(StreamPartitioner(PartitionerKind.RESCALE))
 
     def shuffle(self) -> DataStream:
-        """Each record to any subtask downstream; a replay finds it where it was."""
-        return self._partitioned(PartitionerKind.SHUFFLE)
+        """Sends each record to a random subtask downstream; a replay sends it to the same one."""
+        return self._partitioned(StreamPartitioner(PartitionerKind.SHUFFLE))
 
     def partition_custom(
         self, partitioner: Partitioner | Callable[[Any, int], int], key_selector: KeySelector | Callable[[Any], Any]
     ) -> DataStream:
-        """Each record to the subtask that the partitioner names.
+        """Sends each record to the subtask that the partitioner chooses.
 
         Args:
-            partitioner: Given a key and the number of subtasks, the index of one.
-            key_selector: Gives a record its key.
+            partitioner: Takes a key and the number of subtasks, and returns the index of one.
+            key_selector: Returns the key of a record.
         """
         as_callable(partitioner, Partitioner, "partition")
         as_callable(key_selector, KeySelector, "get_key")
-        edge = EdgePartitioner(PartitionerKind.CUSTOM, key_selector, custom=partitioner)
-        return DataStream(self._env, self._transformation, inputs=tuple(i.with_partitioner(edge) for i in self._inputs))
+        return self._partitioned(StreamPartitioner(PartitionerKind.CUSTOM, key_selector, custom=partitioner))
 
     def forward(self) -> DataStream:
-        """Subtask i to subtask i; the default. Between different parallelisms it rebalances."""
-        return self._partitioned(PartitionerKind.FORWARD)
+        """Sends the records of subtask i to subtask i; the default. Between different parallelisms it rebalances."""
+        return self._partitioned(StreamPartitioner(PartitionerKind.FORWARD))
 
     def rebalance(self) -> DataStream:
-        """Round robin over all subtasks downstream."""
-        return self._partitioned(PartitionerKind.REBALANCE)
+        """Sends records round robin to all subtasks downstream."""
+        return self._partitioned(StreamPartitioner(PartitionerKind.REBALANCE))
 
     @overload
     def broadcast(self) -> DataStream: ...
@@ -409,28 +383,28 @@ class DataStream(_Configurable):
         self,
         broadcast_state_descriptor: MapStateDescriptor,
         *other_broadcast_state_descriptors: MapStateDescriptor,
-    ) -> BroadcastStream: ...
+    ) -> BroadcastStream[DataStream]: ...
 
     def broadcast(
         self,
         broadcast_state_descriptor: MapStateDescriptor | None = None,
         *other_broadcast_state_descriptors: MapStateDescriptor,
-    ) -> DataStream | BroadcastStream:
-        """Every record to every subtask downstream.
+    ) -> DataStream | BroadcastStream[DataStream]:
+        """Sends every record to every subtask downstream.
 
         Args:
-            broadcast_state_descriptor: Broadcast state that a function keeps; then the stream can be connected to
+            broadcast_state_descriptor: Broadcast state that a function keeps. The result can then be connected to
                 another one.
-            other_broadcast_state_descriptors: More of it.
+            other_broadcast_state_descriptors: Further broadcast state.
         """
-        stream = self._partitioned(PartitionerKind.BROADCAST)
+        stream = self._partitioned(StreamPartitioner(PartitionerKind.BROADCAST))
         if broadcast_state_descriptor is None:
             return stream
-        return BroadcastStream(stream, [broadcast_state_descriptor, *other_broadcast_state_descriptors])
+        return BroadcastStream(stream._upstream, [broadcast_state_descriptor, *other_broadcast_state_descriptors])
 
     def global_(self) -> DataStream:
-        """Everything to subtask 0."""
-        return self._partitioned(PartitionerKind.GLOBAL)
+        """Sends all records to subtask 0."""
+        return self._partitioned(StreamPartitioner(PartitionerKind.GLOBAL))
 
     # --- ends --------------------------------------------------------------------------------------------------------
 
@@ -440,10 +414,10 @@ class DataStream(_Configurable):
         return DataStreamSink(self._then("Sink", SinkSpec(sink), self.get_type())._transformation)
 
     def print(self, sink_identifier: str | None = None) -> DataStreamSink:
-        """Prints the records where the program was started, each after the checkpoint that covers it is complete.
+        """Prints the records where the program was started, after the checkpoint that covers them has completed.
 
         Args:
-            sink_identifier: Put before each line; with more than one subtask the subtask's number is, too.
+            sink_identifier: The prefix of each line. With several subtasks, the number of the subtask follows it.
         """
         return DataStreamSink(self._then("Print", PrintSpec(sink_identifier or ""), self.get_type())._transformation)
 
@@ -459,15 +433,15 @@ class DataStream(_Configurable):
     def execute_and_collect(
         self, job_execution_name: str | None = None, limit: int | None = None
     ) -> CloseableIterator | list[Any]:
-        """Runs the program and brings this stream's records back; for tests and notebooks.
+        """Runs the program and returns the records of this stream, for tests and notebooks.
 
-        The program runs while the records are read, and what was declared is forgotten, as by ``env.execute()``.
+        The program runs while the records are read. The environment forgets the program, as with ``env.execute()``.
 
         Args:
-            job_execution_name: Name of the job.
-            limit: At most so many records, as a list.
+            job_execution_name: The name of the job.
+            limit: Return at most this many records, as a list.
         """
-        records = CloseableIterator(self._env._execute_and_collect(self._inputs, job_execution_name))
+        records = CloseableIterator(self._upstream.program.execute_and_collect(self._upstream, job_execution_name))
         if limit is None:
             return records
         with records:
@@ -475,15 +449,33 @@ class DataStream(_Configurable):
 
 
 class KeyedStream(DataStream):
-    """A stream whose records have a key."""
+    """A stream whose records have keys."""
 
-    @property
-    def is_keyed(self) -> bool:
-        """Whether records have a key."""
-        return True
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, limit: None = None) -> CloseableIterator: ...
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None = None, *, limit: int) -> list[Any]: ...
+
+    @overload
+    def execute_and_collect(self, job_execution_name: str | None, limit: int) -> list[Any]: ...
+
+    def execute_and_collect(
+        self, job_execution_name: str | None = None, limit: int | None = None
+    ) -> CloseableIterator | list[Any]:
+        """Runs the program and returns a ``Row(key, record)`` for each record, as PyFlink does.
+
+        Args:
+            job_execution_name: The name of the job.
+            limit: Return at most this many records, as a list.
+        """
+        keyed = super().map(WithKey(self._upstream.inputs[0].partitioner.selector)).name("With key")
+        if limit is None:
+            return keyed.execute_and_collect(job_execution_name)
+        return keyed.execute_and_collect(job_execution_name, limit)
 
     def map(self, func: MapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None) -> DataStream:
-        """One record to one; a MapFunction may use keyed state."""
+        """Turns each record into one record; a MapFunction may use keyed state."""
         if isinstance(func, MapFunction):
             return self.process(KeyedMapAdapter(func), output_type).name("Map")
         return super().map(func, output_type)
@@ -491,13 +483,13 @@ class KeyedStream(DataStream):
     def flat_map(
         self, func: FlatMapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None
     ) -> DataStream:
-        """One record to any number; a FlatMapFunction may use keyed state."""
+        """Turns each record into any number of records; a FlatMapFunction may use keyed state."""
         if isinstance(func, FlatMapFunction):
             return self.process(KeyedFlatMapAdapter(func), output_type).name("FlatMap")
         return super().flat_map(func, output_type)
 
     def filter(self, func: FilterFunction | Callable[[Any], bool]) -> DataStream:
-        """Keeps the records for which the function is true; a FilterFunction may use keyed state."""
+        """Keeps the records for which the function returns true; a FilterFunction may use keyed state."""
         if isinstance(func, FilterFunction):
             return self.process(KeyedFilterAdapter(func), self.get_type()).name("Filter")
         return super().filter(func)
@@ -505,20 +497,20 @@ class KeyedStream(DataStream):
     def process(
         self, func: KeyedProcessFunction | ProcessFunction, output_type: TypeInformation | None = None
     ) -> DataStream:
-        """A function with keyed state and timers."""
+        """Applies a function with keyed state and timers to each record."""
         if not isinstance(func, (KeyedProcessFunction, ProcessFunction)):
-            raise ConfigurationError(f"process() of a keyed stream needs a KeyedProcessFunction, not {func!r}")
+            raise ConfigurationError(f"process() of a keyed stream needs a KeyedProcessFunction, not {shown(func)}")
         if isinstance(func, ProcessFunction):
             return self._then("Process", ProcessSpec(func), output_type)
         return self._then("KeyedProcess", KeyedProcessSpec(func), output_type)
 
     def reduce(self, func: ReduceFunction | Callable[[Any, Any], Any]) -> DataStream:
-        """A running reduction per key; emits after each record."""
+        """Reduces the records of each key, and emits the result so far after each record."""
         as_callable(func, ReduceFunction, "reduce")
         return self._then("Reduce", ReduceSpec(func, self.get_type()), self.get_type())
 
     def shuffle(self) -> DataStream:
-        """Refused, as all that would send the records of a key elsewhere."""
+        """Raises `JobGraphError`: the records of a key cannot be sent to another subtask."""
         raise JobGraphError("the records of a keyed stream go to the subtask of their key; call this before key_by()")
 
     rescale = rebalance = forward = shuffle
@@ -526,85 +518,82 @@ class KeyedStream(DataStream):
     def partition_custom(
         self, partitioner: Partitioner | Callable[[Any, int], int], key_selector: KeySelector | Callable[[Any], Any]
     ) -> DataStream:
-        """Refused likewise."""
+        """Raises `JobGraphError`, like `shuffle`."""
         return self.shuffle()
 
     def sum(self, position_to_sum: int | str = 0) -> DataStream:
-        """A running sum of a field per key; the other fields are those of the first record.
+        """Emits the sum of a field per key after each record. The other fields are those of the key's first record.
 
         Args:
-            position_to_sum: Index or name of the field; 0 for records that are plain values.
+            position_to_sum: The index or name of the field; 0 if the records are plain values.
         """
         return self._accumulate("sum", position_to_sum)
 
     def min(self, position_to_min: int | str = 0) -> DataStream:
-        """The least value of a field per key so far; the other fields are those of the first record."""
+        """Emits the least value of a field per key so far. The other fields are those of the key's first record."""
         return self._accumulate("min", position_to_min)
 
     def max(self, position_to_max: int | str = 0) -> DataStream:
-        """The greatest value of a field per key so far; the other fields are those of the first record."""
+        """Emits the greatest value of a field per key so far. The other fields are those of the key's first record."""
         return self._accumulate("max", position_to_max)
 
     def min_by(self, position_to_min_by: int | str = 0) -> DataStream:
-        """The record with the least value of a field per key so far; the first of equal ones."""
+        """Emits the record with the least value of a field per key so far; of equal ones, the first."""
         return self._accumulate("min_by", position_to_min_by)
 
     def max_by(self, position_to_max_by: int | str = 0) -> DataStream:
-        """The record with the greatest value of a field per key so far; the first of equal ones."""
+        """Emits the record with the greatest value of a field per key so far; of equal ones, the first."""
         return self._accumulate("max_by", position_to_max_by)
 
-    def _accumulate(self, fold: Fold, position: int | str) -> DataStream:
+    def _accumulate(self, fold: AccumulateType, position: int | str) -> DataStream:
         if not isinstance(position, (int, str)):
             raise ConfigurationError(f"{fold}() needs the index or the name of a field, not {position!r}")
+        check_field(self.get_type(), position, f"{fold}()")
         return self.reduce(Accumulation(fold, position)).name(fold.title())
 
     def count(self) -> DataStream:
-        """The number of records per key so far: rows of the key's fields and ``count``."""
+        """Emits the number of records per key so far: rows with the key's fields and ``count``."""
         return self._rolling(CountAggregate())
 
     def mean(self, field: int | str = 0) -> DataStream:
-        """The mean of a field per key so far: rows of the key's fields and ``mean``, a double.
+        """Emits the mean of a field per key so far: rows with the key's fields and ``mean``, a double.
 
         Args:
-            field: Index or name of the field; 0 for records that are plain values.
+            field: The index or name of the field; 0 if the records are plain values.
         """
         check_is_number(self.get_type(), field, "mean()")
         return self._rolling(MeanAggregate(field))
 
     def _rolling(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
-        names, types = self._key_fields(f"{aggregate.name}()")
+        names, types = self._upstream.key_fields(f"{aggregate.name}()")
         spec = RollingAggregateSpec(aggregate, self.get_type(), flat=len(names) > 1)
         output_type = RowTypeInfo([*types, aggregate.result_type], [*names, aggregate.name])
         return self._then(aggregate.name.title(), spec, output_type)
 
-    def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        partitioner = self._inputs[0].partitioner
-        return key_fields(partitioner.selector, partitioner.key_type, self.get_type(), what)
-
     def process_batch(self, func: KeyedBatchFunction, output_type: TypeInformation) -> DataStream:
-        """A function with keyed state that takes a batch of records at a time, as Arrow columns.
+        """Applies a function with keyed state to batches of records, as Arrow columns.
 
         Args:
             func: The function.
-            output_type: Type of what it gives.
+            output_type: The type of the records it returns.
         """
         if not isinstance(func, KeyedBatchFunction):
-            raise ConfigurationError(f"process_batch() needs a KeyedBatchFunction, not {func!r}")
+            raise ConfigurationError(f"process_batch() needs a KeyedBatchFunction, not {shown(func)}")
         if not isinstance(output_type, TypeInformation) or isinstance(output_type, PickledBytesTypeInfo):
-            raise ConfigurationError(f"process_batch() needs a type that is a column, not {output_type!r}")
+            raise ConfigurationError(f"process_batch() needs an output_type that is a column, not {output_type!r}")
         return self._then("ProcessBatch", KeyedBatchSpec(func), output_type)
 
-    def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream:
-        """Groups the records of a key into windows."""
-        return WindowedStream(self, window_assigner)
+    def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream[DataStream]:
+        """Groups the records of each key into windows."""
+        return WindowedStream(self._upstream, window_assigner)
 
-    def count_window(self, size: int, slide: int = 0) -> WindowedStream:
-        """Groups the records of a key by their number.
+    def count_window(self, size: int, slide: int = 0) -> WindowedStream[DataStream]:
+        """Groups the records of each key into windows by count.
 
         Args:
-            size: Records of a window.
-            slide: A window begins each so many records. Default: when the one before is full.
+            size: The number of records in a window.
+            slide: A new window starts after this many records. Default: when the previous one is full.
         """
         if slide == 0:
-            return WindowedStream(self, CountTumblingWindowAssigner(size))
-        return WindowedStream(self, CountSlidingWindowAssigner(size, slide))
+            return WindowedStream(self._upstream, CountTumblingWindowAssigner(size))
+        return WindowedStream(self._upstream, CountSlidingWindowAssigner(size, slide))

@@ -1,4 +1,4 @@
-"""How a program is run: a protocol, for this floor knows no Spark."""
+"""How a program is run: a protocol, because this floor knows nothing of Spark."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
@@ -34,12 +35,15 @@ class ExecutionSettings:
 
     job_name: str
     checkpoint_dir: str | None = None
-    """Where checkpoints go; None: a folder that is gone when the program ends."""
+    """Where checkpoints go. None means a folder that is deleted when the program ends."""
     savepoint_path: str | None = None
     """The checkpoint or savepoint to start from."""
-    allow_non_restored_state: bool = False
+    allow_non_restored_state: NonRestoredState = False
+    """Whether state without an operator may be left behind, or the uids of which it may."""
     latency_tracking_interval: timedelta = timedelta(0)
-    """Time between two latency markers of a source; zero: none are sent."""
+    """Time between two latency markers of a source; with zero none are sent."""
+    local: bool = False
+    """Whether tasks run in this process instead of on Spark (option ``execution.local``)."""
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)
     """The other checkpoint settings of the program."""
 
@@ -48,17 +52,17 @@ class ProgramExecutor(Protocol):
     """Runs a bounded program to its end."""
 
     def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
-        """Runs until all input is read and committed."""
+        """Runs until all input has been read and committed."""
 
-    def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[Any]:
-        """Runs and brings back the records of the graph's one collect operator."""
+    def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
+        """Runs and brings back the records of the graph's collect operators, each with the operator's uid."""
 
 
 def get_executor() -> ProgramExecutor:
-    """The registered executor.
+    """Returns the registered executor.
 
     Raises:
-        ConfigurationError: None is registered.
+        ConfigurationError: No executor is registered.
     """
     executor: ProgramExecutor = resolve("executor")()
     return executor
@@ -66,7 +70,7 @@ def get_executor() -> ProgramExecutor:
 
 @contextmanager
 def without_spark() -> Iterator[None]:
-    """Programs that are declared inside must not ask Spark for types: a Dagster code location loads without it."""
+    """Forbids programs declared inside to ask Spark for types, because a Dagster code location loads without it."""
     token = _without_spark.set(True)
     try:
         yield
@@ -75,20 +79,21 @@ def without_spark() -> Iterator[None]:
 
 
 def spark_row_type(registered: str, *arguments: Any, operator: str) -> RowTypeInfo:
-    """The type of a DataFrame's rows, for which Spark is asked.
+    """Asks Spark for the type of a DataFrame's rows.
 
     Args:
-        registered: Name of what asks.
-        arguments: What it is given before the operator.
-        operator: Whose DataFrame it is.
+        registered: The registered name of the function that asks.
+        arguments: Its arguments before the operator.
+        operator: The name of the operator.
 
     Raises:
         ConfigurationError: Spark must not be asked here.
     """
     if _without_spark.get():
         raise ConfigurationError(
-            f"operator {operator!r}: a Dagster code location loads without Spark, so say what the DataFrame has: "
-            "type_info=... of from_spark(), output_type=... of transform_spark(), such as Types.ROW_NAMED([...], [...])"
+            f"operator {operator!r}: a Dagster code location loads without Spark, so declare the columns of the "
+            "DataFrame with type_info=... of from_spark() or output_type=... of transform_spark(), such as "
+            "Types.ROW_NAMED([...], [...])"
         )
     ask: Callable[..., RowTypeInfo] = resolve(registered)
     return ask(*arguments, operator)

@@ -13,6 +13,6 @@ class RuntimeExecutionMode(Enum):
     STREAMING = 0
     """Results are updated with each record; watermarks follow the records."""
     BATCH = 1
-    """Input is read to its end first: there are no watermarks before, and ``reduce`` emits once per key."""
+    """Input is read to its end first. There are no watermarks until then, and ``reduce`` emits once per key."""
     AUTOMATIC = 2
-    """Batch where all sources are bounded; here it is the same as STREAMING."""
+    """In Flink, BATCH if all sources are bounded. Here it is the same as STREAMING."""

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
+from dagster_flinkpy.datastream.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    BroadcastState,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReadOnlyBroadcastState,
+    ReducingState,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.timerservice import TimerService
 from dagster_flinkpy.metrics import MetricGroup
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.state import (
-        AggregatingState,
-        AggregatingStateDescriptor,
-        BroadcastState,
-        ListState,
-        ListStateDescriptor,
-        MapState,
-        MapStateDescriptor,
-        ReadOnlyBroadcastState,
-        ReducingState,
-        ReducingStateDescriptor,
-        StateDescriptor,
-        ValueState,
-        ValueStateDescriptor,
-    )
 
 __all__ = [
     "AggregateFunction",
@@ -64,113 +63,113 @@ W2 = TypeVar("W2")
 
 
 class KeyedStateStore(ABC):
-    """Gives keyed state by its descriptor."""
+    """Provides access to keyed state."""
 
     @abstractmethod
     def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
-        """Keyed value state."""
+        """Returns keyed value state."""
 
     @abstractmethod
     def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Keyed list state."""
+        """Returns keyed list state."""
 
     @abstractmethod
     def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
-        """Keyed map state."""
+        """Returns keyed map state."""
 
     @abstractmethod
     def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
-        """Keyed reducing state."""
+        """Returns keyed reducing state."""
 
     @abstractmethod
     def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
-        """Keyed aggregating state."""
+        """Returns keyed aggregating state."""
 
 
 class RuntimeContext(KeyedStateStore):
-    """What a function may ask of the task it runs in."""
+    """Information about the task a function runs in, and access to its state."""
 
     @abstractmethod
     def get_task_name(self) -> str:
-        """Name of the operator."""
+        """Returns the name of the operator."""
 
     @abstractmethod
     def get_index_of_this_subtask(self) -> int:
-        """Index of the subtask, from 0."""
+        """Returns the index of the subtask, from 0."""
 
     @abstractmethod
     def get_number_of_parallel_subtasks(self) -> int:
-        """Parallelism of the operator."""
+        """Returns the parallelism of the operator."""
 
     @abstractmethod
     def get_max_number_of_parallel_subtasks(self) -> int:
-        """Max parallelism: the number of key groups."""
+        """Returns the max parallelism of the operator: its number of key groups."""
 
     @abstractmethod
     def get_task_name_with_subtasks(self) -> str:
-        """Name of the operator and its subtask: ``Map (2/4)``."""
+        """Returns the name of the operator and subtask, such as ``Map (2/4)``."""
 
     @abstractmethod
     def get_job_parameter(self, key: str, default_value: str) -> str:
-        """A parameter of ``env.get_config().set_global_job_parameters()``, or the default."""
+        """Returns a parameter set with ``env.get_config().set_global_job_parameters()``, or the default."""
 
     @abstractmethod
     def get_metrics_group(self) -> MetricGroup:
-        """Metrics of the function, which are reported with each checkpoint."""
+        """Returns the metrics of the function, which are reported with each checkpoint."""
 
     @abstractmethod
     def get_attempt_number(self) -> int:
-        """Number of the execution attempt: 0 for the first one, greater than that of every attempt before."""
+        """Returns the number of the execution attempt: 0 for the first one, and greater for each later one."""
 
 
 class Function:
-    """A user function with a life: ``open``, records, ``close``."""
+    """A user function with a life cycle: ``open``, records, ``close``."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
-        """Called once in each subtask before the first record; the place to get state."""
+        """Is called once in each subtask before the first record, and may request state."""
 
     def close(self) -> None:
-        """Called once in each subtask after the last record."""
+        """Is called once in each subtask after the last record."""
 
 
 class MapFunction(Function, ABC):
-    """One record to one."""
+    """Turns each record into one record."""
 
     @abstractmethod
     def map(self, value: Any) -> Any:
-        """The record that follows from this one."""
+        """Returns the record for this one."""
 
 
 class FlatMapFunction(Function, ABC):
-    """One record to any number."""
+    """Turns each record into any number of records."""
 
     @abstractmethod
     def flat_map(self, value: Any) -> Iterable[Any]:
-        """The records that follow from this one."""
+        """Returns the records for this one."""
 
 
 class CoMapFunction(Function, ABC):
-    """One record of either input to one; None is left out."""
+    """Turns each record of either input into one record; a result of None is left out."""
 
     @abstractmethod
     def map1(self, value: Any) -> Any:
-        """What follows from a record of the first input."""
+        """Returns the result for a record of the first input."""
 
     @abstractmethod
     def map2(self, value: Any) -> Any:
-        """What follows from a record of the second input."""
+        """Returns the result for a record of the second input."""
 
 
 class CoFlatMapFunction(Function, ABC):
-    """One record of either input to any number."""
+    """Turns each record of either input into any number of records."""
 
     @abstractmethod
     def flat_map1(self, value: Any) -> Iterable[Any]:
-        """What follows from a record of the first input."""
+        """Returns the result for a record of the first input."""
 
     @abstractmethod
     def flat_map2(self, value: Any) -> Iterable[Any]:
-        """What follows from a record of the second input."""
+        """Returns the result for a record of the second input."""
 
 
 class Partitioner(Function, ABC):
@@ -178,7 +177,7 @@ class Partitioner(Function, ABC):
 
     @abstractmethod
     def partition(self, key: Any, num_partitions: int) -> int:
-        """Index of the subtask, from 0."""
+        """Returns the index of the subtask, from 0."""
 
 
 class FilterFunction(Function, ABC):
@@ -186,301 +185,281 @@ class FilterFunction(Function, ABC):
 
     @abstractmethod
     def filter(self, value: Any) -> bool:
-        """Whether to keep the record."""
+        """Returns whether to keep the record."""
 
 
-class ReduceFunction(Function, ABC):
-    """Two records to one of the same type."""
-
-    @abstractmethod
-    def reduce(self, value1: Any, value2: Any) -> Any:
-        """Both in one."""
+class ReduceFunction(Function, BaseReduceFunction):
+    """Combines two records into one of the same type."""
 
 
-class AggregateFunction(Function, ABC):
+class AggregateFunction(Function, BaseAggregateFunction):
     """Folds records into an accumulator."""
-
-    @abstractmethod
-    def create_accumulator(self) -> Any:
-        """An empty accumulator."""
-
-    @abstractmethod
-    def add(self, value: Any, accumulator: Any) -> Any:
-        """The accumulator with the record in it."""
-
-    @abstractmethod
-    def get_result(self, accumulator: Any) -> Any:
-        """The result for an accumulator."""
-
-    @abstractmethod
-    def merge(self, acc_a: Any, acc_b: Any) -> Any:
-        """Two accumulators in one."""
 
 
 class KeySelector(Function, ABC):
-    """Gives a record its key."""
+    """Extracts the key of a record."""
 
     @abstractmethod
     def get_key(self, value: Any) -> Any:
-        """The key."""
+        """Returns the key."""
 
 
 class ProcessFunction(Function, ABC):
-    """One record to any number, with side outputs."""
+    """Turns each record into any number of records, with side outputs."""
 
     class Context(ABC):
-        """Where and when the record is."""
+        """The context of a record."""
 
         @abstractmethod
         def timestamp(self) -> int:
-            """Event time of the record in milliseconds; ``-(2**63)`` where it has none."""
+            """Returns the event time of the record in milliseconds, or ``-(2**63)`` if it has none."""
 
         @abstractmethod
         def timer_service(self) -> TimerService:
-            """Time; timers where the stream is keyed."""
+            """Returns the service for time, and for timers if the stream is keyed."""
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """Yields records, or ``(output_tag, record)`` pairs for side outputs."""
+        """Processes a record; yields records, or ``(output_tag, record)`` for side outputs."""
 
 
 class KeyedProcessFunction(Function, ABC):
-    """Like :class:`ProcessFunction`, with keyed state and timers."""
+    """A `ProcessFunction` with keyed state and timers."""
 
     class Context(ProcessFunction.Context):
-        """Where and when the record is."""
+        """The context of a record."""
 
         @abstractmethod
         def get_current_key(self) -> Any:
-            """Key of the record."""
+            """Returns the key of the record."""
 
     class OnTimerContext(Context):
-        """Where and when the timer is."""
+        """The context of a timer."""
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
-            """Whether it is an event-time or a processing-time timer."""
+            """Returns whether the timer is an event-time or a processing-time timer."""
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """Yields records, or ``(output_tag, record)`` pairs for side outputs."""
+        """Processes a record; yields records, or ``(output_tag, record)`` for side outputs."""
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
-        """Called when a timer fires; yields like ``process_element``."""
+        """Is called when a timer fires; yields like ``process_element``."""
 
 
 class CoProcessFunction(Function, ABC):
-    """Like :class:`ProcessFunction`, for two inputs."""
+    """A `ProcessFunction` with two inputs."""
 
     class Context(ProcessFunction.Context):
-        """Where and when the record is."""
+        """The context of a record."""
 
     @abstractmethod
     def process_element1(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """A record of the first input."""
+        """Processes a record of the first input."""
 
     @abstractmethod
     def process_element2(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """A record of the second input."""
+        """Processes a record of the second input."""
 
 
 class KeyedCoProcessFunction(Function, ABC):
-    """Like :class:`KeyedProcessFunction`, for two inputs with keys of one type; they share state and timers."""
+    """A `KeyedProcessFunction` with two inputs, which have keys of one type and share state and timers."""
 
     class Context(KeyedProcessFunction.Context):
-        """Where and when the record is."""
+        """The context of a record."""
 
     class OnTimerContext(Context):
-        """Where and when the timer is."""
+        """The context of a timer."""
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
-            """Whether it is an event-time or a processing-time timer."""
+            """Returns whether the timer is an event-time or a processing-time timer."""
 
     @abstractmethod
     def process_element1(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """A record of the first input."""
+        """Processes a record of the first input."""
 
     @abstractmethod
     def process_element2(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """A record of the second input."""
+        """Processes a record of the second input."""
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
-        """Called when a timer fires; yields like ``process_element1``."""
+        """Is called when a timer fires; yields like ``process_element1``."""
 
 
 class WindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
-    """Turns the contents of a window of a key into records."""
+    """Turns the contents of each window into records."""
 
     @abstractmethod
     def apply(self, key: KEY, window: W, inputs: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``inputs`` holds the one aggregate where the window aggregates."""
+        """Yields records; ``inputs`` is the single aggregate if the window aggregates."""
 
 
 class AllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
-    """Turns the contents of a window of a stream without keys into records."""
+    """Turns the contents of each window of a stream without keys into records."""
 
     @abstractmethod
     def apply(self, window: W, inputs: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``inputs`` holds the one aggregate where the window aggregates."""
+        """Yields records; ``inputs`` is the single aggregate if the window aggregates."""
 
 
 class ProcessWindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
-    """Turns the contents of a window of a key into records, and may keep state."""
+    """Turns the contents of each window into records, and may keep state."""
 
     class Context(ABC, Generic[W2]):
         """The window, time and state."""
 
         @abstractmethod
         def window(self) -> W2:
-            """The window that fires."""
+            """Returns the window that fires."""
 
         @abstractmethod
         def current_processing_time(self) -> int:
-            """Milliseconds since 1970."""
+            """Returns the current processing time in milliseconds since 1970."""
 
         @abstractmethod
         def current_watermark(self) -> int:
-            """Event time in milliseconds."""
+            """Returns the current watermark in milliseconds."""
 
         @abstractmethod
         def window_state(self) -> KeyedStateStore:
-            """State of the key and window; to be cleared in :meth:`ProcessWindowFunction.clear`.
+            """Returns state of the current key and window. Clear it in `ProcessWindowFunction.clear`.
 
-            A name has to differ from those of ``global_state()``. Windows that merge have none.
+            Its names must differ from those in ``global_state()``. Windows that merge have no such state.
             """
 
         @abstractmethod
         def global_state(self) -> KeyedStateStore:
-            """State of the key, whatever the window."""
+            """Returns state of the current key that all windows share."""
 
     @abstractmethod
     def process(self, key: KEY, context: ProcessWindowFunction.Context[W], elements: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``elements`` holds the one aggregate where the window aggregates."""
+        """Yields records; ``elements`` is the single aggregate if the window aggregates."""
 
     def clear(self, context: ProcessWindowFunction.Context[W]) -> None:
-        """Called when a window is over; the place to clear its state."""
+        """Is called when a window ends, and should clear its state."""
 
 
 class ProcessAllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
-    """Turns the contents of a window of a stream without keys into records, and may keep state."""
+    """Turns the contents of each window of a stream without keys into records, and may keep state."""
 
     class Context(ABC, Generic[W2]):
         """The window and state."""
 
         @abstractmethod
         def window(self) -> W2:
-            """The window that fires."""
+            """Returns the window that fires."""
 
         @abstractmethod
         def window_state(self) -> KeyedStateStore:
-            """State of the window; to be cleared in :meth:`ProcessAllWindowFunction.clear`."""
+            """Returns state of the current window. Clear it in `ProcessAllWindowFunction.clear`."""
 
         @abstractmethod
         def global_state(self) -> KeyedStateStore:
-            """State, whatever the window."""
+            """Returns state that all windows share."""
 
     @abstractmethod
     def process(self, context: ProcessAllWindowFunction.Context[W], elements: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``elements`` holds the one aggregate where the window aggregates."""
+        """Yields records; ``elements`` is the single aggregate if the window aggregates."""
 
     def clear(self, context: ProcessAllWindowFunction.Context[W]) -> None:
-        """Called when a window is over; the place to clear its state."""
+        """Is called when a window ends, and should clear its state."""
 
 
 class BaseBroadcastProcessFunction(Function):
-    """Base of the functions of a stream and a broadcast one."""
+    """Base class of the functions that read a stream and a broadcast stream."""
 
     class BaseContext(ABC):
-        """Where and when the record or timer is."""
+        """The context of a record or timer."""
 
         @abstractmethod
         def timestamp(self) -> int | None:
-            """Event time of the record, or the time of the timer, in milliseconds, or None."""
+            """Returns the event time of the record, or the time of the timer, in milliseconds, or None."""
 
         @abstractmethod
         def current_processing_time(self) -> int:
-            """Milliseconds since 1970."""
+            """Returns the current processing time in milliseconds since 1970."""
 
         @abstractmethod
         def current_watermark(self) -> int:
-            """Event time in milliseconds."""
+            """Returns the current watermark in milliseconds."""
 
     class Context(BaseContext):
-        """For a record of the broadcast stream."""
+        """The context of a record of the broadcast stream."""
 
         @abstractmethod
         def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-            """Broadcast state, to be read and written."""
+            """Returns broadcast state that can be read and written."""
 
     class ReadOnlyContext(BaseContext):
-        """For a record of the other stream."""
+        """The context of a record of the other stream."""
 
         @abstractmethod
         def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-            """Broadcast state, to be read."""
+            """Returns read-only broadcast state."""
 
 
 class BroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[IN1, IN2, OUT]):
-    """A function of a stream without keys and a broadcast one."""
+    """Reads a stream without keys and a broadcast stream."""
 
     class Context(BaseBroadcastProcessFunction.Context, ABC):
-        """For a record of the broadcast stream."""
+        """The context of a record of the broadcast stream."""
 
     class ReadOnlyContext(BaseBroadcastProcessFunction.ReadOnlyContext, ABC):
-        """For a record of the other stream."""
+        """The context of a record of the other stream."""
 
     @abstractmethod
     def process_element(self, value: IN1, ctx: Any) -> Iterable[Any] | None:
-        """A record of the stream; yields records, or ``(output_tag, record)`` pairs for side outputs."""
+        """Processes a record of the stream; yields records, or ``(output_tag, record)`` for side outputs."""
 
     @abstractmethod
     def process_broadcast_element(self, value: IN2, ctx: Any) -> Iterable[Any] | None:
-        """A record of the broadcast stream: at every subtask, which must all do the same to the broadcast state."""
+        """Processes a record of the broadcast stream. All subtasks do, and must change broadcast state alike."""
 
 
 class KeyedBroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[KEY, IN1, IN2, OUT]):
-    """A function of a keyed stream and a broadcast one, with keyed state and timers."""
+    """Reads a keyed stream and a broadcast stream, with keyed state and timers."""
 
     class Context(BaseBroadcastProcessFunction.Context, ABC):
-        """For a record of the broadcast stream."""
+        """The context of a record of the broadcast stream."""
 
         @abstractmethod
         def apply_to_keyed_state(self, state_descriptor: StateDescriptor, function: Callable[[Any, Any], None]) -> None:
-            """Calls ``function(key, state)`` for each key of this subtask that has the state, which it may change.
+            """Calls ``function(key, state)`` for each key of this subtask that has a value. It may change the value.
 
-            Flink has it, PyFlink does not. Reads all keys of the state from storage.
+            In Flink, but not in PyFlink. Reads all keys of the state from storage.
 
             Args:
-                state_descriptor: Of the keyed state.
-                function: A callable, or an object with such a method ``process``.
+                state_descriptor: The descriptor of the keyed state.
+                function: A callable, or an object with a method ``process`` of that form.
             """
 
     class ReadOnlyContext(BaseBroadcastProcessFunction.ReadOnlyContext, ABC):
-        """For a record of the keyed stream."""
+        """The context of a record of the keyed stream."""
 
         @abstractmethod
         def timer_service(self) -> TimerService:
-            """Time, and timers of the key."""
+            """Returns the service for time, and for timers of the current key."""
 
         @abstractmethod
         def get_current_key(self) -> Any:
-            """Key of the record."""
+            """Returns the key of the record."""
 
     class OnTimerContext(ReadOnlyContext, ABC):
-        """For a timer."""
+        """The context of a timer."""
 
         @abstractmethod
         def time_domain(self) -> TimeDomain:
-            """Whether it is an event-time or a processing-time timer."""
+            """Returns whether the timer is an event-time or a processing-time timer."""
 
     @abstractmethod
     def process_element(self, value: IN1, ctx: Any) -> Iterable[Any] | None:
-        """A record of the keyed stream; yields records, or ``(output_tag, record)`` pairs for side outputs."""
+        """Processes a record of the keyed stream; yields records, or ``(output_tag, record)`` for side outputs."""
 
     @abstractmethod
     def process_broadcast_element(self, value: IN2, ctx: Any) -> Iterable[Any] | None:
-        """A record of the broadcast stream: at every subtask, which must all do the same to the broadcast state."""
+        """Processes a record of the broadcast stream. All subtasks do, and must change broadcast state alike."""
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
-        """Called when a timer fires; yields like ``process_element``."""
+        """Is called when a timer fires; yields like ``process_element``."""

@@ -1,6 +1,6 @@
-"""The job graph: operators, edges, and what follows from them: stages, pipelined regions, a fingerprint.
+"""The job graph: operators and edges, and the stages, pipelined regions and fingerprint that follow from them.
 
-Mirrors Flink's ``StreamGraph`` and ``JobGraph``. A *stage* is what one Spark task runs between two exchanges; forward
+Mirrors Flink's ``StreamGraph`` and ``JobGraph``. A *stage* is what one Spark task runs between two shuffles; forward
 edges are chained inside it (``StreamingJobGraphGenerator``).
 """
 
@@ -11,22 +11,23 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.datastream.connectors.exchange import ExchangeSink, ExchangeSource
-from dagster_flinkpy.datastream.functions import Partitioner as CustomPartitioner
-from dagster_flinkpy.datastream.operators import (
-    ExchangeSinkSpec,
-    ExchangeSourceSpec,
+from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
+from dagster_flinkpy.datastream.functions import Partitioner
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSinkSpec,
+    BlockingEdgeSourceSpec,
     OperatorSpec,
     Selector,
     SparkTransformSpec,
 )
+from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
 from dagster_flinkpy.errors import (
     ConfigurationError,
     DuplicateUidError,
@@ -34,15 +35,15 @@ from dagster_flinkpy.errors import (
     MissingUidError,
     ParallelismError,
 )
-from dagster_flinkpy.key_groups import compute_default_max_parallelism
+from dagster_flinkpy.key_groups import check_whole_number, compute_default_max_parallelism
 
-__all__ = ["JobEdge", "JobGraph", "JobVertex", "Partitioner", "PartitionerKind", "build_job_graph"]
+__all__ = ["JobEdge", "JobGraph", "JobVertex", "PartitionerKind", "StreamPartitioner", "build_job_graph"]
 
 _UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class PartitionerKind(Enum):
-    """How an edge spreads records over the subtasks downstream."""
+    """How an edge distributes records over the subtasks downstream."""
 
     FORWARD = "forward"
     HASH = "hash"
@@ -55,39 +56,39 @@ class PartitionerKind(Enum):
 
 
 @dataclass(frozen=True)
-class Partitioner:
-    """A channel selector."""
+class StreamPartitioner:
+    """How an edge selects a channel for each record (Flink: ``StreamPartitioner``)."""
 
     kind: PartitionerKind
     selector: Selector | None = None
-    """HASH, CUSTOM: the key of a record: a function, or the name (names) of its field (fields)."""
+    """HASH and CUSTOM: the key of a record, as a function, or as the name or names of its fields."""
     key_type: TypeInformation | None = None
-    """HASH: declared type of the key; None: taken from the first key."""
-    custom: CustomPartitioner | Callable[[Any, int], int] | None = None
-    """CUSTOM: the subtask for a key and a number of subtasks."""
+    """HASH: the declared type of the key, or None if the first key decides."""
+    custom: Partitioner | Callable[[Any, int], int] | None = None
+    """CUSTOM: returns the subtask for a key and a number of subtasks."""
 
 
 @dataclass(frozen=True)
 class JobEdge:
-    """One edge; its index in :attr:`JobGraph.edges` is its id on the wire."""
+    """An edge. Its index in `JobGraph.edges` is its id on the wire."""
 
     id: int
     source: str
     target: str
     input_index: int
-    partitioner: Partitioner
+    partitioner: StreamPartitioner
     type_info: TypeInformation
     side_output: str | None = None
-    """Tag of the side output it carries; None: the main output."""
+    """The tag of the side output it carries, or None for the main output."""
     forward: bool = False
-    """Whether it was declared as forward: between different parallelisms it rebalances, as in Flink."""
+    """Whether it was declared as forward. As in Flink, it rebalances between different parallelisms."""
     blocking: bool = False
-    """Whether it joins two pipelined regions by segments on the store (Flink: ``ResultPartitionType.BLOCKING``)."""
+    """Whether it joins two pipelined regions through stored segments (Flink: ``ResultPartitionType.BLOCKING``)."""
 
 
 @dataclass(frozen=True)
 class JobVertex:
-    """One operator."""
+    """An operator."""
 
     uid: str
     name: str
@@ -101,14 +102,16 @@ class JobVertex:
     parallelism_set: bool = False
     slot_sharing_group: str = "default"
     job_parameters: tuple[tuple[str, str], ...] = ()
-    """What its functions see with ``get_job_parameter``."""
+    """The parameters that its functions read with ``get_job_parameter``."""
+    python: PythonDependencies = field(default_factory=PythonDependencies)
+    """What functions of the program need on the workers; the same for all its operators."""
     strict: bool = False
-    """Whether a timer for a time that has passed is an error."""
+    """Whether a timer for a time in the past is an error."""
 
 
 @dataclass(frozen=True)
 class JobGraph:
-    """A validated program. Immutable; :meth:`with_parallelism` gives another one."""
+    """A validated program. It is immutable; `with_parallelism` returns a changed copy."""
 
     vertices: tuple[JobVertex, ...]
     """In topological order."""
@@ -131,8 +134,8 @@ class JobGraph:
                 raise ParallelismError(f"operator {v.uid!r}: max parallelism {v.max_parallelism} is not in 1..32768")
             if v.parallelism > v.max_parallelism:
                 raise ParallelismError(
-                    f"operator {v.uid!r}: parallelism {v.parallelism} is over its max parallelism {v.max_parallelism}; "
-                    "lower the one or set_max_parallelism() higher (before the first checkpoint)"
+                    f"operator {v.uid!r}: parallelism {v.parallelism} is above its max parallelism {v.max_parallelism}"
+                    "; lower it, or raise the other with set_max_parallelism() (before the first checkpoint)"
                 )
 
     @cached_property
@@ -140,10 +143,10 @@ class JobGraph:
         return {v.uid: v for v in self.vertices}
 
     def vertex(self, uid: str) -> JobVertex:
-        """The operator of a uid.
+        """Returns the operator of a uid.
 
         Raises:
-            JobGraphError: There is none.
+            JobGraphError: There is no such operator.
         """
         try:
             return self._by_uid[uid]
@@ -151,34 +154,34 @@ class JobGraph:
             raise JobGraphError(f"no operator has uid {uid!r}; there are {sorted(self._by_uid)}") from None
 
     def inputs(self, uid: str) -> list[JobEdge]:
-        """Edges into an operator."""
+        """Returns the edges into an operator."""
         return [e for e in self.edges if e.target == uid]
 
     def outputs(self, uid: str) -> list[JobEdge]:
-        """Edges out of an operator."""
+        """Returns the edges out of an operator."""
         return [e for e in self.edges if e.source == uid]
 
     def without_uid(self) -> list[JobVertex]:
-        """The operators that need a uid of their own and have none."""
+        """Returns the operators that need a uid of their own and have none."""
         exchanging = {uid for e in self.edges if e.blocking for uid in (e.source, e.target)}
         return [v for v in self.vertices if (v.spec.keeps_state or v.uid in exchanging) and not v.uid_set]
 
     def require_uids(self) -> None:
-        """Refuses stateful operators without a uid of their own.
+        """Checks that all stateful operators have a uid of their own.
 
         Raises:
-            MissingUidError: Names all of them.
+            MissingUidError: Some have none; the message names all of them.
         """
         missing = self.without_uid()
         if missing:
             raise MissingUidError(
-                "stateful operators and those beside blocking() need a uid, else their state is lost when the program "
+                "stateful operators and those next to blocking() need a uid, or their state is lost when the program "
                 "changes: " + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing) + "; call .uid('...') on each"
             )
 
     @cached_property
     def stages(self) -> dict[str, int]:
-        """Stage of each operator: 0 for sources, one more behind each exchange."""
+        """The stage of each operator: 0 for sources, and one more after each shuffle."""
         stage: dict[str, int] = {}
         for v in self.vertices:
             depth = 0
@@ -189,37 +192,37 @@ class JobGraph:
         return stage
 
     def is_chained(self, edge: JobEdge) -> bool:
-        """Whether an edge stays inside a task."""
+        """Returns whether an edge joins two operators of the same task."""
         return edge.partitioner.kind is PartitionerKind.FORWARD and self.stages[edge.source] == self.stages[edge.target]
 
     @property
     def number_of_stages(self) -> int:
-        """Stages of the graph."""
+        """The number of stages."""
         return 1 + max(self.stages.values())
 
     def stage_parallelism(self, stage: int) -> int:
-        """Tasks of a stage: those of its widest operator."""
+        """Returns the number of tasks of a stage: the parallelism of its widest operator."""
         return max(v.parallelism for v in self.vertices if self.stages[v.uid] == stage)
 
     def stage_vertices(self, stage: int) -> list[JobVertex]:
-        """Operators of a stage, in topological order."""
+        """Returns the operators of a stage, in topological order."""
         return [v for v in self.vertices if self.stages[v.uid] == stage]
 
     def regions(self) -> list[JobGraph]:
-        """The pipelined regions, each a graph of its own, in topological order (``PipelinedRegionComputeUtil``).
+        """Returns the pipelined regions as graphs, in topological order (``PipelinedRegionComputeUtil``).
 
-        A blocking edge joins no regions: it is written by an exchange sink ``{source}.exchange`` at the end of one, and
-        read by an exchange source ``{source}.exchange.{target}`` at the head of the other.
+        A blocking edge separates regions. A sink ``{source}.exchange`` at the end of one region writes it, and a
+        source ``{source}.exchange.{target}`` at the head of the other reads it.
 
         Raises:
-            JobGraphError: A blocking edge joins operators of one region, or regions in a circle.
+            JobGraphError: A blocking edge joins operators of the same region, or regions in a cycle.
         """
         if any(e.blocking for e in self.edges):
             return _in_order(_split(self)._components())
         return self._components()
 
     def _components(self) -> list[JobGraph]:
-        """Parts that no edge joins."""
+        """Returns the parts that no edge joins."""
         parent = {v.uid: v.uid for v in self.vertices}
 
         def root(uid: str) -> str:
@@ -244,14 +247,15 @@ class JobGraph:
         return JobGraph(graph.vertices, tuple(_fit(e, graph) for e in graph.edges))
 
     def with_parallelism(self, parallelism: int) -> JobGraph:
-        """The same program at another parallelism; what was set on an operator stays.
+        """Returns the same program at another parallelism. Operators with a parallelism of their own keep it.
 
         A max parallelism that was not set follows from the parallelism, as in Flink
-        (``KeyGroupRangeAssignment.computeDefaultMaxParallelism``); a restore adopts the one that is stored.
+        (``KeyGroupRangeAssignment.computeDefaultMaxParallelism``). A restore adopts the stored one.
 
         Raises:
-            ParallelismError: It is over a max parallelism that was set.
+            ParallelismError: It is above a max parallelism that was set, or is no whole number.
         """
+        check_whole_number("parallelism", parallelism)
 
         def change(v: JobVertex) -> JobVertex:
             if v.parallelism_set:
@@ -262,16 +266,16 @@ class JobGraph:
         return self._with_vertices(change)
 
     def with_max_parallelisms(self, max_parallelisms: dict[str, int]) -> JobGraph:
-        """The same program with the max parallelisms that a restored checkpoint holds."""
+        """Returns the same program with the max parallelisms of a restored checkpoint."""
         return self._with_vertices(lambda v: replace(v, max_parallelism=max_parallelisms.get(v.uid, v.max_parallelism)))
 
     def with_specs(self, specs: Mapping[str, OperatorSpec]) -> JobGraph:
-        """The same program with other operators under some of its uids."""
+        """Returns the same program with other operators under some of its uids."""
         return self._with_vertices(lambda v: replace(v, spec=specs.get(v.uid, v.spec)))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of the structure: uids, kinds and edges, not parallelism or code."""
+        """A hash of the structure: of uids, kinds and edges, but not of parallelism or code."""
         shape = {
             "vertices": [[v.uid, v.spec.kind] for v in self.vertices],
             "edges": [
@@ -283,11 +287,11 @@ class JobGraph:
 
 
 def _fit(edge: JobEdge, graph: JobGraph) -> JobEdge:
-    """The edge as it is between the parallelisms of its ends."""
+    """Returns the edge as it has to be between the parallelisms of its ends."""
     if not edge.forward:
         return edge
     equal = graph.vertex(edge.source).parallelism == graph.vertex(edge.target).parallelism
-    return replace(edge, partitioner=Partitioner(PartitionerKind.FORWARD if equal else PartitionerKind.REBALANCE))
+    return replace(edge, partitioner=StreamPartitioner(PartitionerKind.FORWARD if equal else PartitionerKind.REBALANCE))
 
 
 def _declared(edge: JobEdge) -> PartitionerKind:
@@ -295,10 +299,10 @@ def _declared(edge: JobEdge) -> PartitionerKind:
 
 
 def _split(graph: JobGraph) -> JobGraph:
-    """The graph with an exchange sink and an exchange source in place of each blocking edge.
+    """Returns the graph with a sink and a source in place of each blocking edge.
 
-    A stream has one sink, and a source for each operator that reads it. A Spark transform is such a source itself; the
-    streams that are united in it have one sink together.
+    A stream has one sink, and a source for each operator that reads it. A Spark transform is itself such a source; the
+    streams united in it share one sink.
     """
     behind: dict[str, dict[str, JobVertex]] = {}
     before: dict[str, dict[str, JobVertex]] = {}
@@ -312,12 +316,14 @@ def _split(graph: JobGraph) -> JobGraph:
         tag = "" if e.side_output is None else f".{re.sub('[^A-Za-z0-9_-]', '_', e.side_output)}"
         united = isinstance(target.spec, SparkTransformSpec) and len(graph.inputs(target.uid)) > 1
         sink_uid = f"{target.uid + '.union' if united else upstream.uid + tag}.exchange"
-        forward = Partitioner(PartitionerKind.FORWARD)
+        forward = StreamPartitioner(PartitionerKind.FORWARD)
         sinks = before.setdefault(target.uid, {}) if united else behind.setdefault(upstream.uid, {})
         new = sink_uid not in sinks
         if new:
             beside = target if united else upstream
-            sinks[sink_uid] = _exchange(beside, sink_uid, ExchangeSinkSpec(ExchangeSink()), e.type_info, beside.uid_set)
+            sinks[sink_uid] = _edge_end(
+                beside, sink_uid, BlockingEdgeSinkSpec(BlockingEdgeSink()), e.type_info, beside.uid_set
+            )
         if new or united:
             edges.append(JobEdge(0, upstream.uid, sink_uid, 0, forward, e.type_info, e.side_output, forward=True))
         if isinstance(target.spec, SparkTransformSpec):
@@ -325,9 +331,9 @@ def _split(graph: JobGraph) -> JobGraph:
             transforms[target.uid] = replace(target, spec=replace(target.spec, source=source))
         else:
             source_uid = f"{sink_uid}.{target.uid}"
-            spec = ExchangeSourceSpec(ExchangeSource(sink_uid, e.type_info), WatermarkStrategy.no_watermarks())
+            spec = BlockingEdgeSourceSpec(BlockingEdgeSource(sink_uid, e.type_info), WatermarkStrategy.no_watermarks())
             uid_set = upstream.uid_set and target.uid_set
-            before.setdefault(target.uid, {})[source_uid] = _exchange(target, source_uid, spec, e.type_info, uid_set)
+            before.setdefault(target.uid, {})[source_uid] = _edge_end(target, source_uid, spec, e.type_info, uid_set)
             edges.append(replace(e, source=source_uid, side_output=None, blocking=False))
     vertices: list[JobVertex] = []
     for v in graph.vertices:
@@ -336,12 +342,12 @@ def _split(graph: JobGraph) -> JobGraph:
     return JobGraph(split.vertices, tuple(_fit(e, split) for e in split.edges))
 
 
-def _exchange(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeInformation, uid_set: bool) -> JobVertex:
-    """One end of a blocking edge, as wide as the operator beside it."""
+def _edge_end(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeInformation, uid_set: bool) -> JobVertex:
+    """Returns one end of a blocking edge, with the parallelism of the operator beside it."""
     return replace(
         beside,
         uid=uid,
-        name=f"Exchange of {beside.name}",
+        name=f"Blocking edge of {beside.name}",
         spec=spec,
         output_type=type_info,
         side_outputs=(),
@@ -350,10 +356,10 @@ def _exchange(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeIn
 
 
 def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
-    """Each region behind those whose segments it reads."""
+    """Returns the regions, each after those whose segments it reads."""
     home = {v.uid: i for i, region in enumerate(regions) for v in region.vertices}
     reads = [
-        {home[v.spec.source.sink_uid]: v for v in region.vertices if isinstance(v.spec, ExchangeSourceSpec)}
+        {home[v.spec.source.sink_uid]: v for v in region.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
         for region in regions
     ]
     ordered: list[int] = []
@@ -363,25 +369,25 @@ def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
         if ready is None:
             edges = sorted(_edge_into(v) for i in left for j, v in reads[i].items() if j in left)
             raise JobGraphError(
-                f"blocking edges {', '.join(edges)} do not part the program: their ends are also joined by edges that "
-                "are not blocking; call blocking() on these, too"
+                f"blocking edges {', '.join(edges)} do not separate the program, because other edges join their "
+                "ends; call blocking() on those, too"
             )
         ordered.append(ready)
     return [regions[i] for i in ordered]
 
 
 def _edge_into(vertex: JobVertex) -> str:
-    """The blocking edge that a source reads, for people."""
+    """Returns the blocking edge that a source reads, for people."""
     if isinstance(vertex.spec, SparkTransformSpec):
         return f"{vertex.spec.source.sink_uid.removesuffix('.exchange')} -> {vertex.uid}"
     return vertex.uid.replace(".exchange.", " -> ")
 
 
 def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> JobGraph:
-    """Orders, checks and fits the parts of a program.
+    """Checks the parts of a program and builds its graph.
 
     Raises:
-        JobGraphError: The program has no operators, or uids or parallelisms are wrong.
+        JobGraphError: The program has no operators, or the uids or parallelisms are wrong.
     """
     vertices = list(vertices)
     edges = [replace(e, forward=e.partitioner.kind is PartitionerKind.FORWARD) for e in edges]
@@ -405,7 +411,7 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
 
 
 def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
-    """Refuses inputs of one operator whose keys differ in type, where the types are known before a record has come."""
+    """Raises `JobGraphError` if inputs of an operator have different key types, as far as they are declared."""
     known = [(e, kind) for e in graph.inputs(vertex.uid) if (kind := _key_type(e)) is not None]
     for e, kind in known[1:]:
         first, first_kind = known[0]
@@ -417,7 +423,7 @@ def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
 
 
 def _key_type(edge: JobEdge) -> TypeInformation | None:
-    """The type of the keys of an edge; None if it has none, or if the first key will tell."""
+    """Returns the type of the keys of an edge, or None if it has no keys or only the first key will tell."""
     partitioner, record = edge.partitioner, edge.type_info
     if partitioner.kind is not PartitionerKind.HASH:
         return None

@@ -1,6 +1,6 @@
-"""What a job does on the driver at each checkpoint (Flink: ``MasterTriggerRestoreHook``).
+"""Hooks that run on the driver at each checkpoint (Flink: ``MasterTriggerRestoreHook``).
 
-PyFlink has no such interface; names are those of Flink's Java API in Python's spelling.
+PyFlink has no such interface. The names are those of Flink's Java API, in Python's spelling.
 """
 
 from __future__ import annotations
@@ -12,41 +12,44 @@ __all__ = ["MasterTriggerRestoreHook"]
 
 
 class MasterTriggerRestoreHook(ABC):
-    """Called on the driver before the barriers of a checkpoint go out, and when one is restored.
+    """Is called on the driver before the barriers of a checkpoint are sent, and when one is restored.
 
-    For what a job needs beside its operators' state, such as a position in an external system. Register it with
-    ``env.get_checkpoint_config().add_master_hook(hook)``. In a program of several regions, each of its jobs calls it.
+    It keeps what a job needs besides its operators' state, such as a position in an external system. Register it with
+    ``env.get_checkpoint_config().add_master_hook(hook)``. In a program with several jobs, each of them calls it.
+
+    All calls of a run come on one thread, which is not the main thread. A call may take as long as the checkpoint
+    timeout; after that the run fails with a `CheckpointTimeoutError`.
     """
 
     @abstractmethod
     def get_identifier(self) -> str:
-        """Finds the state again: unique in the program, and the same in later versions of it."""
+        """Returns the id of its state, which is unique in the program and stays the same in later versions."""
 
     @abstractmethod
     def trigger_checkpoint(self, checkpoint_id: int, timestamp: int) -> Any:
-        """Called at each checkpoint; what it raises aborts that.
+        """Is called at each checkpoint. An error that it raises aborts the checkpoint.
 
         Args:
-            checkpoint_id: Id of the checkpoint.
-            timestamp: When it was triggered, in milliseconds since 1970.
+            checkpoint_id: The id of the checkpoint.
+            timestamp: When the checkpoint was triggered, in milliseconds since 1970.
 
         Returns:
-            State as JSON: None, bool, finite numbers, str, list and dict. None: there is none.
+            The state as JSON (None, bool, finite numbers, str, list and dict), or None if there is none.
         """
 
     @abstractmethod
     def restore_checkpoint(self, checkpoint_id: int, checkpoint_data: Any) -> None:
-        """Called before the first epoch of an attempt that goes on from a checkpoint or savepoint.
+        """Is called before the first epoch of an attempt that starts from a checkpoint or savepoint.
 
         Args:
-            checkpoint_id: Id of the checkpoint.
-            checkpoint_data: The state of this hook in it; None: there is none.
+            checkpoint_id: The id of the checkpoint.
+            checkpoint_data: The state of this hook in the checkpoint, or None.
         """
 
     def reset(self) -> None:
-        """Called instead where there is no checkpoint to go on from. Does nothing by default."""
+        """Is called instead if an attempt starts without a checkpoint. Does nothing by default."""
         return
 
     def close(self) -> None:
-        """Called when the attempt ends. Does nothing by default."""
+        """Is called when the attempt ends. Does nothing by default."""
         return

@@ -12,13 +12,18 @@ class OutputTag:
     """A named, typed side output.
 
     Args:
-        tag_id: The name; two tags of one name are the same side output.
-        type_info: Type of its records; None: they travel pickled.
+        tag_id: The name. Two tags with the same name are the same side output.
+        type_info: The type of its records. Default: they travel pickled.
+
+    Raises:
+        ConfigurationError: The name is empty, or the type is none.
     """
 
     def __init__(self, tag_id: str, type_info: TypeInformation | None = None) -> None:
         if not tag_id:
             raise ConfigurationError("an OutputTag needs a name")
+        if type_info is not None and not isinstance(type_info, TypeInformation):
+            raise ConfigurationError(f"OutputTag {tag_id!r} needs a type from Types.*, not {type_info!r}")
         self.tag_id = tag_id
         self.type_info = type_info
 

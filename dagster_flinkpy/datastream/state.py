@@ -1,4 +1,4 @@
-"""State a function may keep, and the descriptors that declare it (``pyflink.datastream.state``)."""
+"""State that functions keep, and the descriptors that declare it (``pyflink.datastream.state``)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, TypeInformation
-from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
+from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -44,19 +44,19 @@ class State(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Forgets the value of the current key."""
+        """Removes the value of the current key."""
 
 
 class AppendingState(State, Generic[IN, OUT]):
-    """State that takes values one by one."""
+    """State to which values are added one by one."""
 
     @abstractmethod
     def get(self) -> OUT | None:
-        """What the values of the current key have become."""
+        """Returns the result of the values added for the current key."""
 
     @abstractmethod
     def add(self, value: IN) -> None:
-        """Takes a value."""
+        """Adds a value."""
 
 
 class MergingState(AppendingState[IN, OUT]):
@@ -68,11 +68,11 @@ class ValueState(State, Generic[T]):
 
     @abstractmethod
     def value(self) -> T | None:
-        """The value of the current key, or None."""
+        """Returns the value of the current key, or None."""
 
     @abstractmethod
     def update(self, value: T | None) -> None:
-        """Replaces the value; None clears it."""
+        """Sets the value; None clears it."""
 
 
 class ListState(MergingState[T, Iterable[T]]):
@@ -80,7 +80,7 @@ class ListState(MergingState[T, Iterable[T]]):
 
     @abstractmethod
     def get(self) -> Iterable[T]:
-        """The elements of the current key; empty where there are none."""
+        """Returns the elements of the current key, or nothing if there are none."""
 
     @abstractmethod
     def add(self, value: T) -> None:
@@ -99,11 +99,11 @@ class ListState(MergingState[T, Iterable[T]]):
 
 
 class MapState(State, Generic[K, V]):
-    """A map per key; entries are read, written and stored one by one."""
+    """A map per key, whose entries are read, written and stored separately."""
 
     @abstractmethod
     def get(self, key: K) -> V | None:
-        """The value of an entry, or None."""
+        """Returns the value of an entry, or None."""
 
     @abstractmethod
     def put(self, key: K, value: V) -> None:
@@ -111,31 +111,31 @@ class MapState(State, Generic[K, V]):
 
     @abstractmethod
     def put_all(self, dict_value: dict[K, V]) -> None:
-        """Sets entries; pairs of key and value will do, too, which is what works in PyFlink."""
+        """Sets entries. Pairs of key and value are accepted as well, as in PyFlink."""
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """Drops an entry; one that is not there is fine."""
+        """Removes an entry, if it exists."""
 
     @abstractmethod
     def contains(self, key: K) -> bool:
-        """Whether there is such an entry."""
+        """Returns whether the map has this key."""
 
     @abstractmethod
     def items(self) -> Iterable[tuple[K, V]]:
-        """All entries."""
+        """Returns all entries."""
 
     @abstractmethod
     def keys(self) -> Iterable[K]:
-        """The keys of all entries."""
+        """Returns the keys of all entries."""
 
     @abstractmethod
     def values(self) -> Iterable[V]:
-        """The values of all entries."""
+        """Returns the values of all entries."""
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether there is no entry."""
+        """Returns whether the map is empty."""
 
     def __getitem__(self, key: K) -> V | None:
         return self.get(key)
@@ -154,11 +154,11 @@ class MapState(State, Generic[K, V]):
 
 
 class ReducingState(MergingState[T, T]):
-    """A value per key into which every added one is reduced."""
+    """A value per key, into which each added value is reduced."""
 
     @abstractmethod
     def get(self) -> T | None:
-        """The reduced value, or None where nothing was added."""
+        """Returns the reduced value, or None if nothing was added."""
 
     @abstractmethod
     def add(self, value: T) -> None:
@@ -170,7 +170,7 @@ class AggregatingState(MergingState[IN, OUT]):
 
     @abstractmethod
     def get(self) -> OUT | None:
-        """The result for the accumulator, or None where nothing was added."""
+        """Returns the result of the accumulator, or None if nothing was added."""
 
     @abstractmethod
     def add(self, value: IN) -> None:
@@ -178,31 +178,31 @@ class AggregatingState(MergingState[IN, OUT]):
 
 
 class ReadOnlyBroadcastState(State, Generic[K, V]):
-    """A map that is equal at all subtasks, to be read only."""
+    """A map that is the same in all subtasks, and read-only."""
 
     @abstractmethod
     def get(self, key: K) -> V | None:
-        """The value of an entry, or None."""
+        """Returns the value of an entry, or None."""
 
     @abstractmethod
     def contains(self, key: K) -> bool:
-        """Whether there is such an entry."""
+        """Returns whether the map has this key."""
 
     @abstractmethod
     def items(self) -> Iterable[tuple[K, V]]:
-        """All entries, in the order in which they were first put."""
+        """Returns all entries, in the order in which their keys were first put."""
 
     @abstractmethod
     def keys(self) -> Iterable[K]:
-        """The keys of all entries."""
+        """Returns the keys of all entries."""
 
     @abstractmethod
     def values(self) -> Iterable[V]:
-        """The values of all entries."""
+        """Returns the values of all entries."""
 
     @abstractmethod
     def is_empty(self) -> bool:
-        """Whether there is no entry."""
+        """Returns whether the map is empty."""
 
     def __getitem__(self, key: K) -> V | None:
         return self.get(key)
@@ -215,7 +215,7 @@ class ReadOnlyBroadcastState(State, Generic[K, V]):
 
 
 class BroadcastState(ReadOnlyBroadcastState[K, V]):
-    """A map that is equal at all subtasks, for the function must do the same with each broadcast record everywhere."""
+    """A map that is the same in all subtasks, because each must treat a broadcast record in the same way."""
 
     @abstractmethod
     def put(self, key: K, value: V) -> None:
@@ -223,11 +223,11 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
     @abstractmethod
     def put_all(self, dict_value: dict[K, V]) -> None:
-        """Sets entries; pairs of key and value will do, too, which is what works in PyFlink."""
+        """Sets entries. Pairs of key and value are accepted as well, as in PyFlink."""
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """Drops an entry; one that is not there is fine."""
+        """Removes an entry, if it exists."""
 
     def __setitem__(self, key: K, value: V) -> None:
         self.put(key, value)
@@ -237,23 +237,23 @@ class BroadcastState(ReadOnlyBroadcastState[K, V]):
 
 
 class OperatorStateStore(ABC):
-    """The operator state of a subtask: state without keys. Names are unique within an operator."""
+    """Provides access to operator state, which belongs to a subtask and not to a key. Names are unique per operator."""
 
     @abstractmethod
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        """A map that is equal at all subtasks."""
+        """Returns a map that is the same in all subtasks."""
 
     @abstractmethod
     def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        """A list whose elements are dealt out over all subtasks when the parallelism changes."""
+        """Returns a list whose elements are redistributed over all subtasks when the parallelism changes."""
 
     @abstractmethod
     def get_union_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        """A list of which every subtask gets the elements of all when it is restored: at the start of each epoch."""
+        """Returns a list that every subtask restores with the elements of all subtasks, at the start of each epoch."""
 
 
 class StateDescriptor:
-    """Name and type of a state. The name is unique within an operator."""
+    """Declares the name and type of a state. The name is unique within an operator."""
 
     def __init__(self, name: str, type_info: TypeInformation) -> None:
         if not name or not isinstance(name, str):
@@ -261,21 +261,21 @@ class StateDescriptor:
         if not isinstance(type_info, TypeInformation):
             raise ConfigurationError(
                 f"state {name!r} needs a type from Types.*, not {type_info!r}; "
-                "for any Python value say Types.PICKLED_BYTE_ARRAY()"
+                "for any Python value use Types.PICKLED_BYTE_ARRAY()"
             )
         self.name = name
         self.type_info = type_info
         self.ttl_config: StateTtlConfig | None = None
 
     def get_name(self) -> str:
-        """The name."""
+        """Returns the name."""
         return self.name
 
     def enable_time_to_live(self, ttl_config: StateTtlConfig) -> None:
-        """Lets the state expire. State that was stored with a time to live needs one, and the other way round.
+        """Lets the state expire. Stored state with a time to live cannot be restored without one, or vice versa.
 
         Args:
-            ttl_config: How long it lives.
+            ttl_config: When it expires.
         """
         if not isinstance(ttl_config, StateTtlConfig):
             raise ConfigurationError(f"state {self.name!r} needs a StateTtlConfig, not {ttl_config!r}")
@@ -286,11 +286,11 @@ class StateDescriptor:
 
 
 class ValueStateDescriptor(StateDescriptor):
-    """Declares a :class:`ValueState`.
+    """Declares a `ValueState`.
 
     Args:
         name: Unique within the operator.
-        value_type_info: Type of the value.
+        value_type_info: The type of the value.
     """
 
     def __init__(self, name: str, value_type_info: TypeInformation) -> None:
@@ -298,11 +298,11 @@ class ValueStateDescriptor(StateDescriptor):
 
 
 class ListStateDescriptor(StateDescriptor):
-    """Declares a :class:`ListState`; ``type_info`` is that of the list.
+    """Declares a `ListState`; ``type_info`` is the type of the list.
 
     Args:
         name: Unique within the operator.
-        elem_type_info: Type of one element.
+        elem_type_info: The type of an element.
     """
 
     def __init__(self, name: str, elem_type_info: TypeInformation) -> None:
@@ -311,12 +311,12 @@ class ListStateDescriptor(StateDescriptor):
 
 
 class MapStateDescriptor(StateDescriptor):
-    """Declares a :class:`MapState`; ``type_info`` is that of the map.
+    """Declares a `MapState`; ``type_info`` is the type of the map.
 
     Args:
         name: Unique within the operator.
-        key_type_info: Type of an entry's key.
-        value_type_info: Type of an entry's value.
+        key_type_info: The type of the keys.
+        value_type_info: The type of the values.
     """
 
     def __init__(self, name: str, key_type_info: TypeInformation, value_type_info: TypeInformation) -> None:
@@ -325,8 +325,8 @@ class MapStateDescriptor(StateDescriptor):
         self.value_type_info = value_type_info
 
 
-class _ReduceCallable(ReduceFunction):
-    """A plain callable as a :class:`ReduceFunction`."""
+class _ReduceCallable(BaseReduceFunction):
+    """Makes a reduce function of a plain callable."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function = function
@@ -336,19 +336,19 @@ class _ReduceCallable(ReduceFunction):
 
 
 class ReducingStateDescriptor(StateDescriptor):
-    """Declares a :class:`ReducingState`.
+    """Declares a `ReducingState`.
 
     Args:
         name: Unique within the operator.
-        reduce_function: Combines two values; a :class:`ReduceFunction` or a callable.
-        type_info: Type of the value.
+        reduce_function: Combines two values: a `ReduceFunction` or a callable.
+        type_info: The type of the value.
     """
 
     def __init__(
-        self, name: str, reduce_function: ReduceFunction | Callable[[Any, Any], Any], type_info: TypeInformation
+        self, name: str, reduce_function: BaseReduceFunction | Callable[[Any, Any], Any], type_info: TypeInformation
     ) -> None:
         super().__init__(name, type_info)
-        if not isinstance(reduce_function, ReduceFunction):
+        if not isinstance(reduce_function, BaseReduceFunction):
             if not callable(reduce_function):
                 raise ConfigurationError(
                     f"state {name!r} needs a ReduceFunction or a callable, not {reduce_function!r}"
@@ -356,26 +356,26 @@ class ReducingStateDescriptor(StateDescriptor):
             reduce_function = _ReduceCallable(reduce_function)
         self.reduce_function = reduce_function
 
-    def get_reduce_function(self) -> ReduceFunction:
-        """What combines two values."""
+    def get_reduce_function(self) -> BaseReduceFunction:
+        """Returns the function that combines two values."""
         return self.reduce_function
 
 
 class AggregatingStateDescriptor(StateDescriptor):
-    """Declares an :class:`AggregatingState`.
+    """Declares an `AggregatingState`.
 
     Args:
         name: Unique within the operator.
         agg_function: Creates, fills and reads the accumulator.
-        state_type_info: Type of the accumulator.
+        state_type_info: The type of the accumulator.
     """
 
-    def __init__(self, name: str, agg_function: AggregateFunction, state_type_info: TypeInformation) -> None:
+    def __init__(self, name: str, agg_function: BaseAggregateFunction, state_type_info: TypeInformation) -> None:
         super().__init__(name, state_type_info)
-        if not isinstance(agg_function, AggregateFunction):
+        if not isinstance(agg_function, BaseAggregateFunction):
             raise ConfigurationError(f"state {name!r} needs an AggregateFunction, not {agg_function!r}")
         self.agg_function = agg_function
 
-    def get_agg_function(self) -> AggregateFunction:
-        """What creates, fills and reads the accumulator."""
+    def get_agg_function(self) -> BaseAggregateFunction:
+        """Returns the function that creates, fills and reads the accumulator."""
         return self.agg_function

@@ -1,4 +1,4 @@
-"""Which keyed state backend a program asks for (Flink: option ``state.backend.type``)."""
+"""The keyed state backend that a program selects (Flink: option ``state.backend.type``)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ __all__ = ["StateBackendType"]
 
 
 class StateBackendType(Enum):
-    """Where keyed state is while a task works with it. Snapshots of all types are alike: a restore may change it."""
+    """How a task holds keyed state while it runs. All types write the same snapshots, so a restore may switch."""
 
     COLUMNAR = "columnar"
-    """In sorted runs on the executor's disk; a checkpoint writes what changed. For state of any size."""
+    """In sorted runs on the executor's disk. A checkpoint writes what changed. For state of any size."""
     HASHMAP = "hashmap"
-    """In memory, all of it; a checkpoint writes all of it, if it changed. For state of a few thousand keys."""
+    """Entirely in memory. A checkpoint writes all of it, if it changed. For state of a few thousand keys."""

@@ -5,22 +5,23 @@ from __future__ import annotations
 from datetime import timedelta
 from enum import Enum
 
-from dagster_flinkpy.common.time import Duration, Time, to_millis
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["StateTtlConfig"]
 
 
 class StateTtlConfig:
-    """Time to live of a state, in processing time; made by :meth:`new_builder`.
+    """The time to live of a state, in processing time; made by `new_builder`.
 
-    The time lies with each value: with each entry of a map state and each element of a list state. Expired state is
-    dropped when it is read, and when runs are merged. What was written keeps the time it was given, whatever TTL the
-    program sets later.
+    Each value has a time of its own, and so has each entry of a map state and each element of a list state. Expired
+    state is dropped when it is read, and when runs are merged. A value keeps the expiry it was written with, whatever
+    time to live the program sets later.
     """
 
     class UpdateType(Enum):
-        """When the time to live starts anew."""
+        """When the time to live restarts."""
 
         Disabled = 0
         """Never: state does not expire."""
@@ -28,18 +29,18 @@ class StateTtlConfig:
         OnReadAndWrite = 2
 
     class StateVisibility(Enum):
-        """Whether expired state that is still there can be read; reading it drops it."""
+        """Whether expired state can be read until it is removed. Reading it removes it."""
 
         ReturnExpiredIfNotCleanedUp = 0
         NeverReturnExpired = 1
 
     class TtlTimeCharacteristic(Enum):
-        """The time that counts."""
+        """The time that expiry is measured in."""
 
         ProcessingTime = 0
 
     class CleanupStrategies:
-        """When expired state is dropped, beside reading it."""
+        """When expired state is dropped, apart from reading it."""
 
         class Strategies(Enum):
             """The strategies."""
@@ -55,7 +56,7 @@ class StateTtlConfig:
             """No settings."""
 
         class IncrementalCleanupStrategy(CleanupStrategy):
-            """Settings of Flink's heap backend; here runs are merged all the same."""
+            """Settings of Flink's heap backend. They have no effect: runs are merged anyway."""
 
             def __init__(self, cleanup_size: int, run_cleanup_for_every_record: bool) -> None:
                 if cleanup_size <= 0:
@@ -64,15 +65,15 @@ class StateTtlConfig:
                 self._run_cleanup_for_every_record = run_cleanup_for_every_record
 
             def get_cleanup_size(self) -> int:
-                """Keys to look at."""
+                """The number of keys to check."""
                 return self._cleanup_size
 
             def run_cleanup_for_every_record(self) -> bool:
-                """Whether for each record."""
+                """Returns whether it also runs for each record."""
                 return self._run_cleanup_for_every_record
 
         class RocksdbCompactFilterCleanupStrategy(CleanupStrategy):
-            """Settings of Flink's RocksDB backend; here runs are merged all the same."""
+            """Settings of Flink's RocksDB backend. They have no effect: runs are merged anyway."""
 
             def __init__(
                 self, query_time_after_num_entries: int, periodic_compaction_time: Duration | None = None
@@ -81,7 +82,7 @@ class StateTtlConfig:
                 self._periodic_compaction_time = periodic_compaction_time or Duration.of_days(30)
 
             def get_query_time_after_num_entries(self) -> int:
-                """Entries between two looks at the clock."""
+                """The number of entries after which the clock is read again."""
                 return self._query_time_after_num_entries
 
             def get_periodic_compaction_time(self) -> Duration:
@@ -95,31 +96,31 @@ class StateTtlConfig:
             self._is_cleanup_in_background = is_cleanup_in_background
 
         def is_cleanup_in_background(self) -> bool:
-            """Whether the defaults of Flink's backends apply."""
+            """Returns whether the defaults of Flink's backends apply."""
             return self._is_cleanup_in_background
 
         def in_full_snapshot(self) -> bool:
-            """Whether each snapshot leaves out what has expired."""
+            """Returns whether full snapshots leave out expired entries."""
             return self.Strategies.FULL_STATE_SCAN_SNAPSHOT in self._strategies
 
         def get_incremental_cleanup_strategy(self) -> CleanupStrategy | None:
-            """Settings of that strategy, or None."""
+            """The settings of the strategy, or None."""
             default = self.IncrementalCleanupStrategy(5, False) if self._is_cleanup_in_background else None
             return self._strategies.get(self.Strategies.INCREMENTAL_CLEANUP, default)
 
         def get_rocksdb_compact_filter_cleanup_strategy(self) -> CleanupStrategy | None:
-            """Settings of that strategy, or None."""
+            """The settings of the strategy, or None."""
             default = self.RocksdbCompactFilterCleanupStrategy(1000) if self._is_cleanup_in_background else None
             return self._strategies.get(self.Strategies.ROCKSDB_COMPACTION_FILTER, default)
 
     class Builder:
-        """Puts a :class:`StateTtlConfig` together.
+        """Builds a `StateTtlConfig`.
 
         Args:
             ttl: How long state lives.
 
         Raises:
-            ConfigurationError: It is no span of time above 0.
+            ConfigurationError: It is not a time span above 0.
         """
 
         def __init__(self, ttl: Time | Duration | timedelta) -> None:
@@ -135,31 +136,31 @@ class StateTtlConfig:
         def set_update_type(self, update_type: StateTtlConfig.UpdateType) -> StateTtlConfig.Builder:
             """Sets when the time starts anew; by default when state is created or written."""
             if not isinstance(update_type, StateTtlConfig.UpdateType):
-                raise ConfigurationError(f"update type {update_type!r} is none of StateTtlConfig.UpdateType")
+                raise ConfigurationError(f"update type {update_type!r} is not a StateTtlConfig.UpdateType")
             self._update_type = update_type
             return self
 
         def update_ttl_on_create_and_write(self) -> StateTtlConfig.Builder:
-            """The time starts anew when state is created or written."""
+            """Restarts the time when state is created or written."""
             return self.set_update_type(StateTtlConfig.UpdateType.OnCreateAndWrite)
 
         def update_ttl_on_read_and_write(self) -> StateTtlConfig.Builder:
-            """The time starts anew when state is read, too."""
+            """Restarts the time when state is created, written or read."""
             return self.set_update_type(StateTtlConfig.UpdateType.OnReadAndWrite)
 
         def set_state_visibility(self, state_visibility: StateTtlConfig.StateVisibility) -> StateTtlConfig.Builder:
             """Sets whether expired state can be read; by default it cannot."""
             if not isinstance(state_visibility, StateTtlConfig.StateVisibility):
-                raise ConfigurationError(f"visibility {state_visibility!r} is none of StateTtlConfig.StateVisibility")
+                raise ConfigurationError(f"visibility {state_visibility!r} is not a StateTtlConfig.StateVisibility")
             self._state_visibility = state_visibility
             return self
 
         def return_expired_if_not_cleaned_up(self) -> StateTtlConfig.Builder:
-            """Expired state that is still there can be read, once."""
+            """Lets expired state be read once, if it still exists."""
             return self.set_state_visibility(StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp)
 
         def never_return_expired(self) -> StateTtlConfig.Builder:
-            """Expired state cannot be read."""
+            """Hides expired state."""
             return self.set_state_visibility(StateTtlConfig.StateVisibility.NeverReturnExpired)
 
         def set_ttl_time_characteristic(
@@ -170,11 +171,11 @@ class StateTtlConfig:
             return self
 
         def use_processing_time(self) -> StateTtlConfig.Builder:
-            """Processing time counts."""
+            """Measures in processing time; the default, and the only choice."""
             return self.set_ttl_time_characteristic(StateTtlConfig.TtlTimeCharacteristic.ProcessingTime)
 
         def cleanup_full_snapshot(self) -> StateTtlConfig.Builder:
-            """Each snapshot leaves out what has expired: the state is rewritten when some has."""
+            """Leaves expired entries out of each snapshot; the state is rewritten if there are any."""
             strategies = StateTtlConfig.CleanupStrategies
             self._strategies[strategies.Strategies.FULL_STATE_SCAN_SNAPSHOT] = strategies.EMPTY_STRATEGY
             return self
@@ -182,7 +183,7 @@ class StateTtlConfig:
         def cleanup_incrementally(
             self, cleanup_size: int, run_cleanup_for_every_record: bool
         ) -> StateTtlConfig.Builder:
-            """Taken for Flink's heap backend; has no effect here, where runs are merged all the same."""
+            """Has no effect: it is for Flink's heap backend, and runs are merged anyway."""
             strategies = StateTtlConfig.CleanupStrategies
             self._strategies[strategies.Strategies.INCREMENTAL_CLEANUP] = strategies.IncrementalCleanupStrategy(
                 cleanup_size, run_cleanup_for_every_record
@@ -192,7 +193,7 @@ class StateTtlConfig:
         def cleanup_in_rocksdb_compact_filter(
             self, query_time_after_num_entries: int, periodic_compaction_time: Duration | None = None
         ) -> StateTtlConfig.Builder:
-            """Taken for Flink's RocksDB backend; has no effect here, where runs are merged all the same."""
+            """Has no effect: it is for Flink's RocksDB backend, and runs are merged anyway."""
             strategies = StateTtlConfig.CleanupStrategies
             self._strategies[strategies.Strategies.ROCKSDB_COMPACTION_FILTER] = (
                 strategies.RocksdbCompactFilterCleanupStrategy(query_time_after_num_entries, periodic_compaction_time)
@@ -200,7 +201,7 @@ class StateTtlConfig:
             return self
 
         def disable_cleanup_in_background(self) -> StateTtlConfig.Builder:
-            """Turns the defaults of Flink's backends off."""
+            """Turns off the defaults of Flink's backends."""
             self._is_cleanup_in_background = False
             return self
 
@@ -214,7 +215,7 @@ class StateTtlConfig:
             return self
 
         def build(self) -> StateTtlConfig:
-            """The configuration."""
+            """Returns the configuration."""
             return StateTtlConfig(
                 self._update_type,
                 self._state_visibility,
@@ -247,32 +248,32 @@ class StateTtlConfig:
         return StateTtlConfig.Builder(ttl)
 
     def get_update_type(self) -> StateTtlConfig.UpdateType:
-        """When the time starts anew."""
+        """When the time to live restarts."""
         return self._update_type
 
     def get_state_visibility(self) -> StateTtlConfig.StateVisibility:
-        """Whether expired state can be read."""
+        """Returns whether expired state can still be read."""
         return self._state_visibility
 
     def get_ttl(self) -> Time | Duration | timedelta:
-        """How long state lives."""
+        """Returns how long state lives."""
         return self._ttl
 
     @property
     def ttl_millis(self) -> int:
-        """The same in milliseconds."""
+        """The time to live in milliseconds."""
         return to_millis(self._ttl)
 
     def get_ttl_time_characteristic(self) -> StateTtlConfig.TtlTimeCharacteristic:
-        """The time that counts."""
+        """Returns the time characteristic."""
         return self._ttl_time_characteristic
 
     def is_enabled(self) -> bool:
-        """Whether state expires."""
+        """Returns whether state expires."""
         return self._update_type is not StateTtlConfig.UpdateType.Disabled
 
     def get_cleanup_strategies(self) -> StateTtlConfig.CleanupStrategies:
-        """When expired state is dropped, beside reading it."""
+        """When expired state is dropped, apart from reading it."""
         return self._cleanup_strategies
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What kind of time a timer is of (``pyflink.datastream.time_domain``)."""
+"""The time domain of timers (``pyflink.datastream.time_domain``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time and timers (``pyflink.datastream.timerservice``)."""
+"""The timer service (``pyflink.datastream.timerservice``)."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ __all__ = ["TimerService"]
 
 
 class TimerService(ABC):
-    """Time, and timers of the current key.
+    """Tells the time, and registers timers for the current key.
 
-    Timers are part of the state. A timer of a time that has passed is due at once: with event time at the next
-    watermark, with processing time after the batch; in a strict program it is a `PastTimerError`. A time that is not an
-    int of 64 bits is a `ConfigurationError`.
+    Timers are part of the state. A timer for a time in the past is due immediately: at the next watermark for event
+    time, after the current batch for processing time. In a strict program it raises a `PastTimerError`. A time that is
+    not a 64-bit int raises a `ConfigurationError`.
     """
 
     @abstractmethod
     def current_processing_time(self) -> int:
-        """Milliseconds since 1970."""
+        """Returns the current processing time in milliseconds since 1970."""
 
     @abstractmethod
     def current_watermark(self) -> int:
-        """Event time in milliseconds; ``-(2**63)`` before the first watermark."""
+        """Returns the current watermark in milliseconds, or ``-(2**63)`` before the first one."""
 
     @abstractmethod
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Fires when processing time has passed the timestamp; once per key and timestamp.
+        """Registers a timer that fires when processing time passes the timestamp, once per key and timestamp.
 
-        A task looks at the clock at the start of an epoch, after each batch, at watermarks and at the barrier, so a
-        timer that becomes due between two epochs fires at the start of the next one. Timers that are still pending
-        when a bounded input ends do not fire, as in Flink.
+        A task reads the clock at the start of an epoch, after each batch, at watermarks and at the barrier. So a timer
+        that becomes due between two epochs fires at the start of the next one. As in Flink, timers that are still
+        pending when a bounded input ends do not fire.
 
         Args:
             timestamp: Milliseconds since 1970.
@@ -37,7 +37,7 @@ class TimerService(ABC):
 
     @abstractmethod
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Fires when the watermark passes the timestamp; once per key and timestamp.
+        """Registers a timer that fires when the watermark passes the timestamp, once per key and timestamp.
 
         Args:
             timestamp: Milliseconds.
@@ -45,8 +45,8 @@ class TimerService(ABC):
 
     @abstractmethod
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Deletes such a timer; one that is not there is fine."""
+        """Deletes such a timer, if it exists."""
 
     @abstractmethod
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Deletes such a timer; one that is not there is fine."""
+        """Deletes such a timer, if it exists."""

@@ -1,30 +1,30 @@
-"""The nodes a program is written down as, before it becomes a job graph (Flink: ``Transformation``)."""
+"""The nodes of a program before it becomes a job graph (Flink: ``Transformation``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.datastream.job_graph import Partitioner
-from dagster_flinkpy.datastream.operators import OperatorSpec
+from dagster_flinkpy.datastream.job_graph import StreamPartitioner
+from dagster_flinkpy.datastream.operator_specs import OperatorSpec
 
 __all__ = ["Input", "Transformation"]
 
 
 @dataclass(eq=False)
 class Transformation:
-    """One operator as the user writes it; mutable until the graph is built."""
+    """An operator as the user declares it; mutable until the graph is built."""
 
     name: str
     spec: OperatorSpec
     inputs: list[tuple[Input, ...]]
-    """Per input of the operator the streams that are united in it."""
+    """For each input of the operator, the streams that are united in it."""
     output_type: TypeInformation
     description: str = ""
     uid: str | None = None
     parallelism: int | None = None
     default_parallelism: int | None = None
-    """What holds without ``parallelism``: the environment's when the operator was declared. None: its latest."""
+    """Applies without ``parallelism``: the environment's at the time of declaration, or None for its latest."""
     max_parallelism: int | None = None
     slot_sharing_group: str = "default"
     side_outputs: dict[str, TypeInformation] = field(default_factory=dict)
@@ -35,18 +35,18 @@ class Input:
     """An output of a transformation and how it reaches the next one."""
 
     transformation: Transformation
-    partitioner: Partitioner
+    partitioner: StreamPartitioner
     side_output: str | None = None
     blocking: bool = False
-    """Whether it is written to the store, for another pipelined region to read."""
+    """Whether it is written to the store for another pipelined region to read."""
 
     @property
     def type_info(self) -> TypeInformation:
-        """Type of the records."""
+        """The type of the records."""
         if self.side_output is None:
             return self.transformation.output_type
         return self.transformation.side_outputs[self.side_output]
 
-    def with_partitioner(self, partitioner: Partitioner) -> Input:
-        """The same output, partitioned otherwise."""
+    def with_partitioner(self, partitioner: StreamPartitioner) -> Input:
+        """Returns the same output, partitioned in another way."""
         return replace(self, partitioner=partitioner)

@@ -1,4 +1,4 @@
-"""Window assigners: which windows a record belongs to."""
+"""Window assigners, which put records into windows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.serializer import TypeSerializer
-from dagster_flinkpy.common.time import Duration, Time, to_millis
+from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.functions import RuntimeContext
@@ -57,47 +58,47 @@ Span = Time | Duration | timedelta
 
 
 class WindowAssigner(ABC, Generic[T, W]):
-    """Puts a record into any number of windows."""
+    """Assigns each record to any number of windows."""
 
     class WindowAssignerContext(ABC):
-        """Time and state of the current key."""
+        """The time, and the state of the current key."""
 
         @abstractmethod
         def get_current_processing_time(self) -> int:
-            """Milliseconds since 1970."""
+            """Returns the current processing time in milliseconds since 1970."""
 
         @abstractmethod
         def get_runtime_context(self) -> RuntimeContext:
-            """What functions see of their task; its state is that of the key."""
+            """Returns the runtime context, with the state of the current key."""
 
     @abstractmethod
     def assign_windows(
         self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
     ) -> Collection[W]:
-        """The windows of a record with this event time in milliseconds."""
+        """Returns the windows of a record with this event time in milliseconds."""
 
     @abstractmethod
     def get_default_trigger(self, env: Any) -> Trigger[T, W]:
-        """The trigger of windows that are not given one."""
+        """Returns the trigger of windows for which none is set."""
 
     @abstractmethod
     def get_window_serializer(self) -> TypeSerializer[W]:
-        """How windows are written into state."""
+        """Returns the serializer for windows in state."""
 
     @abstractmethod
     def is_event_time(self) -> bool:
-        """Whether windows are of event time, so that records can be late."""
+        """Returns whether windows use event time, so that records can be late."""
 
 
 class MergingWindowAssigner(WindowAssigner[T, W]):
     """A window assigner whose windows can merge."""
 
     class MergeCallback(ABC, Generic[W2]):
-        """Takes what merges."""
+        """Is told which windows merge."""
 
         @abstractmethod
         def merge(self, to_be_merged: Iterable[W2], merge_result: W2) -> None:
-            """These windows become that one."""
+            """Merges windows into ``merge_result``."""
 
     @abstractmethod
     def merge_windows(self, windows: Iterable[W], callback: MergingWindowAssigner.MergeCallback[W]) -> None:
@@ -105,11 +106,11 @@ class MergingWindowAssigner(WindowAssigner[T, W]):
 
 
 class SessionWindowTimeGapExtractor(ABC):
-    """Gives each record the gap after which its session ends."""
+    """Determines, for each record, the gap after which its session ends."""
 
     @abstractmethod
     def extract(self, element: Any) -> int:
-        """Milliseconds; more than 0."""
+        """Returns the gap in milliseconds; it must be greater than 0."""
 
 
 def _event_time(element: Any, timestamp: int) -> int:
@@ -119,7 +120,7 @@ def _event_time(element: Any, timestamp: int) -> int:
 
 
 class _EventTime(WindowAssigner[T, TimeWindow]):
-    """Time windows of event time."""
+    """Time windows in event time."""
 
     def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
         return EventTimeTrigger()
@@ -132,7 +133,7 @@ class _EventTime(WindowAssigner[T, TimeWindow]):
 
 
 class _ProcessingTime(WindowAssigner[T, TimeWindow]):
-    """Time windows of processing time."""
+    """Time windows in processing time."""
 
     def get_default_trigger(self, env: Any) -> Trigger[T, TimeWindow]:
         return ProcessingTimeTrigger()
@@ -149,7 +150,7 @@ class _ProcessingTime(WindowAssigner[T, TimeWindow]):
 
 @dataclass(frozen=True)
 class _Tumbling:
-    """Windows of one size, side by side.
+    """Windows of a fixed size that do not overlap.
 
     Args:
         size: Milliseconds.
@@ -172,7 +173,7 @@ class _Tumbling:
 
 @dataclass(frozen=True)
 class _Sliding:
-    """Windows of one size that start every ``slide`` milliseconds.
+    """Windows of a fixed size, one starting every ``slide`` milliseconds.
 
     Args:
         size: Milliseconds.
@@ -197,11 +198,11 @@ class _Sliding:
 
 
 class TumblingEventTimeWindows(_Tumbling, _EventTime[Any]):
-    """Event-time windows of one size, side by side."""
+    """Event-time windows of a fixed size that do not overlap."""
 
     @staticmethod
     def of(size: Span, offset: Span | None = None) -> TumblingEventTimeWindows:
-        """Windows of this size."""
+        """Returns windows of this size."""
         return TumblingEventTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
 
     def assign_windows(
@@ -211,11 +212,11 @@ class TumblingEventTimeWindows(_Tumbling, _EventTime[Any]):
 
 
 class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime[Any]):
-    """Processing-time windows of one size, side by side."""
+    """Processing-time windows of a fixed size that do not overlap."""
 
     @staticmethod
     def of(size: Span, offset: Span | None = None) -> TumblingProcessingTimeWindows:
-        """Windows of this size."""
+        """Returns windows of this size."""
         return TumblingProcessingTimeWindows(to_millis(size), 0 if offset is None else to_millis(offset))
 
     def assign_windows(
@@ -225,11 +226,11 @@ class TumblingProcessingTimeWindows(_Tumbling, _ProcessingTime[Any]):
 
 
 class SlidingEventTimeWindows(_Sliding, _EventTime[Any]):
-    """Event-time windows of one size that start every ``slide`` milliseconds."""
+    """Event-time windows of a fixed size, one starting every ``slide`` milliseconds."""
 
     @staticmethod
     def of(size: Span, slide: Span, offset: Span | None = None) -> SlidingEventTimeWindows:
-        """Windows of this size, one each ``slide``."""
+        """Returns windows of this size, one every ``slide``."""
         return SlidingEventTimeWindows(to_millis(size), to_millis(slide), 0 if offset is None else to_millis(offset))
 
     def assign_windows(
@@ -239,11 +240,11 @@ class SlidingEventTimeWindows(_Sliding, _EventTime[Any]):
 
 
 class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime[Any]):
-    """Processing-time windows of one size that start every ``slide`` milliseconds."""
+    """Processing-time windows of a fixed size, one starting every ``slide`` milliseconds."""
 
     @staticmethod
     def of(size: Span, slide: Span, offset: Span | None = None) -> SlidingProcessingTimeWindows:
-        """Windows of this size, one each ``slide``."""
+        """Returns windows of this size, one every ``slide``."""
         shift = 0 if offset is None else to_millis(offset)
         return SlidingProcessingTimeWindows(to_millis(size), to_millis(slide), shift)
 
@@ -257,7 +258,7 @@ class SlidingProcessingTimeWindows(_Sliding, _ProcessingTime[Any]):
 
 
 class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
-    """A session lasts until no record has come for the gap."""
+    """Sessions, which end when no record arrives for a gap of time."""
 
     def merge_windows(
         self, windows: Iterable[TimeWindow], callback: MergingWindowAssigner.MergeCallback[TimeWindow]
@@ -267,7 +268,7 @@ class _Sessions(MergingWindowAssigner[Any, TimeWindow]):
 
 @dataclass(frozen=True)
 class _FixedGap(_Sessions):
-    """Sessions with one gap.
+    """Sessions with a fixed gap.
 
     Args:
         session_gap: Milliseconds.
@@ -285,10 +286,10 @@ class _FixedGap(_Sessions):
 
 @dataclass(frozen=True)
 class _DynamicGap(_Sessions):
-    """Sessions whose gap each record says.
+    """Sessions whose gap depends on each record.
 
     Args:
-        session_window_time_gap_extractor: Says it.
+        session_window_time_gap_extractor: Determines the gap.
     """
 
     session_window_time_gap_extractor: SessionWindowTimeGapExtractor
@@ -312,12 +313,12 @@ class EventTimeSessionWindows(_FixedGap, _EventTime[Any]):
 
     @staticmethod
     def with_gap(size: Span) -> EventTimeSessionWindows:
-        """Sessions that end when no record has come for so long."""
+        """Returns sessions that end when no record has arrived for this long."""
         return EventTimeSessionWindows(to_millis(size))
 
     @staticmethod
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicEventTimeSessionWindows:
-        """Sessions whose gap each record says."""
+        """Returns sessions whose gap depends on each record."""
         return DynamicEventTimeSessionWindows(extractor)
 
     def assign_windows(
@@ -331,12 +332,12 @@ class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
 
     @staticmethod
     def with_gap(size: Span) -> ProcessingTimeSessionWindows:
-        """Sessions that end when no record has come for so long."""
+        """Returns sessions that end when no record has arrived for this long."""
         return ProcessingTimeSessionWindows(to_millis(size))
 
     @staticmethod
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
-        """Sessions whose gap each record says."""
+        """Returns sessions whose gap depends on each record."""
         return DynamicProcessingTimeSessionWindows(extractor)
 
     def assign_windows(
@@ -346,11 +347,11 @@ class ProcessingTimeSessionWindows(_FixedGap, _ProcessingTime[Any]):
 
 
 class DynamicEventTimeSessionWindows(_DynamicGap, _EventTime[Any]):
-    """Event-time sessions whose gap each record says."""
+    """Event-time sessions whose gap depends on each record."""
 
     @staticmethod
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicEventTimeSessionWindows:
-        """Sessions whose gap each record says."""
+        """Returns sessions whose gap depends on each record."""
         return DynamicEventTimeSessionWindows(extractor)
 
     def assign_windows(
@@ -360,11 +361,11 @@ class DynamicEventTimeSessionWindows(_DynamicGap, _EventTime[Any]):
 
 
 class DynamicProcessingTimeSessionWindows(_DynamicGap, _ProcessingTime[Any]):
-    """Processing-time sessions whose gap each record says."""
+    """Processing-time sessions whose gap depends on each record."""
 
     @staticmethod
     def with_dynamic_gap(extractor: SessionWindowTimeGapExtractor) -> DynamicProcessingTimeSessionWindows:
-        """Sessions whose gap each record says."""
+        """Returns sessions whose gap depends on each record."""
         return DynamicProcessingTimeSessionWindows(extractor)
 
     def assign_windows(
@@ -377,7 +378,7 @@ class DynamicProcessingTimeSessionWindows(_DynamicGap, _ProcessingTime[Any]):
 
 
 class _Counting(WindowAssigner[T, CountWindow]):
-    """Windows of so many records of a key."""
+    """Windows with a fixed number of records of a key."""
 
     def __init__(self, window_size: int, state_name: str) -> None:
         if window_size <= 0:
@@ -386,7 +387,7 @@ class _Counting(WindowAssigner[T, CountWindow]):
         self._count = ValueStateDescriptor(state_name, Types.LONG())
 
     def _position(self, context: WindowAssigner.WindowAssignerContext) -> int:
-        """How many records of the key came before."""
+        """Returns the number of records of the key so far, and counts this one."""
         state = context.get_runtime_context().get_state(self._count)
         position: int = state.value() or 0
         state.update(position + 1)
@@ -404,10 +405,10 @@ class _Counting(WindowAssigner[T, CountWindow]):
 
 
 class CountTumblingWindowAssigner(_Counting[T]):
-    """Windows of so many records of a key, one after the other.
+    """Windows with a fixed number of records of a key that do not overlap.
 
     Args:
-        window_size: How many.
+        window_size: The number of records.
     """
 
     def __init__(self, window_size: int) -> None:
@@ -415,7 +416,7 @@ class CountTumblingWindowAssigner(_Counting[T]):
 
     @staticmethod
     def of(window_size: int) -> CountTumblingWindowAssigner[Any]:
-        """Windows of so many records."""
+        """Returns windows of this many records."""
         return CountTumblingWindowAssigner(window_size)
 
     def assign_windows(
@@ -425,11 +426,11 @@ class CountTumblingWindowAssigner(_Counting[T]):
 
 
 class CountSlidingWindowAssigner(_Counting[T]):
-    """Windows of so many records of a key, one beginning each ``window_slide`` records.
+    """Windows with a fixed number of records of a key, one starting every ``window_slide`` records.
 
     Args:
-        window_size: How many.
-        window_slide: A window begins each so many records.
+        window_size: The number of records.
+        window_slide: A new window starts after this many records.
     """
 
     def __init__(self, window_size: int, window_slide: int) -> None:
@@ -440,7 +441,7 @@ class CountSlidingWindowAssigner(_Counting[T]):
 
     @staticmethod
     def of(window_size: int, window_slide: int) -> CountSlidingWindowAssigner[Any]:
-        """Windows of so many records, one beginning each ``window_slide`` records."""
+        """Returns windows of this many records, one starting every ``window_slide`` records."""
         return CountSlidingWindowAssigner(window_size, window_slide)
 
     def assign_windows(
@@ -453,11 +454,11 @@ class CountSlidingWindowAssigner(_Counting[T]):
 
 
 class GlobalWindows(WindowAssigner[T, GlobalWindow]):
-    """All records of a key in one window, which fires only with a trigger of one's own."""
+    """A single window for all records of a key. It never fires unless another trigger is set."""
 
     @staticmethod
     def create() -> GlobalWindows[Any]:
-        """The assigner."""
+        """Returns the assigner."""
         return GlobalWindows()
 
     def assign_windows(

@@ -1,4 +1,4 @@
-"""Triggers: when a window fires."""
+"""Triggers, which decide when a window fires."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from enum import Enum
 from typing import Any, Generic, TypeVar
 
-from dagster_flinkpy.common.time import Duration, Time, to_millis
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.functions import ReduceFunction
 from dagster_flinkpy.datastream.state import ReducingStateDescriptor, StateDescriptor
@@ -31,7 +32,7 @@ W = TypeVar("W")
 
 
 class TriggerResult(Enum):
-    """What happens to a window: whether it is evaluated, and whether its contents are dropped (then)."""
+    """What happens to a window: whether it is evaluated, and whether its contents are dropped."""
 
     CONTINUE = (False, False)
     FIRE_AND_PURGE = (True, True)
@@ -39,57 +40,57 @@ class TriggerResult(Enum):
     PURGE = (False, True)
 
     def is_fire(self) -> bool:
-        """Whether the window is evaluated."""
+        """Returns whether the window is evaluated."""
         return self.value[0]
 
     def is_purge(self) -> bool:
-        """Whether its contents are dropped."""
+        """Returns whether the contents of the window are dropped."""
         return self.value[1]
 
 
 class Trigger(ABC, Generic[T, W]):
     """Decides when a window of a key is evaluated.
 
-    A trigger serves all keys and windows, so it must keep what it knows in ``ctx.get_partitioned_state()``.
+    One trigger serves all keys and windows, so it has to keep its state in ``ctx.get_partitioned_state()``.
     """
 
     class TriggerContext(ABC):
-        """Time, timers and state of the window of the current key."""
+        """The time, timers and state of the window of the current key."""
 
         @abstractmethod
         def get_current_processing_time(self) -> int:
-            """Milliseconds since 1970."""
+            """Returns the current processing time in milliseconds since 1970."""
 
         @abstractmethod
         def get_metric_group(self) -> MetricGroup:
-            """Metrics of the operator."""
+            """Returns the metrics of the operator."""
 
         @abstractmethod
         def get_current_watermark(self) -> int:
-            """Event time in milliseconds."""
+            """Returns the current watermark in milliseconds."""
 
         @abstractmethod
         def register_processing_time_timer(self, time: int) -> None:
-            """Calls ``on_processing_time`` when that time has passed."""
+            """Registers a timer that calls ``on_processing_time`` when this time has passed."""
 
         @abstractmethod
         def register_event_time_timer(self, time: int) -> None:
-            """Calls ``on_event_time`` when the watermark has passed that time."""
+            """Registers a timer that calls ``on_event_time`` when the watermark passes this time."""
 
         @abstractmethod
         def delete_processing_time_timer(self, time: int) -> None:
-            """Deletes such a timer; one that is not there is fine."""
+            """Deletes such a timer, if it exists."""
 
         @abstractmethod
         def delete_event_time_timer(self, time: int) -> None:
-            """Deletes such a timer; one that is not there is fine."""
+            """Deletes such a timer, if it exists."""
 
         @abstractmethod
         def get_partitioned_state(self, state_descriptor: StateDescriptor) -> Any:
-            """State of the key and window."""
+            """Returns state of the current key and window."""
 
     class OnMergeContext(TriggerContext):
-        """The same, when windows have become one."""
+        """The context of a window that others have merged into."""
 
         @abstractmethod
         def merge_partitioned_state(self, state_descriptor: StateDescriptor) -> None:
@@ -97,31 +98,31 @@ class Trigger(ABC, Generic[T, W]):
 
     @abstractmethod
     def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
-        """Called for each record that is added to a window."""
+        """Is called for each record that is added to a window."""
 
     @abstractmethod
     def on_processing_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
-        """Called when a processing-time timer fires."""
+        """Is called when a processing-time timer fires."""
 
     @abstractmethod
     def on_event_time(self, time: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
-        """Called when an event-time timer fires."""
+        """Is called when an event-time timer fires."""
 
     def can_merge(self) -> bool:
-        """Whether the trigger serves windows that merge."""
+        """Returns whether the trigger supports windows that merge."""
         return False
 
     @abstractmethod
     def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
-        """Called when windows have become ``window``; timers and state have to follow."""
+        """Is called when windows have merged into ``window``, and has to merge their timers and state."""
 
     @abstractmethod
     def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
-        """Drops timers and state of a window that is over."""
+        """Deletes the timers and state of a window that has ended."""
 
 
 class _QuietTrigger(Trigger[T, W]):
-    """Does nothing unless told otherwise."""
+    """A trigger that does nothing by default."""
 
     def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
         return TriggerResult.CONTINUE
@@ -133,10 +134,10 @@ class _QuietTrigger(Trigger[T, W]):
         return TriggerResult.CONTINUE
 
     def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
-        """Nothing to merge."""
+        """Does nothing."""
 
     def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
-        """Nothing to drop."""
+        """Does nothing."""
 
 
 class NeverTrigger(_QuietTrigger[T, W]):
@@ -167,7 +168,7 @@ class EventTimeTrigger(_QuietTrigger[T, TimeWindow]):
 
     @staticmethod
     def create() -> EventTimeTrigger[Any]:
-        """The trigger."""
+        """Returns the trigger."""
         return EventTimeTrigger()
 
 
@@ -193,7 +194,7 @@ class ProcessingTimeTrigger(_QuietTrigger[T, TimeWindow]):
 
     @staticmethod
     def create() -> ProcessingTimeTrigger[Any]:
-        """The trigger."""
+        """Returns the trigger."""
         return ProcessingTimeTrigger()
 
 
@@ -203,7 +204,7 @@ class _Min(ReduceFunction):
 
 
 class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
-    """Fires at each multiple of the interval; the next one is kept as state."""
+    """Fires at each multiple of the interval, and keeps the next one as state."""
 
     def __init__(self, interval: int) -> None:
         if interval <= 0:
@@ -264,7 +265,7 @@ class ContinuousEventTimeTrigger(_ContinuousTrigger[T]):
 
     @staticmethod
     def of(interval: Time | Duration) -> ContinuousEventTimeTrigger[Any]:
-        """A trigger of this interval."""
+        """Returns a trigger with this interval."""
         return ContinuousEventTimeTrigger(to_millis(interval))
 
     @staticmethod
@@ -295,7 +296,7 @@ class ContinuousProcessingTimeTrigger(_ContinuousTrigger[T]):
 
     @staticmethod
     def of(interval: Time | Duration) -> ContinuousProcessingTimeTrigger[Any]:
-        """A trigger of this interval."""
+        """Returns a trigger with this interval."""
         return ContinuousProcessingTimeTrigger(to_millis(interval))
 
     @staticmethod
@@ -320,10 +321,10 @@ class _Sum(ReduceFunction):
 
 
 class CountTrigger(_QuietTrigger[T, W]):
-    """Fires when so many records have come since it fired last.
+    """Fires when this many records have arrived since it last fired.
 
     Args:
-        window_size: How many.
+        window_size: The number of records.
     """
 
     def __init__(self, window_size: int) -> None:
@@ -332,7 +333,7 @@ class CountTrigger(_QuietTrigger[T, W]):
 
     @staticmethod
     def of(window_size: int) -> CountTrigger[Any, Any]:
-        """A trigger of this count."""
+        """Returns a trigger with this count."""
         return CountTrigger(window_size)
 
     def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
@@ -354,7 +355,7 @@ class CountTrigger(_QuietTrigger[T, W]):
 
 
 class PurgingTrigger(Trigger[T, W]):
-    """Like another trigger, but what fired is dropped.
+    """Behaves like another trigger, but drops the contents of a window that fires.
 
     Args:
         nested_trigger: The other trigger.
@@ -365,7 +366,7 @@ class PurgingTrigger(Trigger[T, W]):
 
     @staticmethod
     def of(nested_trigger: Trigger[Any, Any]) -> PurgingTrigger[Any, Any]:
-        """Purges whenever the other trigger fires."""
+        """Returns a trigger that purges whenever the other one fires."""
         return PurgingTrigger(nested_trigger)
 
     @staticmethod

@@ -7,18 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from io import BytesIO
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 from dagster_flinkpy.common.serializer import TypeSerializer
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.window_assigners import MergingWindowAssigner
 
 __all__ = [
     "CountWindow",
     "CountWindowSerializer",
     "GlobalWindow",
     "GlobalWindowSerializer",
+    "SupportsMerge",
     "TimeWindow",
     "TimeWindowSerializer",
     "Window",
@@ -28,14 +26,24 @@ _MAX_TIME = 2**63 - 1
 _LONG, _TWO_LONGS = struct.Struct(">q"), struct.Struct(">qq")
 
 
+W_contra = TypeVar("W_contra", contravariant=True)
+
+
+class SupportsMerge(Protocol[W_contra]):
+    """Is told which windows merge (`MergingWindowAssigner.MergeCallback`)."""
+
+    def merge(self, to_be_merged: Iterable[W_contra], merge_result: W_contra) -> None:
+        """Merges windows into ``merge_result``."""
+
+
 class Window(ABC):
-    """A bucket of records. Windows of one assigner are of one class, hashable, and equal when they mean the same."""
+    """A group of records. The windows of an assigner have one class, are hashable, and compare by value."""
 
     __slots__ = ()
 
     @abstractmethod
     def max_timestamp(self) -> int:
-        """The last event time that belongs to the window, in milliseconds."""
+        """Returns the last event time inside the window, in milliseconds."""
 
 
 class _Bounds(NamedTuple):
@@ -46,30 +54,30 @@ class _Bounds(NamedTuple):
 class TimeWindow(_Bounds, Window):
     """The times from ``start`` (inclusive) to ``end`` (exclusive), in milliseconds.
 
-    It is a tuple, so that it is its own namespace in state, and windows are in order of their start.
+    It is a tuple, so that it can be a namespace in state, and windows are ordered by start.
     """
 
     __slots__ = ()
 
     def max_timestamp(self) -> int:
-        """The last millisecond that belongs to the window."""
+        """Returns the last millisecond inside the window."""
         return self.end - 1
 
     def intersects(self, other: TimeWindow) -> bool:
-        """Whether the windows overlap or touch."""
+        """Returns whether the windows overlap or touch."""
         return self.start <= other.end and self.end >= other.start
 
     def cover(self, other: TimeWindow) -> TimeWindow:
-        """The smallest window that holds both."""
+        """Returns the smallest window that contains both."""
         return TimeWindow(min(self.start, other.start), max(self.end, other.end))
 
     @staticmethod
     def get_window_start_with_offset(timestamp: int, offset: int, window_size: int) -> int:
-        """The start of the window a timestamp lies in (``TimeWindow.getWindowStartWithOffset``)."""
+        """Returns the start of the window that contains a timestamp (``TimeWindow.getWindowStartWithOffset``)."""
         return timestamp - (timestamp - offset) % window_size
 
     @staticmethod
-    def merge_windows(windows: Iterable[TimeWindow], callback: MergingWindowAssigner.MergeCallback[TimeWindow]) -> None:
+    def merge_windows(windows: Iterable[TimeWindow], callback: SupportsMerge[TimeWindow]) -> None:
         """Merges the windows that overlap or touch (``TimeWindow.mergeWindows``)."""
         merged: list[tuple[TimeWindow, set[TimeWindow]]] = []
         for window in sorted(windows):
@@ -86,31 +94,31 @@ class TimeWindow(_Bounds, Window):
 
 @dataclass(frozen=True)
 class CountWindow(Window):
-    """The ``id``-th window of a count."""
+    """The window with index ``id`` of a count."""
 
     id: int
 
     def max_timestamp(self) -> int:
-        """The end of time: such a window has no event time."""
+        """Returns the largest timestamp, because such a window has no event time."""
         return _MAX_TIME
 
 
 @dataclass(frozen=True)
 class GlobalWindow(Window):
-    """The one window that holds everything."""
+    """The single window that contains all records."""
 
     @staticmethod
     def get() -> GlobalWindow:
-        """The window."""
+        """Returns the only global window."""
         return GlobalWindow()
 
     def max_timestamp(self) -> int:
-        """The end of time."""
+        """Returns the largest timestamp."""
         return _MAX_TIME
 
 
 class TimeWindowSerializer(TypeSerializer[TimeWindow]):
-    """Start and end, as Java writes longs."""
+    """Writes start and end as Java writes longs."""
 
     def serialize(self, element: TimeWindow, stream: BytesIO) -> None:
         stream.write(_TWO_LONGS.pack(*element))
@@ -120,7 +128,7 @@ class TimeWindowSerializer(TypeSerializer[TimeWindow]):
 
 
 class CountWindowSerializer(TypeSerializer[CountWindow]):
-    """The id, as Java writes longs."""
+    """Writes the id as Java writes longs."""
 
     def serialize(self, element: CountWindow, stream: BytesIO) -> None:
         stream.write(_LONG.pack(element.id))
@@ -130,7 +138,7 @@ class CountWindowSerializer(TypeSerializer[CountWindow]):
 
 
 class GlobalWindowSerializer(TypeSerializer[GlobalWindow]):
-    """One byte, as in Flink."""
+    """Writes one byte, as in Flink."""
 
     def serialize(self, element: GlobalWindow, stream: BytesIO) -> None:
         stream.write(b"\x00")

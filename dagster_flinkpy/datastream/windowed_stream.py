@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation, Types
-from dagster_flinkpy.datastream.adapters import Accumulation
-from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, WithKeyAndWindow, check_is_number
+from dagster_flinkpy.datastream.adapters import AccumulateType, Accumulation
+from dagster_flinkpy.datastream.aggregations import (
+    CountAggregate,
+    MeanAggregate,
+    WithKeyAndWindow,
+    check_field,
+    check_is_number,
+)
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
     AllWindowFunction,
@@ -18,63 +24,62 @@ from dagster_flinkpy.datastream.functions import (
     ReduceFunction,
     WindowFunction,
 )
-from dagster_flinkpy.datastream.operators import WindowSpec, as_callable
+from dagster_flinkpy.datastream.operator_specs import WindowSpec, as_callable
 from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.program import ExecutionEnvironment, Upstream
 from dagster_flinkpy.datastream.window_assigners import WindowAssigner
 from dagster_flinkpy.datastream.window_triggers import Trigger
 from dagster_flinkpy.datastream.window_types import TimeWindowSerializer
 from dagster_flinkpy.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.data_stream import DataStream, KeyedStream
-    from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
-
 __all__ = ["AllWindowedStream", "WindowedStream"]
 
-S = TypeVar("S", bound="_Windowed")
+S = TypeVar("S")
+W = TypeVar("W", bound="_Windowed[Any]")
 
 
-class _Windowed:
-    """What windows with and without keys have in common."""
+class _Windowed(Generic[S]):
+    """What windowed streams with and without keys have in common."""
 
     _apply_functions: tuple[type[Function], ...]
     """Classes with an ``apply`` method."""
     _process_functions: tuple[type[Function], ...]
     """Classes with a ``process`` method."""
     _operator_name: str
+    _parallelism: int | None = None
 
-    def __init__(self, keyed_stream: KeyedStream, window_assigner: WindowAssigner[Any, Any]) -> None:
+    def __init__(self, upstream: Upstream[S], window_assigner: WindowAssigner[Any, Any]) -> None:
         if not isinstance(window_assigner, WindowAssigner):
             raise ConfigurationError(f"windows need a WindowAssigner, not {window_assigner!r}")
-        self._stream, self._assigner = keyed_stream, window_assigner
+        self._upstream, self._assigner = upstream, window_assigner
         self._trigger: Trigger[Any, Any] | None = None
         self._lateness = 0
         self._late_tag: OutputTag | None = None
 
-    def get_execution_environment(self) -> StreamExecutionEnvironment:
-        """The environment of the stream."""
-        return self._stream._env
+    def get_execution_environment(self) -> ExecutionEnvironment:
+        """Returns the environment of the stream."""
+        return self._upstream.program.environment
 
     def get_input_type(self) -> TypeInformation:
-        """Type of the records in the windows."""
-        return self._stream.get_type()
+        """Returns the type of the records in the windows."""
+        return self._upstream.type_info
 
-    def trigger(self: S, trigger: Trigger[Any, Any]) -> S:
-        """Sets when windows fire; by default it is what the assigner says."""
+    def trigger(self: W, trigger: Trigger[Any, Any]) -> W:
+        """Sets when windows fire. Default: the trigger of the assigner."""
         if not isinstance(trigger, Trigger):
             raise ConfigurationError(f"trigger() needs a Trigger, not {trigger!r}")
         self._trigger = trigger
         return self
 
-    def allowed_lateness(self: S, time_ms: int) -> S:
-        """Keeps a window's state so many milliseconds after its end; late records make it fire again."""
+    def allowed_lateness(self: W, time_ms: int) -> W:
+        """Keeps a window's state for some milliseconds after its end, so that late records make it fire again."""
         if time_ms < 0:
             raise ConfigurationError(f"allowed lateness is negative: {time_ms} ms")
         self._lateness = time_ms
         return self
 
-    def side_output_late_data(self: S, output_tag: OutputTag) -> S:
-        """Sends records that come too late to a side output, where they are dropped otherwise."""
+    def side_output_late_data(self: W, output_tag: OutputTag) -> W:
+        """Sends records that arrive too late to a side output. By default they are dropped."""
         self._late_tag = output_tag
         return self
 
@@ -83,7 +88,7 @@ class _Windowed:
         reduce_function: ReduceFunction | Callable[[Any, Any], Any],
         window_function: Any,
         output_type: TypeInformation | None,
-    ) -> DataStream:
+    ) -> S:
         as_callable(reduce_function, ReduceFunction, "reduce")
         if window_function is None:
             output_type = output_type or self.get_input_type()
@@ -102,7 +107,7 @@ class _Windowed:
         window_function: Any,
         accumulator_type: TypeInformation | list[TypeInformation] | None,
         output_type: TypeInformation | None,
-    ) -> DataStream:
+    ) -> S:
         if not isinstance(aggregate_function, AggregateFunction):
             raise ConfigurationError(f"aggregate() needs an AggregateFunction, not {aggregate_function!r}")
         if window_function is not None:
@@ -118,7 +123,7 @@ class _Windowed:
 
     def _of_elements(
         self, what: str, classes: tuple[type[Function], ...], function: Any, output_type: TypeInformation | None
-    ) -> DataStream:
+    ) -> S:
         self._check(function, classes, what)
         return self._window(output_type, window_function=function)
 
@@ -128,7 +133,7 @@ class _Windowed:
             names = " or ".join(c.__name__ for c in classes)
             raise ConfigurationError(f"{what} needs a {names}, not {function!r}")
 
-    def _window(self, output_type: TypeInformation | None, **how: Any) -> DataStream:
+    def _window(self, output_type: TypeInformation | None, **how: Any) -> S:
         trigger = self._trigger or self._assigner.get_default_trigger(self.get_execution_environment())
         spec = WindowSpec(
             self._assigner,
@@ -138,46 +143,52 @@ class _Windowed:
             late_tag=None if self._late_tag is None else self._late_tag.tag_id,
             **how,
         )
-        stream = self._stream._then(self._operator_name, spec, output_type)
+        program = self._upstream.program
+        transformation = program.add(self._operator_name, spec, [self._upstream], output_type)
+        transformation.parallelism = self._parallelism
         if self._late_tag is not None:
-            stream._transformation.side_outputs[self._late_tag.tag_id] = self.get_input_type()
-        return stream
+            transformation.side_outputs[self._late_tag.tag_id] = self.get_input_type()
+        return program.stream(transformation)
 
-    def sum(self, field: int | str = 0) -> DataStream:
-        """The sum of a field per window; the other fields are those of the window's first record.
+    def sum(self, field: int | str = 0) -> S:
+        """Emits the sum of a field per window. The other fields are those of the window's first record.
 
         Args:
-            field: Index or name of the field; 0 for records that are plain values.
+            field: The index or name of the field; 0 if the records are plain values.
         """
-        return self._reduce(Accumulation("sum", field), None, None)
+        return self._accumulate("sum", field)
 
-    def min(self, field: int | str = 0) -> DataStream:
-        """The least value of a field per window; the other fields are those of the first record."""
-        return self._reduce(Accumulation("min", field), None, None)
+    def min(self, field: int | str = 0) -> S:
+        """Emits the least value of a field per window. The other fields are those of the window's first record."""
+        return self._accumulate("min", field)
 
-    def max(self, field: int | str = 0) -> DataStream:
-        """The greatest value of a field per window; the other fields are those of the first record."""
-        return self._reduce(Accumulation("max", field), None, None)
+    def max(self, field: int | str = 0) -> S:
+        """Emits the greatest value of a field per window. The other fields are those of the window's first record."""
+        return self._accumulate("max", field)
 
-    def count(self) -> DataStream:
-        """The number of records per window: rows of the key's fields, ``window_start``, ``window_end``, ``count``.
+    def _accumulate(self, fold: AccumulateType, field: int | str) -> S:
+        check_field(self.get_input_type(), field, f"{fold}()")
+        return self._reduce(Accumulation(fold, field), None, None)
 
-        Windows of a stream without keys have no key's fields.
+    def count(self) -> S:
+        """Emits the number of records per window: the key's fields, ``window_start``, ``window_end`` and ``count``.
+
+        Without keys, there are no key fields.
         """
         return self._with_key_and_window(CountAggregate())
 
-    def mean(self, field: int | str = 0) -> DataStream:
-        """The mean of a field per window: rows of the key's fields, ``window_start``, ``window_end``, ``mean``.
+    def mean(self, field: int | str = 0) -> S:
+        """Emits the mean of a field per window: rows with the key's fields, ``window_start``, ``window_end``, ``mean``.
 
         Args:
-            field: Index or name of the field; 0 for records that are plain values.
+            field: The index or name of the field; 0 if the records are plain values.
         """
         check_is_number(self.get_input_type(), field, "mean()")
         return self._with_key_and_window(MeanAggregate(field))
 
-    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate) -> DataStream:
+    def _with_key_and_window(self, aggregate: CountAggregate | MeanAggregate) -> S:
         if not isinstance(self._assigner.get_window_serializer(), TimeWindowSerializer):
-            raise ConfigurationError(f"{aggregate.name}() is of windows with a start and an end; use aggregate()")
+            raise ConfigurationError(f"{aggregate.name}() needs windows with a start and an end; use aggregate()")
         names, types = self._key_fields(f"{aggregate.name}()")
         output_type = RowTypeInfo(
             [*types, Types.LONG(), Types.LONG(), aggregate.result_type],
@@ -191,11 +202,11 @@ class _Windowed:
         )
 
     def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        """Names and types of the fields that the key is in a result."""
+        """Returns the names and types of the fields that the key takes up in a result."""
         return [], []
 
 
-class WindowedStream(_Windowed):
+class WindowedStream(_Windowed[S]):
     """The records of each key, grouped into windows."""
 
     _apply_functions = (WindowFunction,)
@@ -207,8 +218,8 @@ class WindowedStream(_Windowed):
         reduce_function: ReduceFunction | Callable[[Any, Any], Any],
         window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
         output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """One reduced record per window; only that is kept as state."""
+    ) -> S:
+        """Reduces the records of each window to one, which is all that is kept as state."""
         return self._reduce(reduce_function, window_function, output_type)
 
     def aggregate(
@@ -217,55 +228,53 @@ class WindowedStream(_Windowed):
         window_function: WindowFunction[Any, Any, Any, Any] | ProcessWindowFunction[Any, Any, Any, Any] | None = None,
         accumulator_type: TypeInformation | list[TypeInformation] | None = None,
         output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """One result per window; only the accumulator is kept as state, pickled if it has no type."""
+    ) -> S:
+        """Aggregates the records of each window. Only the accumulator is kept as state, pickled if it has no type."""
         return self._aggregate(aggregate_function, window_function, accumulator_type, output_type)
 
     def apply(
         self, window_function: WindowFunction[Any, Any, Any, Any], output_type: TypeInformation | None = None
-    ) -> DataStream:
-        """A function of all elements of a window; they are kept as state."""
+    ) -> S:
+        """Applies a function to all elements of each window, which are kept as state."""
         return self._of_elements("apply()", self._apply_functions, window_function, output_type)
 
     def process(
         self,
         process_window_function: ProcessWindowFunction[Any, Any, Any, Any],
         output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """A function of all elements of a window; they are kept as state."""
+    ) -> S:
+        """Applies a function to all elements of each window, which are kept as state."""
         return self._of_elements("process()", self._process_functions, process_window_function, output_type)
 
     def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        return self._stream._key_fields(what)
+        return self._upstream.key_fields(what)
 
 
 class NullByteKeySelector(KeySelector):
-    """Gives all records one key, so that an operator with keyed state serves a stream without keys."""
+    """Gives all records the same key, so that an operator with keyed state can process a stream without keys."""
 
     def get_key(self, value: Any) -> int:
         return 0
 
 
-class AllWindowedStream(_Windowed):
+class AllWindowedStream(_Windowed[S]):
     """All records of a stream without keys, grouped into windows by one subtask."""
 
     _apply_functions = (AllWindowFunction,)
     _process_functions = (ProcessAllWindowFunction,)
     _operator_name = "AllWindow"
+    _parallelism = 1
 
-    def __init__(self, data_stream: DataStream, window_assigner: WindowAssigner[Any, Any]) -> None:
-        super().__init__(data_stream.key_by(NullByteKeySelector(), Types.LONG()), window_assigner)
-
-    def _window(self, output_type: TypeInformation | None, **how: Any) -> DataStream:
-        return super()._window(output_type, **how).set_parallelism(1)
+    def __init__(self, upstream: Upstream[S], window_assigner: WindowAssigner[Any, Any]) -> None:
+        super().__init__(upstream.key_by(NullByteKeySelector(), Types.LONG()), window_assigner)
 
     def reduce(
         self,
         reduce_function: ReduceFunction | Callable[[Any, Any], Any],
         window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
         output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """One reduced record per window; only that is kept as state."""
+    ) -> S:
+        """Reduces the records of each window to one, which is all that is kept as state."""
         return self._reduce(reduce_function, window_function, output_type)
 
     def aggregate(
@@ -274,20 +283,18 @@ class AllWindowedStream(_Windowed):
         window_function: AllWindowFunction[Any, Any, Any] | ProcessAllWindowFunction[Any, Any, Any] | None = None,
         accumulator_type: TypeInformation | list[TypeInformation] | None = None,
         output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """One result per window; only the accumulator is kept as state, pickled if it has no type."""
+    ) -> S:
+        """Aggregates the records of each window. Only the accumulator is kept as state, pickled if it has no type."""
         return self._aggregate(aggregate_function, window_function, accumulator_type, output_type)
 
-    def apply(
-        self, window_function: AllWindowFunction[Any, Any, Any], output_type: TypeInformation | None = None
-    ) -> DataStream:
-        """A function of all elements of a window; they are kept as state."""
+    def apply(self, window_function: AllWindowFunction[Any, Any, Any], output_type: TypeInformation | None = None) -> S:
+        """Applies a function to all elements of each window, which are kept as state."""
         return self._of_elements("apply()", self._apply_functions, window_function, output_type)
 
     def process(
         self,
         process_window_function: ProcessAllWindowFunction[Any, Any, Any],
         output_type: TypeInformation | None = None,
-    ) -> DataStream:
-        """A function of all elements of a window; they are kept as state."""
+    ) -> S:
+        """Applies a function to all elements of each window, which are kept as state."""
         return self._of_elements("process()", self._process_functions, process_window_function, output_type)

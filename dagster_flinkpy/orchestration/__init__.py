@@ -1,22 +1,23 @@
-"""Floor 7: a job's operators as Dagster assets, its checkpoints as materializations."""
+"""Runs Flink jobs in Dagster: operators are assets, checkpoints are materializations."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
-from dagster_flinkpy.orchestration.assets import build_flink_asset_specs, flink_assets
-from dagster_flinkpy.orchestration.checks import build_flink_asset_checks
-from dagster_flinkpy.orchestration.jobs import build_flink_jobs
+from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
+from dagster_flinkpy.orchestration.definitions.checks import build_flink_asset_checks
+from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
+from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
 from dagster_flinkpy.orchestration.resources import (
     CheckpointStorageResource,
     SparkResource,
     TwoPhaseCommitSinkResource,
 )
-from dagster_flinkpy.orchestration.restart_sensor import build_restart_sensor
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     FlinkRunConfig,
+    InspectConfig,
     RescaleConfig,
     ResetConfig,
     RestoreConfig,
@@ -24,13 +25,14 @@ from dagster_flinkpy.orchestration.run_config import (
     StopConfig,
     SweepConfig,
 )
-from dagster_flinkpy.orchestration.sensors import build_checkpoint_sensor
-from dagster_flinkpy.orchestration.status_sensors import build_job_status_sensors
-from dagster_flinkpy.orchestration.translator import FlinkOperatorData, FlinkTranslator
-from dagster_flinkpy.orchestration.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
+from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import build_checkpoint_sensor
+from dagster_flinkpy.orchestration.sensors.restart_sensor import build_restart_sensor
+from dagster_flinkpy.orchestration.sensors.status_sensors import build_job_status_sensors
+from dagster_flinkpy.orchestration.sensors.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
+from dagster_flinkpy.orchestration.table_io_manager import FlinkTableIOManager
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.restart_strategies import (
+    from dagster_flinkpy.runtime.master.restart_strategies import (
         ExponentialDelayRestart,
         FailureRateRestart,
         FixedDelayRestart,
@@ -48,7 +50,9 @@ __all__ = [
     "FlinkMetadataSet",
     "FlinkOperatorData",
     "FlinkRunConfig",
+    "FlinkTableIOManager",
     "FlinkTranslator",
+    "InspectConfig",
     "NoRestart",
     "PartitionRetention",
     "RescaleConfig",
@@ -73,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """The restart strategies, imported when their name is used."""
+    """Imports the restart strategies when one of their names is used."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("dagster_flinkpy.runtime.restart_strategies"), name)
+    return getattr(import_module("dagster_flinkpy.runtime.master.restart_strategies"), name)

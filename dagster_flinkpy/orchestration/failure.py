@@ -1,4 +1,4 @@
-"""Errors of the library as step failures that the UI can show part by part."""
+"""Turns errors of the library into step failures whose parts the UI shows as metadata."""
 
 from __future__ import annotations
 
@@ -14,48 +14,66 @@ from dagster_flinkpy.errors import (
     ConfigurationError,
     FencedError,
     FlinkPyError,
+    HeadLostError,
+    InputAfterEndError,
+    PythonWorkerLostError,
     RestoreError,
     StateSchemaError,
     UserFunctionError,
+    shorten,
 )
 
 __all__ = ["as_failure", "flink_failures", "retry_is_pointless"]
 
-_RETRY_IS_POINTLESS = (CommittableLostError, ConfigurationError, FencedError, RestoreError, StateSchemaError)
+_MESSAGE_CHARACTERS = 2_000
+_TRACEBACK_CHARACTERS = 20_000
+_RETRY_IS_POINTLESS = (
+    CommittableLostError,
+    ConfigurationError,
+    FencedError,
+    HeadLostError,
+    InputAfterEndError,
+    RestoreError,
+    StateSchemaError,
+)
 
 
 def retry_is_pointless(error: str) -> bool:
-    """Whether an error of this type, as `as_failure` names it, comes again however often one tries."""
+    """Whether a retry cannot fix an error of this type, as named by `as_failure`."""
     kind = getattr(errors, error, None)
     return isinstance(kind, type) and issubclass(kind, _RETRY_IS_POINTLESS)
 
 
 def as_failure(error: FlinkPyError, advice: str = "") -> Failure:
-    """The step failure of an error, with its parts as metadata; raise it ``from`` the error.
+    """Builds the step failure of an error, with the error's parts as metadata; raise it ``from`` the error.
 
     Args:
         error: What was raised.
-        advice: What to do, if the error cannot say that.
+        advice: What to do, if the error does not say it.
     """
     metadata: dict[str, MetadataValue] = {"error": MetadataValue.text(type(error).__name__)}
-    if isinstance(error, UserFunctionError):
+    if isinstance(error, (UserFunctionError, PythonWorkerLostError)):
         metadata["operator"] = MetadataValue.text(error.operator)
         if error.subtask is not None:
             metadata["subtask"] = MetadataValue.int(error.subtask)
+    if isinstance(error, UserFunctionError):
         if error.key is not None:
             metadata["key"] = MetadataValue.text(error.key)
+        if error.value is not None:
+            metadata["value"] = MetadataValue.text(error.value)
         trace = error.user_traceback
     else:
-        trace = "".join(traceback.format_exception(error))
+        trace = shorten("".join(traceback.format_exception(error)), _TRACEBACK_CHARACTERS)
     metadata["traceback"] = MetadataValue.md(f"```\n{trace.rstrip()}\n```")
     retry = not isinstance(error, _RETRY_IS_POINTLESS)
     message = str(error.args[0] if error.args else error)
-    return Failure(f"{message.partition(chr(10))[0]} {advice}".rstrip(), metadata, allow_retries=retry)
+    first_line = shorten(message.partition("\n")[0], _MESSAGE_CHARACTERS)
+    return Failure(f"{first_line} {advice}".rstrip(), metadata, allow_retries=retry)
 
 
 @contextmanager
 def flink_failures() -> Iterator[None]:
-    """Turns what the library raises inside into step failures."""
+    """Turns errors of the library that are raised inside into step failures."""
     try:
         yield
     except FlinkPyError as error:

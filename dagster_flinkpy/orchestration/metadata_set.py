@@ -1,4 +1,4 @@
-"""What an operator's asset says about it, as typed metadata in the namespace ``flink``."""
+"""Typed metadata of operators' assets, in the namespace ``flink``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from dagster import (
     TimestampMetadataValue,
     UrlMetadataValue,
 )
-from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet
+
+from dagster_flinkpy.orchestration.dagster_internals import NamespacedMetadataSet
 
 __all__ = ["FlinkCheckpointMetadataSet", "FlinkMetadataSet"]
 
 
 class FlinkMetadataSet(NamespacedMetadataSet):
-    """Of the definition: how the operator is declared."""
+    """Metadata of an asset's definition: how the operator is declared."""
 
     job_id: str | None = None
     uid: str | None = None
@@ -24,7 +25,9 @@ class FlinkMetadataSet(NamespacedMetadataSet):
     parallelism: int | None = None
     max_parallelism: int | None = None
     checkpoint_interval_ms: int | None = None
-    """What ``env.enable_checkpointing`` asked for."""
+    """Set with ``env.enable_checkpointing``."""
+    record_type: str | None = None
+    """Tables of sinks: the declared type of the records, as JSON. `FlinkTableIOManager` reads it."""
 
     @classmethod
     def namespace(cls) -> str:
@@ -32,7 +35,7 @@ class FlinkMetadataSet(NamespacedMetadataSet):
 
 
 class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
-    """Of a materialization: what a completed checkpoint holds of the operator. Numbers are plotted by the UI."""
+    """Metadata of a materialization: what a completed checkpoint holds of the operator. The UI plots the numbers."""
 
     checkpoint_id: int | None = None
     attempt: int | None = None
@@ -42,36 +45,38 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     records_out: int | None = None
     rows_committed: int | None = None
     """Sinks only."""
+    late_records_dropped: int | None = None
+    """Windows only: records of the epoch that were in no window because they came too late."""
     key_count: int | None = None
     state_bytes: int | None = None
     delta_bytes: int | None = None
-    """What the checkpoint added to the state."""
+    """Bytes that the checkpoint added to the state."""
     skew: float | None = None
-    """Rows of keyed state in the largest subtask, over the mean: 1.0 is even."""
+    """Rows of keyed state in the largest subtask, divided by the mean. 1.0 is even."""
     key_groups: MarkdownMetadataValue | None = None
-    """A picture of the rows of keyed state by key group."""
+    """A chart of the rows of keyed state by key group."""
     watermark: TimestampMetadataValue | TextMetadataValue | None = None
-    """Text where it is no time: before the first record and after the last."""
+    """A text before the first record and after the last, where the watermark is not a time."""
     duration_ms: int | None = None
-    """Of the whole checkpoint, from its trigger to its commits."""
+    """Duration of the whole checkpoint, from its trigger to its commits."""
     checkpoints_completed: int | None = None
-    """Of the job, over all its runs, as are the next four."""
+    """Of the whole job over all its runs, like the next four."""
     checkpoints_failed: int | None = None
     job_state_bytes: int | None = None
     job_state_growth_bytes: int | None = None
-    """Since the completed checkpoint before."""
+    """Since the previous completed checkpoint."""
     alignment_ms: int | None = None
-    """The longest that a gate waited for its last barrier."""
+    """The longest time that an input gate waited for its last barrier."""
     subtasks: TableMetadataValue | None = None
-    """Of the operator, each with its range of key groups."""
+    """The operator's subtasks, each with its range of key groups."""
     statistics: TableMetadataValue | None = None
-    """Last, least, p50, p99 and greatest duration, state size and alignment of its last 100 completed checkpoints."""
+    """Duration, state size and alignment of the last 100 completed checkpoints: last, min, p50, p99 and max."""
     history: TableMetadataValue | None = None
-    """Its last checkpoints and what became of them."""
+    """The job's last checkpoints and their outcome."""
     checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
-    """Where ``_metadata`` is."""
+    """Path of ``_metadata``."""
     savepoint: PathMetadataValue | UrlMetadataValue | None = None
-    """Where the savepoint is that was taken or restored."""
+    """Path of the savepoint that was taken or restored."""
 
     @classmethod
     def namespace(cls) -> str:

@@ -1,33 +1,47 @@
-"""Finds the program that somebody names, and an attempt of the job whose checkpoints are in a folder."""
+"""Finds a program by its name, and makes attempts of the job whose checkpoints are in a folder."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError
 from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_jobs
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.job import JobAttempt
+    from dagster_flinkpy.checkpoint.evolution import Evolution
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.datastream.job_graph import JobGraph
+    from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+    from dagster_flinkpy.runtime.master.committers import Committers
+    from dagster_flinkpy.runtime.master.job import JobAttempt
     from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["find_program", "load_program", "program_attempt"]
+__all__ = [
+    "RestoreForecast",
+    "find_program",
+    "forecast",
+    "load_program",
+    "plan_restore",
+    "program_attempt",
+    "program_committers",
+]
 
 
 def find_program(module: ModuleType, name: str) -> Environment:
-    """A program, or the function that builds it.
+    """Returns the program of this name in a module, or the function that builds it.
 
     Raises:
-        ConfigurationError: The module has no such thing.
+        ConfigurationError: The module has neither.
     """
     found = getattr(module, name, None)
     if not callable(found) and not isinstance(found, StreamExecutionEnvironment):
@@ -39,10 +53,10 @@ def find_program(module: ModuleType, name: str) -> Environment:
 
 
 def load_program(path: str) -> Environment:
-    """The program at ``package.module:name``, from the working directory on, or at ``folder/file.py:name``.
+    """Imports the program at ``package.module:name``, relative to the working directory, or ``folder/file.py:name``.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is no such program.
     """
     source, colon, name = path.rpartition(":")
     if not colon or not source or not name:
@@ -77,21 +91,21 @@ def program_attempt(
     on_progress: Callable[[str], None],
     **options: Any,
 ) -> JobAttempt:
-    """An attempt of the job of a program whose checkpoints are in a folder, not yet entered.
+    """Creates an attempt of a program's job, given the folder of its checkpoints; enter it to start.
 
-    It keeps as many checkpoints as there are.
+    The attempt retains as many checkpoints as there are.
 
     Args:
         program: The program; it may ask Spark for types.
-        job: ``{checkpoint storage}/{job id}``.
-        spark: What runs it.
-        owner: Who does it.
-        on_progress: Is told in a line what goes on.
+        job: The job's folder: ``{checkpoint storage}/{job id}``.
+        spark: The Spark that runs the attempt.
+        owner: Names the attempt in messages to the attempts that it fences.
+        on_progress: Receives one-line progress messages.
         options: Further arguments of ``JobAttempt``.
 
     Raises:
-        ConfigurationError: The program has several jobs, and the folder is of none of them.
-        CheckpointError: A run may be at work.
+        ConfigurationError: The program has several jobs, and the folder belongs to none of them.
+        CheckpointError: A run may be working on the job.
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
     from dagster_flinkpy.checkpoint.offline import number_retained, refuse_beside_run
@@ -99,13 +113,104 @@ def program_attempt(
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
     folder, _, job_id = job.url.rpartition("/")
     flink_job = _job(env, job_id)
-    refuse_beside_run(job, time.time_ns() // 1_000_000)
+    refuse_beside_run(job, current_millis())
     storage = CheckpointStorageResource(url=folder, endpoint_url=job.endpoint_url, num_retained=number_retained(job))
     return flink_job.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
 
 
+@dataclass(frozen=True)
+class RestoreForecast:
+    """What would happen if a program started on a checkpoint or savepoint."""
+
+    evolution: Evolution
+    """What has changed, and what becomes of the state."""
+    parallelism: tuple[str, ...]
+    """What the run would say of its parallelism."""
+    problem: str | None
+    """Why the restore would fail; None if it would not."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Encodes it for a command's output."""
+        operators = [
+            {
+                "uid": each.uid,
+                "operator": each.change.value,
+                "state": each.state.value,
+                "rows": each.rows,
+                "changes": list(each.details),
+            }
+            for each in self.evolution.operators
+        ]
+        remarks = [*self.evolution.remarks, *self.parallelism]
+        return {"since": self.evolution.since, "operators": operators, "remarks": remarks, "problem": self.problem}
+
+
+def plan_restore(
+    program: Environment,
+    metadata: CheckpointMetadata,
+    parallelism: int | None = None,
+    allow_non_restored_state: NonRestoredState = False,
+) -> RestoreForecast:
+    """Says what would happen if a program started on a checkpoint or savepoint. Nothing is started or changed.
+
+    Args:
+        program: The program. If it has several jobs, the one that took the checkpoint is looked at.
+        metadata: The checkpoint or savepoint.
+        parallelism: What the run would ask for; None: nothing.
+        allow_non_restored_state: Whether state without an operator may be left behind, or the uids of which it may.
+
+    Raises:
+        ConfigurationError: The program has several jobs, and none of them took the checkpoint.
+        JobGraphError: The program is not valid, or a stateful operator has no uid.
+    """
+    env = program if isinstance(program, StreamExecutionEnvironment) else program()
+    return forecast(_job(env, metadata.job_id).graph, metadata, parallelism, allow_non_restored_state)
+
+
+def forecast(
+    graph: JobGraph,
+    metadata: CheckpointMetadata,
+    parallelism: int | None = None,
+    allow_non_restored_state: NonRestoredState = False,
+) -> RestoreForecast:
+    """Says what would happen if a job started on a checkpoint or savepoint; as `plan_restore`."""
+    from dagster_flinkpy.checkpoint.evolution import evolution_since
+    from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
+    from dagster_flinkpy.checkpoint.restore import assign, restore_targets
+
+    evolution = evolution_since(metadata, graph, allow_non_restored_state=allow_non_restored_state)
+    told: tuple[str, ...] = ()
+    problem = None
+    try:
+        settled = settle_parallelism(graph, metadata, parallelism)
+        told = settled.told
+        assign(metadata, restore_targets(settled.graph), allow_non_restored_state=allow_non_restored_state)
+    except (ParallelismError, RestoreError) as error:
+        problem = str(error)
+    return RestoreForecast(evolution, told, problem)
+
+
+def program_committers(program: Environment, job: StorageLocation) -> Committers:
+    """Creates the committers of a program's job, for questions only, given the folder of its checkpoints.
+
+    Args:
+        program: The program.
+        job: ``{checkpoint storage}/{job id}``.
+
+    Raises:
+        ConfigurationError: The program has several jobs, and the folder belongs to none of them.
+    """
+    from dagster_flinkpy.runtime.master.committers import Committers
+    from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+    env = program if isinstance(program, StreamExecutionEnvironment) else program()
+    flink_job = _job(env, job.url.rpartition("/")[2])
+    watchdog = Watchdog(flink_job.checkpointing.timeout)
+    return Committers(flink_job.graph, flink_job.job_id, fencing_token=0, watchdog=watchdog)
+
+
 def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
-    """As :func:`flink_jobs` names them: of several regions each after its first source."""
+    """Finds the job of this id; a program of several regions names each after its first source."""
     jobs = flink_jobs(env, job_id)
     if len(jobs) == 1:
         return jobs[0]
@@ -116,6 +221,6 @@ def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
                 return job
     ends = ", ".join(f"'.{uid}'" for uid in first)
     raise ConfigurationError(
-        f"the program has {len(first)} jobs, for no pipelined edge joins them, and {job_id!r} is none of them: the "
-        f"names of their folders end with {ends}"
+        f"the program has {len(first)} jobs, because no pipelined edge joins them, and {job_id!r} is none of them. "
+        f"Their folders end with {ends}"
     )

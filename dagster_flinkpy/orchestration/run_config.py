@@ -1,9 +1,9 @@
-"""Typed config of a job's runs."""
+"""Typed run config of a job's runs."""
 
 from typing import Any
 
 from dagster import Config
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, field_validator, model_validator
 
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
@@ -13,6 +13,7 @@ from dagster_flinkpy.orchestration.failure import as_failure
 __all__ = [
     "DisposeConfig",
     "FlinkRunConfig",
+    "InspectConfig",
     "RescaleConfig",
     "ResetConfig",
     "RestoreConfig",
@@ -23,7 +24,7 @@ __all__ = [
 
 
 class _RangedConfig(Config):
-    """Config with numbers that have a range: Dagster checks types only, and its launchpad scaffolds 0."""
+    """Config whose numbers have a range. Dagster checks types only, and its launchpad fills in 0."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -35,109 +36,154 @@ class _RangedConfig(Config):
             raise as_failure(ConfigurationError(f"{'; '.join(wrong)}. Launch the run again with another value.")) from e
 
 
-class FlinkRunConfig(_RangedConfig):
-    """What a run does; the launchpad shows it."""
+class _StartConfig(_RangedConfig):
+    """What a run that starts on older state may do with it."""
+
+    allow_non_restored_state: Any = Field(  # Dagster has no type for this; the validator is one
+        default=False,
+        description="Leave state behind whose operator is no longer in the program: true for any such state, or a list "
+        "of the uids it is meant for.",
+    )
+    allow_pickled_state: bool = Field(
+        default=False, description="Restore pickled state of a foreign savepoint. Whoever wrote it can run code here."
+    )
+
+    @field_validator("allow_non_restored_state")
+    @classmethod
+    def _is_true_or_uids(cls, value: Any) -> Any:
+        if isinstance(value, bool) or (isinstance(value, list) and all(isinstance(uid, str) for uid in value)):
+            return value
+        raise ValueError("give true, false or a list of uids")
+
+
+class FlinkRunConfig(_StartConfig):
+    """Config of a run that takes checkpoints."""
 
     epochs: int = Field(
-        default=1, ge=0, description="Checkpoints to take, one after each epoch. 0: until the input ends."
+        default=1,
+        ge=0,
+        description="Number of checkpoints, one after each epoch. 0: until an epoch finds nothing to read; periodic: "
+        "until the input ends.",
     )
     barriers: int | None = Field(
         default=None,
         ge=1,
-        description="Checkpoints that one Spark job takes, each with its own epoch. Default: as the program says.",
+        description="Checkpoints that one Spark job takes, each with its own epoch. Default: set by the program.",
     )
     periodic: bool = Field(
         default=False,
-        description="Take each checkpoint, of one epoch, at the program's interval. Default: one after the other.",
+        description="Take a checkpoint at the program's interval. Default: one right after the other.",
     )
     parallelism: int | None = Field(
-        default=None, ge=1, description="Subtasks per operator. Default: as in the last checkpoint, else the program's."
+        default=None,
+        ge=1,
+        description="Subtasks of operators without a number of their own, from now on. Default: as the last rescale "
+        "set it, or else as the program says.",
     )
     restore_from: str | None = Field(
         default=None,
-        description="Savepoint or chk-n folder to start from. Default: the latest checkpoint; for a partition, the end "
-        "state of the one before.",
+        description="Savepoint or chk-n folder to start from; the job's own folder is its latest checkpoint. Default: "
+        "the latest checkpoint; for a partition, the end state of the previous one.",
     )
     claim_mode: RecoveryClaimMode | None = Field(
         default=None,
-        description="Whose that savepoint is from now on. CLAIM: the job's, which deletes it. NO_CLAIM: still its "
-        "owner's. Default: as the program says, which is NO_CLAIM if it says nothing.",
+        description="Who owns that savepoint from now on. CLAIM: the job, which deletes it once it is not needed. "
+        "NO_CLAIM: still you. Default: set by the program, or else NO_CLAIM.",
     )
-    start_empty: bool = Field(default=False, description="Start from empty state, although there are checkpoints.")
-    allow_non_restored_state: bool = Field(
-        default=False, description="Leave behind state whose operator the program no longer has."
-    )
-    allow_pickled_state: bool = Field(
-        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
-    )
+    start_empty: bool = Field(default=False, description="Start from empty state even if there are checkpoints.")
 
 
 class SavepointConfig(Config):
-    """Of a savepoint job."""
+    """Config of a savepoint job."""
 
     target: str | None = Field(
-        default=None, description="Folder to put the savepoint into. Default: beside the job's checkpoints."
+        default=None, description="Folder to write the savepoint to. Default: next to the job's checkpoints."
     )
     format_type: SavepointFormatType = Field(
         default=SavepointFormatType.CANONICAL,
-        description="CANONICAL: a folder with all that it names, which can be moved. NATIVE: refers to files of the "
-        "job's checkpoints, beside which it must be; quick, whatever the size of the state.",
+        description="CANONICAL: a self-contained folder that can be moved. NATIVE: refers to files of the job's "
+        "checkpoints and must stay next to them; quick, whatever the size of the state.",
     )
 
 
 class StopConfig(SavepointConfig):
-    """Of a stop job."""
+    """Config of a stop job."""
 
     drain: bool = Field(
-        default=False, description="End event time first, so that all timers and windows fire; then nothing is left."
+        default=False, description="Advance event time to its end first, so that all timers and windows fire."
     )
 
 
 class DisposeConfig(Config):
-    """Of a dispose job."""
+    """Config of a dispose job."""
 
-    savepoint_path: str = Field(description="Savepoint, or chk-n folder that was left unclaimed, to delete.")
+    savepoint_path: str = Field(
+        description="Savepoint to delete, or a chk-n folder that was restored without being claimed. The name is "
+        "enough for a savepoint next to the job's checkpoints."
+    )
 
 
-class RestoreConfig(_RangedConfig):
-    """Of a restore job."""
+class RestoreConfig(_StartConfig):
+    """Config of a restore job."""
 
-    savepoint_path: str = Field(description="Savepoint or chk-n folder to restore.")
+    savepoint_path: str = Field(
+        description="Savepoint or chk-n folder to restore. The name is enough for a savepoint next to the job's "
+        "checkpoints."
+    )
     parallelism: int | None = Field(
-        default=None, ge=1, description="Subtasks per operator from now on. Default: that of the savepoint."
+        default=None,
+        ge=1,
+        description="Subtasks of operators without a number of their own, from now on. Default: as the last rescale "
+        "before the savepoint set it, or else as the program says.",
     )
     claim_mode: RecoveryClaimMode = Field(
         default=RecoveryClaimMode.NO_CLAIM,
-        description="CLAIM: the savepoint is the job's from now on, which deletes it. NO_CLAIM: it stays its owner's.",
-    )
-    allow_non_restored_state: bool = Field(
-        default=False, description="Leave behind state whose operator the program no longer has."
-    )
-    allow_pickled_state: bool = Field(
-        default=False, description="Restore pickled state of a foreign savepoint; whoever wrote it can run code here."
+        description="Who owns the savepoint from now on. CLAIM: the job, which deletes it when it is no longer needed. "
+        "NO_CLAIM: still you.",
     )
 
 
 class RescaleConfig(_RangedConfig):
-    """Of a rescale job."""
+    """Config of a rescale job."""
 
     parallelism: int = Field(ge=1, description="Subtasks per operator from now on.")
 
 
 class ResetConfig(_RangedConfig):
-    """Of a reset job."""
+    """Config of a reset job."""
 
-    checkpoint_id: int = Field(ge=1, description="A completed checkpoint that is kept; the job goes on from it.")
+    checkpoint_id: int = Field(
+        ge=1, description="A completed checkpoint that is still kept; the job continues from it."
+    )
 
 
 class SweepConfig(_RangedConfig):
-    """Of a sweep job."""
+    """Config of a sweep job."""
 
     grace_hours: float = Field(
-        default=24.0, ge=0, description="Age at which files that nothing names are deleted; longer than an epoch takes."
+        default=24.0,
+        ge=0,
+        description="Age in hours at which unreferenced files are deleted. Must be longer than an epoch takes.",
     )
     savepoint_days: float | None = Field(
-        default=None, ge=0, description="Age at which savepoints beside the checkpoints are deleted. Default: never."
+        default=None,
+        ge=0,
+        description="Age in days at which savepoints next to the checkpoints are deleted. Default: never.",
     )
-    keep_savepoints: int = Field(default=1, ge=0, description="So many savepoints stay, the newest, however old.")
-    dry_run: bool = Field(default=False, description="Delete nothing, only tell what would be.")
+    keep_savepoints: int = Field(
+        default=1, ge=0, description="Number of newest savepoints to keep, whatever their age."
+    )
+    dry_run: bool = Field(default=False, description="Delete nothing; only report what would be deleted.")
+
+
+class InspectConfig(Config):
+    """Config of an inspect job."""
+
+    uid: str = Field(description="Uid of the operator.")
+    key: str = Field(
+        description='The key. What is not a string is written as JSON: 42, true, or ["a", 1] for a tuple or row.'
+    )
+    state: str | None = Field(default=None, description="Name of the state. Default: all keyed states and timers.")
+    savepoint_path: str | None = Field(
+        default=None, description="Savepoint or chk-n folder to look into. Default: the latest checkpoint."
+    )

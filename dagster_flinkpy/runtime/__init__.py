@@ -1,1 +1,1 @@
-"""Floor 5: Spark sessions, the job of a micro-batch, exchanges, the job loop and failover."""
+"""Floor 5: what runs a job. The driver is in ``master/``, the Python workers in ``task/`` and ``operators/``."""

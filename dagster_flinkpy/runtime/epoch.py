@@ -1,4 +1,4 @@
-"""What the driver tells the tasks of one epoch. Travels pickled inside the Spark job, never to storage."""
+"""What the driver tells the tasks of a Spark job. It is pickled into the Spark job and never stored."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from dagster_flinkpy.checkpoint.config import CheckpointingMode
-from dagster_flinkpy.checkpoint.metadata import OperatorStateHandle
+from dagster_flinkpy.common.clock import Clock, SystemClock
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_backend_type import StateBackendType
-from dagster_flinkpy.runtime.clock import Clock, SystemClock
-from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.runtime.python_environment import PackedPython
+from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["Epoch", "Interval", "SubtaskInput"]
+__all__ = ["Epoch", "EpochJob", "SubtaskInput"]
 
 Json = Any
 
@@ -33,17 +33,17 @@ class SubtaskInput:
     raw_keyed: tuple[Json, ...] = ()
     """Raw keyed state of its key-group range."""
     splits: tuple[SourceSplit, ...] = ()
-    """Sources: what to read up to the first barrier."""
+    """For sources, what to read up to the first barrier."""
     channel_state: tuple[Json, ...] = ()
-    """What was on its way at an unaligned checkpoint; comes before all other input."""
+    """In-flight data of an unaligned checkpoint; it comes before all other input."""
 
 
 @dataclass(frozen=True)
-class Interval:
-    """The input between two barriers, and the one that ends it."""
+class Epoch:
+    """The input between two barriers, and the checkpoint of the second one."""
 
     checkpoint_id: int
-    """Of the barrier at its end."""
+    """The checkpoint of the barrier at its end."""
     splits: Mapping[tuple[str, int], tuple[SourceSplit, ...]]
     """What sources read, by uid and subtask."""
     ended_sources: frozenset[str] = frozenset()
@@ -55,51 +55,53 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Epoch:
-    """What one Spark job of one pipelined region does: the input up to a barrier, or to the last one of several."""
+class EpochJob:
+    """What one Spark job of a pipelined region does: it reads one epoch, or several in a row."""
 
     graph: JobGraph
     job_id: str
     checkpoint_id: int
-    """Of the barrier that ends the epoch; the first, where there are several."""
-    attempt: int
-    """Fencing token of the execution attempt."""
+    """The checkpoint of the barrier that ends the first epoch."""
+    fencing_token: int
+    """Of the execution attempt."""
     job_storage: StorageLocation
     """The prefix of the job."""
     inputs: Mapping[tuple[str, int], SubtaskInput]
-    """By uid and subtask; what is missing starts empty."""
+    """By uid and subtask; subtasks without an entry start empty."""
     ended_sources: frozenset[str] = frozenset()
     """Uids of sources whose input ends with the first barrier."""
-    later: tuple[Interval, ...] = ()
-    """What is between the first barrier and the others that this job carries."""
+    later: tuple[Epoch, ...] = ()
+    """The epochs after the first one that this job reads."""
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     """Whether gates align barriers, or only count them."""
     alignment_timeout: timedelta | None = None
-    """EXACTLY_ONCE: how long a gate aligns before it goes over to unaligned; zero: not at all. None: for ever."""
+    """How long an EXACTLY_ONCE gate aligns before its checkpoint becomes unaligned; zero: never; None: no limit."""
     latency_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source. Default: 0, none are sent."""
     partition: str | None = None
-    """Dagster partition of the run, where there is one."""
+    """Dagster partition of the run, or None."""
     cache_dir: str = ""
-    """Where executors keep local copies of state files."""
+    """The folder in which executors keep local copies of state files."""
     state_backend: StateBackendType = StateBackendType.COLUMNAR
-    """Where keyed state is while a task works with it."""
+    """Which backend keeps keyed state while a task uses it."""
     restored: int | None = None
-    """Id of the checkpoint or savepoint that the epoch goes on from, if any."""
+    """Id of the checkpoint or savepoint that the job continues from, or None."""
+    python: PackedPython | None = None
+    """What the user functions import or read, besides what travels with them; or None."""
     clock: Clock = field(default_factory=SystemClock)
     """Tells processing time."""
 
     @property
     def written_by(self) -> str:
-        """Part of the names of the state files: those of two execution attempts, or Spark jobs, are never equal."""
-        return f"{self.attempt}-{self.checkpoint_id}"
+        """Part of the names of state files, unique to an execution attempt and Spark job."""
+        return f"{self.fencing_token}-{self.checkpoint_id}"
 
     @property
-    def intervals(self) -> tuple[Interval, ...]:
-        """All input in order, each piece with the barrier that ends it."""
+    def epochs(self) -> tuple[Epoch, ...]:
+        """The epochs in order."""
         splits = {task: given.splits for task, given in self.inputs.items()}
-        return (Interval(self.checkpoint_id, splits, self.ended_sources), *self.later)
+        return (Epoch(self.checkpoint_id, splits, self.ended_sources), *self.later)
 
     def input(self, uid: str, subtask: int) -> SubtaskInput:
-        """What a subtask starts from."""
+        """Returns what a subtask starts from."""
         return self.inputs.get((uid, subtask), SubtaskInput())

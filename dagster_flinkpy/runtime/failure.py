@@ -1,52 +1,88 @@
-"""How an error of a task reaches the driver: as data, so that its type and its parts survive Spark."""
+"""Sends errors of tasks to the driver as data, so that their type and fields survive Spark."""
 
 from __future__ import annotations
 
 import json
 import traceback
+from collections.abc import Callable, Iterator, Sequence
+from operator import length_hint
 from typing import Any
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import FlinkPyError, UserFunctionError
+from dagster_flinkpy.errors import FlinkPyError, UserFunctionError, shorten
 
-__all__ = ["error_from_json", "error_to_json", "user_error"]
+__all__ = ["UNKNOWN", "USER_EXCEPTIONS", "error_from_json", "error_to_json", "last_taken", "user_error"]
+
+
+USER_EXCEPTIONS = (Exception, SystemExit, KeyboardInterrupt)
+"""What a user function may raise: the last two would end the Python worker without a word."""
+
+UNKNOWN: Any = object()
+"""A key or a value that is not there, or not known."""
+
+_SHOWN_CHARACTERS = 500
 
 
 def user_error(
-    error: BaseException, *, what: str, operator: str, subtask: int, key: Any = None, keyed: bool = False
+    error: BaseException, *, what: str, operator: str, subtask: int, key: Any = UNKNOWN, value: Any = UNKNOWN
 ) -> UserFunctionError:
-    """Wraps what a user function raised.
+    """Wraps an exception of a user function.
 
     Args:
-        error: What was raised.
-        what: The function, for people, e.g. ``"process_element of operator 'rotations'"``.
+        error: The exception.
+        what: The function, for messages, e.g. ``"process_element of operator 'rotations'"``.
         operator: Uid of the operator.
         subtask: Index of the subtask.
-        key: The key that was processed.
-        keyed: Whether there is a key.
+        key: The key that was being processed.
+        value: The record that was being processed.
     """
-    at_key = f", key {key!r}" if keyed else ""
+    shown_key = None if key is UNKNOWN else _shown(key, repr)
+    shown_value = None if value is UNKNOWN else _shown(value, repr)
+    message = f"{what}, subtask {subtask}"
+    if shown_key is not None:
+        message += f", key {shown_key}"
+    message += f", raised {type(error).__name__}"
+    if said := _shown(error, str):
+        message += f": {said}"
+    if shown_value is not None:
+        message += f" (value: {shown_value})"
+    if not isinstance(error, Exception):
+        message += ". A function must not end its process; to fail the job, raise an error"
     return UserFunctionError(
-        f"{what}, subtask {subtask}{at_key}, raised {type(error).__name__}: {error}",
+        message,
         operator=operator,
         subtask=subtask,
-        key=repr(key) if keyed else None,
+        key=shown_key,
+        value=shown_value,
         user_traceback="".join(traceback.format_exception(error)),
     )
 
 
+def _shown(value: Any, to_text: Callable[[Any], str]) -> str:
+    try:
+        return shorten(to_text(value), _SHOWN_CHARACTERS)
+    except USER_EXCEPTIONS as error:
+        return f"<{type(value).__name__}, whose {to_text.__name__}() raised {type(error).__name__}>"
+
+
+def last_taken(values: Sequence[Any], each: Iterator[Any]) -> Any:
+    """The value that was taken last from an iterator over a list."""
+    return values[len(values) - length_hint(each) - 1]
+
+
 def error_to_json(error: FlinkPyError, operator: str, subtask: int) -> bytes:
-    """An error as a payload."""
+    """Encodes an error as a payload."""
     parts: dict[str, Any] = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
     parts |= {"operator": operator, "subtask": subtask}
     if isinstance(error, UserFunctionError):
-        # It knows its operator; the caller knows the first one of the chain only.
-        parts |= {"operator": error.operator or operator, "key": error.key, "user_traceback": error.user_traceback}
+        # It knows its operator; the caller knows only the first operator of the chain.
+        parts |= {"operator": error.operator or operator, "key": error.key, "value": error.value}
+        parts |= {"user_traceback": error.user_traceback}
     return json.dumps(parts).encode()
 
 
 def error_from_json(payload: bytes) -> FlinkPyError:
-    """The error that :func:`error_to_json` wrote; an unknown type becomes the base class."""
+    """Decodes an error that :func:`error_to_json` wrote; an unknown type becomes the base class."""
     parts = json.loads(payload)
     if parts["type"] == UserFunctionError.__name__:
         return UserFunctionError(
@@ -54,6 +90,7 @@ def error_from_json(payload: bytes) -> FlinkPyError:
             operator=parts["operator"],
             subtask=parts["subtask"],
             key=parts["key"],
+            value=parts["value"],
             user_traceback=parts["user_traceback"],
         )
     kind = getattr(errors, parts["type"], FlinkPyError) if parts["type"] in errors.__all__ else FlinkPyError

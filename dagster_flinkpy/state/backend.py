@@ -1,8 +1,7 @@
-"""Keyed state backends: what the runtime asks of one, and the columnar one."""
+"""The keyed state backend that works on sorted columnar runs."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.datastream.state import StateDescriptor
 from dagster_flinkpy.errors import (
@@ -19,12 +19,13 @@ from dagster_flinkpy.errors import (
     TypeMismatchError,
     UnsupportedKeyTypeError,
 )
-from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.column_table import ColumnTable
 from dagster_flinkpy.state.column_timers import ColumnTimers
 from dagster_flinkpy.state.factory import InternalState, make_state
-from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot
+from dagster_flinkpy.state.handles import Json, KeyedSnapshot, RunHandle, StateKind, TableSnapshot, describe_schema
 from dagster_flinkpy.state.keys import KeySlots, TouchedKeys, hash_keys
 from dagster_flinkpy.state.layout import (
     APPEND,
@@ -36,154 +37,68 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.runs import RunFiles, system_time
+from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["BackendStatistics", "ColumnarKeyedStateBackend", "KeyedStateBackend"]
+__all__ = ["BackendStatistics", "ColumnarKeyedStateBackend"]
 
 _KEYS_AT_ONCE = 65_536
-"""Keys whose state is read at once to go through all keys."""
+"""Keys whose state is read at once when going through all keys."""
 OVERLAY_ROWS = 1_000_000
-"""Keys and rows in the overlay above which it is written out and emptied before more are touched."""
+"""With more keys and rows than this, the overlay is written out and emptied before more keys are touched."""
 
 T = TypeVar("T", bound=OverlayTable)
 
 _TableId = tuple[bool, str]
-"""Whether it is of timers, and the name."""
+"""Whether the table holds timers, and its name."""
 
 
 @dataclass(frozen=True)
 class BackendStatistics:
-    """What a backend holds and has done since it was made."""
+    """What a backend holds, and what it has done since it was created."""
 
     rows: int
-    """Rows of all runs: an upper bound of the live entries."""
+    """Rows of all runs, an upper bound for the number of live entries."""
     bytes: int
-    """Bytes of all runs on the store."""
+    """Bytes of all runs in the store."""
     delta_rows: int
-    """Rows written, those of compaction included."""
+    """Rows written, including those written by compaction."""
     delta_bytes: int
     """Bytes written."""
     keys_touched: int
-    """Keys that were looked up; one that was dropped from the overlay and touched again counts again."""
+    """Keys looked up. A key that leaves the overlay and is touched again counts twice."""
     cache_hits: int
     """Runs found in the local cache."""
     cache_misses: int
     """Runs read from the store."""
 
 
-class KeyedStateBackend(ABC):
-    """The keyed state of one subtask (Flink: ``AbstractKeyedStateBackend``).
+class ColumnarKeyedStateBackend:
+    """The keyed state of one subtask, in sorted columnar runs with an overlay of the touched keys.
 
-    One thread uses it. A batch is processed so: ``touch`` its keys, then ``set_current_key`` and use the states, key by
-    key.
-    """
+    The cost follows the number of touched keys, not the size of the state. One thread uses the backend. For each batch
+    it calls `touch` with the keys of the batch, and then `set_current_key` and the states, key by key.
 
-    @abstractmethod
-    def bind_key_type(self, key_type: TypeInformation) -> None:
-        """Sets the type of the keys, before the first of them. The same type again is fine.
-
-        Raises:
-            StateSchemaError: the restored state has keys of another type; names both.
-            UnsupportedKeyTypeError: the type cannot be that of a key.
-        """
-
-    @abstractmethod
-    def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
-        """Reads the state of the keys of a batch, all at once.
-
-        Args:
-            keys: may repeat.
-            key_column: the same keys, as a column of the key type.
-            hashes: their Java hash codes.
-
-        Returns:
-            Each key's slot, for :attr:`key_context`; good until the next batch is touched.
-
-        Raises:
-            ConfigurationError: a key belongs to another subtask.
-            CorruptStateError: a state file is missing or damaged; names it.
-            UnsupportedKeyTypeError: a key cannot be hashed.
-        """
-
-    @property
-    @abstractmethod
-    def key_context(self) -> TouchedKeys:
-        """Says which key is the current one. To set its ``slot`` is the quickest way from record to record."""
-
-    @abstractmethod
-    def set_current_key(self, key: Any) -> None:
-        """Sets the key whose state is read and written next. Fast after ``touch``, and slow without."""
-
-    @abstractmethod
-    def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
-        """The state of a name; the same object for the same name.
-
-        Args:
-            descriptor: name, kind and types.
-            namespace_type: None for state without a namespace.
-
-        Raises:
-            StateSchemaError: it was stored, or asked for before, with another kind or type; names both.
-            UnsupportedKeyTypeError: the namespace or map key has a type that cannot be one.
-        """
-
-    @abstractmethod
-    def get_timers(self, name: str, namespace_type: TypeInformation | None = None) -> TimerQueue:
-        """The timers of a name; the same object for the same name. Names of timers and states may be equal.
-
-        Raises:
-            StateSchemaError: they were stored, or asked for before, with another namespace type; names both.
-        """
-
-    @abstractmethod
-    def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
-        """Writes what changed and describes all state, that of unused names included.
-
-        Args:
-            wait: whether all of it is on the store when this returns; else when :meth:`finish` returns.
-
-        Raises:
-            TypeMismatchError: a value does not have its declared type; names operator, state, key, field and value.
-            StorageError: the store or the local cache could not be written.
-        """
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Waits until all that snapshots describe is on the store.
-
-        Raises:
-            StorageError: it could not be written.
-        """
-
-    @property
-    @abstractmethod
-    def statistics(self) -> BackendStatistics:
-        """What the backend holds and has done."""
-
-
-class ColumnarKeyedStateBackend(KeyedStateBackend):
-    """State in sorted columnar runs, with an overlay of the touched keys. Cost follows the touched keys.
-
-    Values are written when they are set: a change to a mutable value without ``update``, ``add`` or ``put`` is not kept
-    (as with Flink's ``EmbeddedRocksDBStateBackend``).
+    Values are written when they are set: a change to a mutable value is lost without ``update``, ``add`` or ``put``, as
+    with Flink's ``EmbeddedRocksDBStateBackend``. (Flink: ``AbstractKeyedStateBackend``.)
 
     Args:
-        operator: uid of the operator, for messages.
-        key_groups: those of the subtask.
-        max_parallelism: of the operator.
-        store: rooted at the job's prefix.
-        cache: local copies of runs.
-        restored: where to start from; None for nothing.
-        now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
-        overlay_rows: Keys and rows in memory above which the overlay is written out early. Default: 1,000,000.
-        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.state_files.state_file`.
-        inline_below: Bytes below which a run is part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
+        operator: The uid of the operator, for messages.
+        key_groups: The key groups of the subtask.
+        max_parallelism: The max parallelism of the operator.
+        store: The object store, rooted at the job's prefix.
+        cache: The cache of local copies of runs.
+        restored: The snapshot to start from, or None.
+        now: Returns processing time in milliseconds, for state with a time to live. Default: the machine's clock.
+        overlay_rows: With more keys and rows than this in memory, the overlay is written out early.
+            Default: 1,000,000.
+        written_by: Part of the names of its files; see `state_files.state_file`.
+        inline_below: Runs with fewer bytes are part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
-        turn: Whether this subtask is to merge its runs early, before it must. Default: False.
+        turn: Whether this subtask should merge its runs early, before it has to. Default: False.
     """
 
     def __init__(
@@ -195,7 +110,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         store: ObjectStore,
         cache: RunCache,
         restored: KeyedSnapshot | None,
-        now: Callable[[], int] = system_time,
+        now: Callable[[], int] = current_millis,
         overlay_rows: int = OVERLAY_ROWS,
         written_by: str = "",
         inline_below: int = INLINE_BELOW,
@@ -218,10 +133,16 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
 
     def bind_key_type(self, key_type: TypeInformation) -> None:
+        """Sets the type of the keys, before the first of them. Setting the same type again does nothing.
+
+        Raises:
+            StateSchemaError: The restored state has keys of another type; the message names both.
+            UnsupportedKeyTypeError: Keys cannot have this type.
+        """
         if key_type == self._key_type:
             return
         if self._key_type is not None:
-            raise self._mismatch("the keys", self._key_type.to_json(), key_type.to_json())
+            raise self._mismatch("the key", self._key_type.to_json(), key_type.to_json())
         check_key_like(key_type, f"the key of operator {self._operator!r}")
         for table in self._restored.values():
             if table.key_type != key_type.to_json():
@@ -233,29 +154,49 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
 
     @property
     def key_context(self) -> TouchedKeys:
+        """The current key. Setting its ``slot`` is the quickest way from record to record."""
         return self._keys
 
     def touch_column(
         self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
     ) -> npt.NDArray[np.int64]:
-        """As :meth:`touch`, for keys in a column.
+        """Does what `touch` does, for keys in a column.
 
         Args:
-            key_column: may repeat.
-            hashes: their Java hash codes.
-            beside: keep the slots of the batch that was touched before.
+            key_column: The keys, which may repeat.
+            hashes: Their Java hash codes.
+            beside: Whether the slots of the batch touched before stay valid. Default: False.
+
+        Returns:
+            The slot of each key.
         """
         if not beside:
             self._make_room()
         return self._touch_column(key_column, hashes)
 
     def touch(self, keys: Sequence[Any], key_column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> list[int]:
+        """Reads the state of all keys of a batch at once.
+
+        Args:
+            keys: The keys, which may repeat.
+            key_column: The same keys, as a column of the key type.
+            hashes: Their Java hash codes.
+
+        Returns:
+            The slot of each key, for `key_context`. Slots are valid until the next batch is touched.
+
+        Raises:
+            ConfigurationError: A key belongs to another subtask.
+            CorruptStateError: A state file is missing or damaged; the message names it.
+            UnsupportedKeyTypeError: A key cannot be hashed.
+        """
         self._make_room()
         return self._touch(
             keys, key_column, make_sort_keys(key_groups_of_hashes(hashes, self._max_parallelism), hashes)
         )
 
     def set_current_key(self, key: Any) -> None:
+        """Sets the key whose state is read and written next. This is fast after `touch`, and slow without it."""
         try:
             if self._keys.set_current(key):
                 return
@@ -267,6 +208,17 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         self._keys.set_current(key)
 
     def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
+        """Returns the state with the descriptor's name, always the same object for the same name.
+
+        Args:
+            descriptor: The name, kind and types of the state.
+            namespace_type: The type of the namespace, or None for state without one.
+
+        Raises:
+            StateSchemaError: The state was stored, or requested before, with another kind or type; the message names
+                both.
+            UnsupportedKeyTypeError: A namespace or map key cannot have this type.
+        """
         handles = self._handles((False, descriptor.name))
         state = make_state(descriptor, namespace_type, self._keys, self._files, handles)
         self._check((False, descriptor.name), state.table)
@@ -278,7 +230,45 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 self._full_cleanup.add((False, descriptor.name))
         return self._states[descriptor.name]
 
+    def read(self, name: str, key: Any) -> Any:
+        """Reads a state of one key, for tests and debugging; afterwards no key is current.
+
+        Args:
+            name: The name of a state without a namespace that was requested before.
+            key: A key of this subtask.
+
+        Returns:
+            The value, or None; a list for list state, a dict for map state.
+
+        Raises:
+            ConfigurationError: There is no such state.
+        """
+        state = self._states.get(name)
+        if state is None or state.table.namespaced:
+            known = ", ".join(sorted(n for n, s in self._states.items() if not s.table.namespaced)) or "none"
+            raise ConfigurationError(
+                f"operator {self._operator!r} has no state {name!r} of one value per key; it has: {known}. "
+                "State of windows and of built-in aggregations can be read from a snapshot"
+            )
+        if self._key_type is None:
+            return None
+        self.set_current_key(key)
+        try:
+            if hasattr(state, "items"):
+                return dict(state.items())
+            return state.value() if hasattr(state, "value") else state.get()
+        finally:
+            self._keys.slot = None
+
     def get_timers(self, name: str, namespace_type: TypeInformation | None = None) -> TimerQueue:
+        """Returns the timers with a name, always the same object for the same name.
+
+        A state may have the same name.
+
+        Raises:
+            StateSchemaError: They were stored, or requested before, with another namespace type; the message names
+                both.
+        """
         timers = TimerQueue(
             self._keys,
             self._files,
@@ -297,20 +287,21 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
     def get_columns(
         self, descriptor: StateDescriptor, kind: StateKind, namespace_type: TypeInformation | None = None
     ) -> ColumnTable:
-        """The state of a name, to be used in columns; the same object for the same name.
+        """Returns the state with the descriptor's name for use by column, always the same object for the same name.
 
         Args:
-            descriptor: name and type.
-            kind: of the state: one with one value per cell.
-            namespace_type: None for state without a namespace.
+            descriptor: The name and type of the state.
+            kind: The kind of the state: one with a single value per cell.
+            namespace_type: The type of the namespace, or None for state without one.
 
         Raises:
-            ConfigurationError: it has a time to live, or is used per record in the same operator.
-            StateSchemaError: it was stored, or asked for before, with another kind or type; names both.
+            ConfigurationError: The state has a time to live, or the same operator uses it record by record.
+            StateSchemaError: The state was stored, or requested before, with another kind or type; the message names
+                both.
         """
         name = descriptor.name
         if descriptor.ttl_config is not None:
-            raise ConfigurationError(f"state {name!r} has a time to live; use it per record, with process()")
+            raise ConfigurationError(f"state {name!r} has a time to live; use it by record, with process()")
         identity = (False, name)
         table = ColumnTable(
             self._keys,
@@ -324,11 +315,12 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         return self._declare(identity, table)
 
     def get_column_timers(self, name: str, namespace_type: TypeInformation) -> ColumnTimers:
-        """The timers of a name, to be used in columns; the same object for the same name.
+        """Returns the timers with a name for use by column, always the same object for the same name.
 
         Raises:
-            ConfigurationError: they are used per record in the same operator.
-            StateSchemaError: they were stored, or asked for before, with another namespace type; names both.
+            ConfigurationError: The same operator uses them record by record.
+            StateSchemaError: They were stored, or requested before, with another namespace type; the message names
+                both.
         """
         identity = (True, name)
         timers = ColumnTimers(
@@ -349,15 +341,15 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
         known = self._tables[identity]
         if not isinstance(known, type(table)):
             raise ConfigurationError(
-                f"operator {self._operator!r}: {table.name!r} is used per record and in columns; use it in one way"
+                f"operator {self._operator!r}: {table.name!r} is used both by record and by column; use it in one way"
             )
         return known
 
     def keys(self, name: str) -> Iterator[Any]:
-        """The keys that have a state, one after the other made the current one; first writes what changed.
+        """Yields each key that has a value of a state, as the current key. Writes pending changes first.
 
         Args:
-            name: of a state that was asked for.
+            name: The name of a state that was requested before.
         """
         self.flush()
         table, key_type = self._tables[False, name], self._key_type
@@ -378,16 +370,33 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 yield key
 
     def flush(self) -> None:
-        """Writes what changed, and empties the overlay: no key is current, or touched, afterwards."""
+        """Writes pending changes and empties the overlay: afterwards no key is touched, and none is current."""
+        if self._key_type is None:
+            return  # no key yet, so no tables
         for table in self._tables.values():
             self._write(table)
             table.clear()
         self._keys.clear()
 
     def finish(self) -> None:
+        """Waits until everything that the snapshots describe is in the store.
+
+        Raises:
+            StorageError: It could not be written.
+        """
         self._files.finish()
 
     def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
+        """Writes pending changes and describes all state, including that of names nobody requested.
+
+        Args:
+            wait: Whether everything is in the store when this returns. Otherwise `finish` waits for that.
+
+        Raises:
+            TypeMismatchError: A value does not have its declared type; the message names the operator, state, key,
+                field and value.
+            StorageError: The store or the local cache could not be written.
+        """
         tables = dict(self._restored)
         if self._key_type is not None:
             for identity, table in self._tables.items():
@@ -402,6 +411,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
 
     @property
     def statistics(self) -> BackendStatistics:
+        """What the backend holds, and what it has done."""
         bound = {} if self._key_type is None else self._tables
         tables = {**self._restored, **{identity: table.snapshot() for identity, table in bound.items()}}
         return BackendStatistics(
@@ -453,7 +463,7 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
             assert self._key_type is not None
             key = self._key_type.from_arrow(key_column.slice(i, 1))[0]
             raise ConfigurationError(
-                f"operator {self._operator!r}: key {key!r} is of key group {groups[i]}, but this subtask has "
+                f"operator {self._operator!r}: key {key!r} belongs to key group {groups[i]}, but this subtask owns "
                 f"{self._key_groups.start} to {self._key_groups.end}; does the key selector give one record two keys?"
             )
 
@@ -474,14 +484,19 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
     def _check(self, identity: _TableId, declared: OverlayTable) -> None:
         known, restored = self._tables.get(identity), self._restored.get(identity)
         if known is not None:
-            types = known.types
-        elif restored is not None:
-            types = {part: kind for part, kind in restored.schema.items() if part != "key"}
-        else:
+            if known.types != declared.types:
+                both = f"as {describe_schema(known.types)} and as {describe_schema(declared.types)}"
+                raise StateSchemaError(
+                    f"operator {self._operator!r} declares state {declared.name!r} twice: {both}; give one of them "
+                    "another name"
+                )
             return
+        if restored is None:
+            return
+        types = {part: kind for part, kind in restored.schema.items() if part != "key"}
         if types == declared.types:
             return
-        if known is None and restored is not None and _takes(declared, restored):
+        if _takes(declared, restored):
             evolved = restored.with_value_type(declared.types["value"])
             self._restored[identity] = evolved
             declared.restore(evolved.runs)
@@ -498,14 +513,19 @@ class ColumnarKeyedStateBackend(KeyedStateBackend):
                 table.load(touched)
 
     def _mismatch(self, what: str, known: Json, declared: Json) -> StateSchemaError:
+        # A key never changes, nor does anything of a state but the types of its values.
+        same_kind = "kind" in known and all(
+            known.get(p) == declared.get(p) for p in known.keys() | declared.keys() if p != "value"
+        )
         return StateSchemaError(
-            f"operator {self._operator!r}: {what} was {known} before and is declared as {declared} now; declare "
-            f"the old type, or use a new name (or operator uid) and start without the old state; {ALLOWED}"
+            f"operator {self._operator!r}: {what} was {describe_schema(known)} and is now declared as "
+            f"{describe_schema(declared)}; declare the old type, or use a new name (or operator uid) and start "
+            f"without the old state{f'; {ALLOWED}' if same_kind else ''}"
         )
 
 
 def _takes(declared: OverlayTable, restored: TableSnapshot) -> bool:
-    """Whether a declared state can go on from a restored one whose values have another type."""
+    """Returns whether a declared state can continue from a restored one whose values have another type."""
     if declared.value_type is None or restored.value_type is None:
         return False
     same = {**restored.schema, "value": None} == {**declared.types, "key": restored.key_type, "value": None}

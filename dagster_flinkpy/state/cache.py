@@ -39,17 +39,17 @@ _TRAILER = struct.Struct("<8sQI")
 _MAGIC = b"FLNKRUN2"
 _PAGE = 4096
 _WRITE_ASIDE = 1 << 20
-"""Bytes from which on a copy is written beside the work of the task."""
+"""Copies of at least this many bytes are written while the task continues."""
 _ABANDONED_AFTER = 3600.0
-"""Seconds after which a temporary file is that of a killed process."""
+"""A temporary file older than this many seconds was left by a killed process."""
 
 _verified: set[tuple[str, int, int]] = set()
 """Path, inode and modification time of the files this process found, or made, intact."""
 
 _LOOKS = 32
-"""How often a process looks for what can be deleted while it writes as much as the cache may keep."""
+"""How often a process looks for files to delete while it writes as many bytes as the cache may keep."""
 _written: dict[Path, int] = {}
-"""By directory: bytes this process has written since it looked."""
+"""Bytes that this process has written to each directory since it last looked."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -61,20 +61,20 @@ class Rows:
         self.replace(batch)
 
     def replace(self, batch: pa.RecordBatch) -> None:
-        """The same rows, elsewhere."""
+        """Uses another copy of the same rows."""
         self.batch = batch
         self.sort_keys: SortKeys = batch.column("sort_key").to_numpy()
 
 
 class Run:
-    """The rows of a handle, in place: nothing is copied before rows are asked for."""
+    """The rows of a handle, in place: rows are copied only when they are requested."""
 
     def __init__(self, rows: Rows, key_groups: KeyGroupRange) -> None:
         self._rows = rows
         self.start, self.stop = clip_rows(rows.sort_keys, key_groups)
         self._value_types: Sequence[TypeInformation] = ()
         self.time_order: Indices | None = None
-        """Of timers; None until :meth:`RunCache.time_order` is asked for it."""
+        """The order of timers by time; None until :meth:`RunCache.time_order` sets it."""
 
     @property
     def _batch(self) -> pa.RecordBatch:
@@ -82,14 +82,14 @@ class Run:
 
     @property
     def sort_keys(self) -> SortKeys:
-        """In ascending order."""
+        """The sort keys, in ascending order."""
         return self._rows.sort_keys[self.start : self.stop]
 
     def evolved(self, value_types: Sequence[TypeInformation]) -> Run:
-        """The run with values of another type: they are converted when they are asked for.
+        """Returns the run with values of another type, which are converted when they are requested.
 
         Args:
-            value_types: the declared types, from that of the stored values to that of the table.
+            value_types: The declared types, from that of the stored values to that of the table.
         """
         run = copy.copy(self)
         run._value_types = value_types
@@ -97,7 +97,7 @@ class Run:
 
     @staticmethod
     def of(table: pa.Table, key_groups: KeyGroupRange) -> Run:
-        """The rows of a table that lie in some key groups, held in memory."""
+        """Returns the rows of a table that lie in some key groups, held in memory."""
         (batch,) = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], schema=table.schema)]
         return Run(Rows(batch), key_groups)
 
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows as they are stored."""
+        """The schema of the stored rows."""
         return self._batch.schema
 
     def find(self, sort_keys: SortKeys) -> tuple[Indices, Indices]:
@@ -131,20 +131,20 @@ class Run:
         return np.repeat(wanted, counts), np.repeat(rows, counts) + within
 
     def column(self, name: str) -> pa.Array[Any]:
-        """A column, as a view."""
+        """Returns a column, as a view."""
         return self._evolve(name, self._batch.column(name).slice(self.start, len(self)))
 
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
-        """The values of a column in some rows."""
-        # Not of the slice: Arrow would count its nulls, which takes as long as the run is.
+        """Returns the values of a column in some rows."""
+        # Not from the slice: Arrow would count its nulls, which takes time proportional to the run.
         return self._evolve(name, self._batch.column(name).take(pa.array(rows + self.start)))
 
     def rows(self, rows: Indices) -> pa.Table:
-        """Some rows, as a table."""
+        """Returns some rows, as a table."""
         return self._table(self._batch.take(pa.array(rows + self.start)))
 
     def table(self) -> pa.Table:
-        """All rows, as a view but for values of another type."""
+        """Returns all rows: a view, except for values of another type."""
         return self._table(self._batch.slice(self.start, len(self)))
 
     def _table(self, rows: pa.RecordBatch) -> pa.Table:
@@ -159,29 +159,29 @@ class Run:
 
 
 class RunCache:
-    """Runs by content hash in a local directory, least recently used out first.
+    """Keeps runs by content hash in a local directory; drops the least recently used first.
 
     Args:
-        directory: made if it does not exist; may be shared by processes.
-        max_bytes: Bytes to keep. Default: 2 GiB. The run written last always stays. Each process may go beyond that by
-            a 32nd for a while.
+        directory: Created if it does not exist; processes may share it.
+        max_bytes: Bytes to keep. Default: 2 GiB. The run written last always stays. Each process may briefly exceed
+            the limit by a 32nd.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int = 2 << 30) -> None:
         self.directory = Path(directory).absolute()
         self.max_bytes = max_bytes
         self.hits = 0
-        """Runs found here."""
+        """Runs found in the cache."""
         self.misses = 0
         """Runs read from the store."""
         self._writing: Future[None] | None = None
 
     def open(self, handle: RunHandle, store: ObjectStore) -> Run:
-        """The rows of a handle; read from the store if they are not here.
+        """Returns the rows of a handle; reads them from the store if they are not in the cache.
 
         Raises:
-            CorruptStateError: the file on the store is missing or damaged.
-            StorageError: the store or the local directory cannot be used.
+            CorruptStateError: The file on the store is missing or damaged.
+            StorageError: The store or the local directory cannot be used.
         """
         if handle.data is not None:
             return Run.of(read_run(handle, store)[0], handle.key_groups)
@@ -199,18 +199,18 @@ class RunCache:
         """Keeps a run that was just written to the store.
 
         Args:
-            handle: of the whole run.
-            table: its rows, with ``local_schema``.
+            handle: The handle of the whole run.
+            table: The rows of the run, with ``local_schema``.
         """
         path = self.directory / _file_name(handle, whole=True)
         batch = self._map(path)
         return Run(self._keep(path.name, table) if batch is None else Rows(batch), handle.key_groups)
 
     def time_order(self, handle: RunHandle, run: Run) -> Indices:
-        """The rows of a run of timers in order of time; see :func:`make_time_order`. Kept beside the run.
+        """Returns the rows of a run of timers in order of time; see :func:`make_time_order`. Kept beside the run.
 
         Raises:
-            StorageError: the local directory cannot be written.
+            StorageError: The local directory cannot be written.
         """
         if run.time_order is None and handle.data is not None:
             run.time_order = make_time_order(run)
@@ -227,14 +227,14 @@ class RunCache:
         """Waits until all copies are written.
 
         Raises:
-            StorageError: the local directory cannot be written.
+            StorageError: The local directory cannot be written.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def _keep(self, name: str, table: pa.Table) -> Rows:
-        """Writes a copy; a large one beside the work of the task, one at a time, so that few are held in memory."""
+        """Writes a copy. Large ones are written beside the task, one at a time, so that few are held in memory."""
         self.finish()
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
@@ -247,7 +247,7 @@ class RunCache:
         return rows
 
     def _map(self, path: Path) -> pa.RecordBatch | None:
-        """Memory-maps a file; None, and the file is gone, if it is not intact."""
+        """Memory-maps a file. If it is damaged, deletes it and returns None."""
         try:
             with pa.memory_map(str(path)) as source:
                 buffer = source.read_buffer()
@@ -295,13 +295,13 @@ class RunCache:
         return pa.ipc.open_file(pa.BufferReader(body)).get_batch(0)
 
     def _evict(self, keep: str, size: int) -> None:
-        """Deletes what was used least recently. Processes that have it mapped keep their mapping.
+        """Deletes the least recently used files. Processes that have mapped them keep their mapping.
 
         Args:
             keep: The file that was just written.
             size: Its bytes.
         """
-        # To look at all files takes longer than to write one, so it is done once in a while.
+        # Looking at all files takes longer than writing one, so it is done only now and then.
         written = _written.get(self.directory, self.max_bytes) + size
         _written[self.directory] = written
         if written < self.max_bytes // _LOOKS:
@@ -326,7 +326,7 @@ class RunCache:
 
 
 def make_time_order(run: Run) -> Indices:
-    """The rows of a run of timers: those that are no tombstones by time, then the tombstones by time."""
+    """Returns the rows of a run of timers: first the live timers by time, then the tombstones by time."""
     times = run.column("time").to_numpy()
     deleted = run.column("deleted").to_numpy(zero_copy_only=False)
     kinds = (np.flatnonzero(~deleted), np.flatnonzero(deleted))
@@ -334,7 +334,7 @@ def make_time_order(run: Run) -> Indices:
 
 
 def _checksum(body: pa.Buffer) -> int:
-    """CRC-32 of the sums of all pages: a page that is damaged, lost or elsewhere changes it, at the speed of memory."""
+    """CRC-32 over the sums of all pages: a damaged, lost or moved page changes it. It runs at the speed of memory."""
     pages = len(body) // _PAGE
     words = np.frombuffer(body, dtype=np.uint64, count=pages * _PAGE // 8).reshape(pages, _PAGE // 8)
     sums = words.sum(axis=1, dtype=np.uint64)

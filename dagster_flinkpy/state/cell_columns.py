@@ -14,27 +14,27 @@ __all__ = ["CellColumn", "Cells", "FixedColumn", "StructColumn", "VariableColumn
 Cells = npt.NDArray[np.int64]
 
 _SPARE_ROWS = 1024
-"""Rows that nobody refers to and that are left where they are, beside as many as there are live ones."""
+"""Compaction waits until there are this many unused rows more than live ones."""
 
 
 class CellColumn(ABC):
-    """A value, or null, per cell. Cells count from 0; the column must have grown to hold them."""
+    """A value, or null, per cell. Cells are numbered from 0; call :meth:`grow` before using new ones."""
 
     @abstractmethod
     def grow(self, cells: int) -> None:
-        """Makes room for so many cells; the new ones are null."""
+        """Makes room for this many cells; new cells are null."""
 
     @abstractmethod
     def take(self, cells: Cells) -> pa.Array[Any]:
-        """The values of some cells."""
+        """Returns the values of some cells."""
 
     @abstractmethod
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
-        """Sets the values of some cells; of those that repeat the last one counts."""
+        """Sets the values of some cells; if a cell repeats, its last value counts."""
 
 
 def make_column(kind: pa.DataType) -> CellColumn:
-    """A column of an Arrow type, without cells."""
+    """Returns a column of an Arrow type, without cells."""
     if pa.types.is_struct(kind):
         return StructColumn(kind)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -48,7 +48,7 @@ class FixedColumn(CellColumn):
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self.values: npt.NDArray[Any] = np.zeros(0, dtype=kind.to_pandas_dtype())
-        """By cell; anything where there is none."""
+        """By cell; undefined for cells without a value."""
         self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
         """By cell: whether there is a value."""
 
@@ -70,7 +70,7 @@ class FixedColumn(CellColumn):
 
 
 class StructColumn(CellColumn):
-    """Fields, each in a column of its own."""
+    """Structs; each field has its own column."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self._fields = list(kind)
@@ -87,7 +87,7 @@ class StructColumn(CellColumn):
         return self.with_children(cells, [child.take(cells) for child in self.children])
 
     def with_children(self, cells: Cells, children: list[pa.Array[Any]]) -> pa.Array[Any]:
-        """The structs of some cells, made of these children."""
+        """Returns the structs of some cells, made of these children."""
         missing = ~self.valid[cells]
         mask = pa.array(missing) if missing.any() else None
         if not children:
@@ -102,7 +102,7 @@ class StructColumn(CellColumn):
 
 
 class VariableColumn(CellColumn):
-    """Values of any size: appended, and compacted when most of them are out of date.
+    """Values of any size. They are appended, and compacted when most of them are outdated.
 
     There are few chunks, because a new one is merged with those before it that are not larger.
     """
@@ -161,10 +161,10 @@ class VariableColumn(CellColumn):
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:
-    """The array with room for so many cells: at least doubled, so that growing is cheap per cell."""
+    """Returns the array with room for this many cells; at least doubles it, so that growing is cheap per cell."""
     if cells <= len(array):
         return array
-    larger = np.zeros(max(cells, 2 * len(array), 1024), dtype=array.dtype)  # Memory that nobody has touched is free.
+    larger = np.zeros(max(cells, 2 * len(array), 1024), dtype=array.dtype)  # Untouched memory is free.
     larger[: len(array)] = array
     if fill:
         larger[len(array) :] = fill

@@ -12,16 +12,16 @@ __all__ = ["FIRST_CLAIM", "CellGrid", "claim", "number_claims"]
 Integers = npt.NDArray[np.int64]
 
 FIRST_CLAIM = -2
-"""Numbers from here down are claims: the position of what is being added, counted backwards."""
+"""This number and smaller ones are claims: the position of the claimant, counted backwards."""
 
 
 def claim(numbers: npt.NDArray[Any], places: Integers, positions: Integers) -> None:
-    """Claims free places; of those that meet at one the first one of all gets it.
+    """Claims free places. If several claim one place, the first of them gets it.
 
     Args:
         numbers: By place; changed.
         places: Some that are free.
-        positions: Who claims, in ascending order.
+        positions: The claimants, in ascending order.
     """
     numbers[places[::-1]] = FIRST_CLAIM - positions[::-1]  # the last one written stays
 
@@ -55,7 +55,7 @@ _SMALL = 1 << 16
 class CellGrid:
     """Numbers distinct pairs of row and column 0, 1, 2, ... in the order in which they are added.
 
-    An array: quicker than a hash index, and as long as most pairs there can be are there it is smaller, too.
+    It is an array: faster than a hash index, and also smaller while most of the possible pairs exist.
     """
 
     def __init__(self) -> None:
@@ -66,12 +66,12 @@ class CellGrid:
         return self._size
 
     def reserve(self, rows: int, columns: int, added: int) -> bool:
-        """Makes room; says whether the grid is still filled well enough to be worth it.
+        """Makes room; returns whether the grid is still full enough to be worth it.
 
         Args:
             rows: Number of rows.
             columns: Number of columns.
-            added: Pairs that are asked for next.
+            added: The number of pairs to be added next.
         """
         height, width = self._numbers.shape
         height, width = max(height, _doubled(rows, height)), max(width, _doubled(columns, width))
@@ -85,21 +85,21 @@ class CellGrid:
         return True
 
     def row(self, row: int) -> Integers:
-        """The numbers of the pairs of a row."""
+        """Returns the numbers of the pairs of a row."""
         if row >= len(self._numbers):
             return np.zeros(0, dtype=np.int64)
         numbers: Integers = self._numbers[row].astype(np.int64)
         return numbers[numbers >= 0]
 
     def row_columns(self) -> Integers:
-        """Of a grid with one row, the columns in the order of their numbers."""
+        """Returns the columns of a grid with one row, in the order of their numbers."""
         columns = np.flatnonzero(self._numbers[0] >= 0)
         ordered = np.empty(len(columns), dtype=np.int64)
         ordered[self._numbers[0, columns]] = columns
         return ordered
 
     def find(self, columns: Integers) -> Integers:
-        """The numbers in the first row; -1 where there is none."""
+        """Returns the numbers of columns in the first row; -1 for those without a number."""
         numbers = self._numbers[0]
         inside = columns.view(np.uint64) < len(numbers)
         if inside.all():
@@ -110,11 +110,11 @@ class CellGrid:
         return found
 
     def add(self, rows: Integers, columns: Integers) -> tuple[Integers, Integers]:
-        """Numbers pairs; those that have no number get one.
+        """Returns the numbers of pairs; a pair without a number gets one.
 
         Args:
             rows: May repeat; there must be room for them.
-            columns: Of each.
+            columns: The column of each row.
 
         Returns:
             The number of each pair, and for each new one, in order, where it occurs first.

@@ -28,7 +28,7 @@ class NamespacedCells:
     """Numbers the pairs of key slot and namespace.
 
     Args:
-        namespace_type: of the namespaces.
+        namespace_type: The type of the namespaces.
     """
 
     def __init__(self, namespace_type: TypeInformation) -> None:
@@ -37,20 +37,20 @@ class NamespacedCells:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets everything."""
         self._ids: dict[Hashable, int] = {}
         self._names: list[Hashable] = []  # By number.
         self._free: list[int] = []  # Numbers of namespaces that were released.
         self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._index = IntIndex()
-        self._codes: Cells = np.full(1, -1, dtype=np.int64)  # By cell; at first one that no pair has.
-        self._recent: Cells = np.zeros(0, dtype=np.int64)  # By slot, the cell that was asked for last, or any.
+        self._codes: Cells = np.full(1, -1, dtype=np.int64)  # By cell; initially a code that no pair has.
+        self._recent: Cells = np.zeros(0, dtype=np.int64)  # By slot: the cell that was requested last, or any.
 
     def __len__(self) -> int:
         return len(self._index if self._grid is None else self._grid)
 
     def namespace_ids(self, namespaces: Sequence[Any]) -> list[int]:
-        """A number for each namespace."""
+        """Returns a number for each namespace."""
         return [self._id(encoded) for encoded in self._codec.encode_all(namespaces)]
 
     def _id(self, encoded: Hashable) -> int:
@@ -64,18 +64,18 @@ class NamespacedCells:
         return number
 
     def of_namespace(self, namespace_id: int) -> Cells | None:
-        """The cells of a namespace; None if it would take long to find them."""
+        """Returns the cells of a namespace, or None if finding them would take long."""
         return None if self._grid is None else self._grid.row(namespace_id)
 
     def release(self, namespace_id: int) -> None:
-        """Gives the number of a namespace, and its cells, to the next new one."""
+        """Releases a namespace: the next new one gets its number and its cells."""
         name = self._names[namespace_id]
         if self._ids.get(name) == namespace_id:
             del self._ids[name]
             self._free.append(namespace_id)
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
-        """The cells of slots and namespaces, and for each cell that is new, in order, where it occurs first."""
+        """Returns the cells of slots and namespaces, and in order the first position of each new cell."""
         if not len(slots):
             return slots, slots
         codes = namespace_ids << _SLOT_BITS | slots
@@ -92,9 +92,9 @@ class NamespacedCells:
         return cells, first
 
     def _find(self, slots: Cells, codes: Cells) -> tuple[Cells, Cells]:
-        """The cells of few of many pairs that there could be."""
+        """Returns the cells of pairs, when few of the possible pairs exist."""
         self._recent = grown(self._recent, int(slots.max()) + 1, 0)
-        # Most records of a key go where the one before went.
+        # Most records of a key go to the same cell as the record before.
         cells = self._recent[slots]
         unknown = np.flatnonzero(self._codes[cells] != codes)
         found, first = self._index.add(codes[unknown])
@@ -102,32 +102,32 @@ class NamespacedCells:
         return cells, unknown[first]
 
     def slots(self, cells: Cells) -> Cells:
-        """The slot of each cell."""
+        """Returns the slot of each cell."""
         return self._codes[cells] & ((1 << _SLOT_BITS) - 1)
 
     def ids(self, cells: Cells) -> Cells:
-        """The number of the namespace of each cell."""
+        """Returns the number of the namespace of each cell."""
         return self._codes[cells] >> _SLOT_BITS
 
     def namespaces(self) -> Sequence[Any]:
-        """The namespaces, by their numbers."""
+        """Returns the namespaces, by their numbers."""
         return self._codec.decode_all(self._names)
 
     def column(self, cells: Cells) -> pa.Array[Any]:
-        """The namespace of each cell."""
+        """Returns the namespace of each cell."""
         return self._type.to_arrow(self.namespaces()).take(pa.array(self.ids(cells)))
 
     def ids_of(self, column: pa.Array[Any]) -> Cells:
-        """The numbers of a column of namespaces."""
+        """Returns the numbers of a column of namespaces."""
         first, codes = distinct_rows(column)
         ids = self.namespace_ids(self._type.from_arrow(column.take(pa.array(first))))
         return np.array(ids, dtype=np.int64)[codes]
 
 
 class ColumnTable(OverlayTable):
-    """VALUE, REDUCING and AGGREGATING state in columns. In storage it is what a :class:`CellTable` writes.
+    """VALUE, REDUCING and AGGREGATING state in columns. The stored form is that of :class:`CellTable`.
 
-    A cell is a number: the slot of the key, or what :attr:`cells` says for slot and namespace. A null is no value.
+    A cell is a number: the slot of the key, or the number of slot and namespace in :attr:`cells`. Null means no value.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -135,7 +135,7 @@ class ColumnTable(OverlayTable):
         assert self.value_type is not None
         self._arrow_type = self.value_type.arrow_type
         self.cells = None if self.namespace_type is None else NamespacedCells(self.namespace_type)
-        """Of state with a namespace."""
+        """The cells of state with a namespace."""
         self._reset()
 
     def _reset(self) -> None:
@@ -150,7 +150,7 @@ class ColumnTable(OverlayTable):
         return len(self.keys) if self.cells is None else len(self.cells)
 
     def reserve(self) -> None:
-        """Makes room for all cells there are; call it after keys were touched or cells were added."""
+        """Makes room for all cells. Call it after keys were touched or cells were added."""
         size = self.size
         if size > len(self._present):
             self._present = grown(self._present, size, 0)
@@ -159,23 +159,23 @@ class ColumnTable(OverlayTable):
             self.column.grow(len(self._present))
 
     def contains(self, cells: Cells) -> Mask:
-        """Which cells have a value."""
+        """Returns which cells have a value."""
         self.reserve()
         return self._present[cells]
 
     def lookup(self, cells: Cells) -> pa.Array[Any]:
-        """The value of each cell; null where there is none."""
+        """Returns the value of each cell, or null."""
         self.reserve()
         values = self.column.take(cells)
         missing = ~self._present[cells]
         return values.take(pa.array(np.arange(len(cells)), mask=missing)) if missing.any() else values
 
     def update(self, cells: Cells, values: pa.Array[Any]) -> None:
-        """Sets the value of each cell; of cells that repeat the last one counts, and a null deletes.
+        """Sets the value of each cell. If a cell repeats, its last value counts; a null deletes.
 
         Args:
-            cells: may repeat.
-            values: with the Arrow type of the state.
+            cells: May repeat.
+            values: The values, with the Arrow type of the state.
         """
         self.reserve()
         self.column.put(cells, values)
@@ -183,7 +183,7 @@ class ColumnTable(OverlayTable):
         self._changed[cells] = True
 
     def mark(self, cells: Cells) -> None:
-        """Says that the values of cells were written in place."""
+        """Marks cells whose values were written in place."""
         self._present[cells] = True
         self._changed[cells] = True
 
@@ -194,7 +194,7 @@ class ColumnTable(OverlayTable):
         self._changed[cells] = True
 
     def release(self, namespace_id: int) -> None:
-        """Forgets a namespace whose cells hold nothing, here and in storage; another one gets them."""
+        """Forgets a namespace whose cells hold nothing, in memory and in storage; another one reuses them."""
         assert self.cells is not None
         cells = self.cells.of_namespace(namespace_id)
         if cells is None:
@@ -223,7 +223,7 @@ class ColumnTable(OverlayTable):
 
     def _changes(self) -> pa.Table | None:
         keys = self.keys.all()
-        # What came and went since it was last written needs no tombstone.
+        # A value that was set and deleted since the last write needs no tombstone.
         cells = np.flatnonzero(self._changed & (self._present | self._stored))
         if not len(cells) or keys is None:
             return None

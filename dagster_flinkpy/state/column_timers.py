@@ -20,15 +20,15 @@ from dagster_flinkpy.state.timer_table import TimerTable
 __all__ = ["ColumnTimers"]
 
 _UNKNOWN, _STORED, _REGISTERED, _DELETED, _RENEWED = -1, 0, 1, 2, 3
-"""What became of a timer; renewed: it is registered, was deleted before, and storage may have it."""
+"""The status of a timer. Renewed: it is registered, was deleted before, and storage may have it."""
 _LOGGED = 65_536
-"""Timers that the log of a moment grows by before it is tidied."""
+"""The log of a moment is tidied when it has grown by this many timers."""
 
 Status = npt.NDArray[np.int8]
 
 
 class _Log:
-    """What became of the timers of one moment: slots and their status, of which the last one counts."""
+    """The log of the timers of one moment: slots and their status; the last status of a slot counts."""
 
     def __init__(self) -> None:
         self._slots: list[Cells] = []
@@ -36,10 +36,10 @@ class _Log:
         self._tidy = 0  # Slots at the beginning that are distinct.
         self.size = 0
         self.pending = False
-        """Whether there may be timers that exist."""
+        """Whether any timer may exist."""
 
     def add(self, slots: Cells, status: int, *, first: bool = False) -> None:
-        """Notes a status; ``first``: before all that is known."""
+        """Adds a status to the log; with ``first``, before all known entries."""
         at = 0 if first else len(self._slots)
         self._slots.insert(at, slots)
         self._status.insert(at, np.full(len(slots), status, dtype=np.int8))
@@ -50,14 +50,14 @@ class _Log:
             self.tidy()
 
     def tidy(self) -> tuple[Cells, Status]:
-        """The distinct slots, and the status of each."""
+        """Returns the distinct slots, and the status of each."""
         if self._tidy < self.size:
             slots, status = np.concatenate(self._slots), np.concatenate(self._status)
             last = np.full(int(slots.max()) + 1, _UNKNOWN, dtype=np.int8)  # By slot.
             last[slots] = status
             gone = slots[status >= _DELETED]
             last[gone[last[gone] == _REGISTERED]] = _RENEWED
-            # What is stored already, and is registered, need not be written.
+            # A registered timer that is already stored need not be written.
             stored = slots[status == _STORED]
             last[stored[last[stored] != _DELETED]] = _STORED
             distinct = np.flatnonzero(last != _UNKNOWN)
@@ -67,9 +67,9 @@ class _Log:
         return self._slots[0], self._status[0]
 
     def fire(self) -> Cells:
-        """The slots whose timers exist, and do not any more. What is stored of this moment must be known."""
+        """Removes the existing timers and returns their slots. All stored timers of this moment must be known."""
         slots, status = self.tidy()
-        left = status != _REGISTERED  # What never was in storage leaves nothing behind.
+        left = status != _REGISTERED  # A timer that never was in storage leaves no tombstone.
         self._set(slots[left], np.full(int(left.sum()), _DELETED, dtype=np.int8))
         self.pending = False
         existing: Cells = slots[status != _DELETED]
@@ -81,18 +81,18 @@ class _Log:
 
 
 class ColumnTimers(TimerTable):
-    """The timers of one name. In storage they are what a :class:`TimerQueue` writes.
+    """The timers of one name. The stored form is that of :class:`TimerQueue`.
 
-    Made for many keys with few times and namespaces; a pair of these is a *moment*, and has a number.
+    It is made for many keys with few times and namespaces. A pair of time and namespace is a numbered *moment*.
 
     Args:
-        keys: the touched keys of the backend.
-        files: where runs are kept.
-        handles: the restored runs.
-        name: of the timers.
-        namespace_type: of the namespaces.
-        make_room: frees memory in the backend, if there is need, before due keys are touched.
-        touch: reads the state of keys, given with their hashes, into the overlay and gives their slots.
+        keys: The touched keys of the backend.
+        files: Where runs are kept.
+        handles: The restored runs.
+        name: The name of the timers.
+        namespace_type: The type of the namespaces.
+        make_room: Frees memory in the backend, if needed, before due keys are touched.
+        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class ColumnTimers(TimerTable):
         self._touch = touch
 
     def moments(self, times: Sequence[int], namespaces: Sequence[Any]) -> list[int]:
-        """A number for each pair of time, in milliseconds, and namespace; good until the overlay is cleared."""
+        """Returns a number for each pair of time (milliseconds) and namespace. They are valid until :meth:`clear`."""
         numbers = self._moments
         pairs = zip(times, self._codec.encode_all(namespaces), strict=True)
         found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
@@ -120,18 +120,18 @@ class ColumnTimers(TimerTable):
         return found
 
     def register(self, slots: Cells, moments: Cells) -> None:
-        """Registers timers of keys; one that is there already is fine."""
+        """Registers timers of keys. A timer that exists already stays."""
         self._set(slots, moments, _REGISTERED)
 
     def delete(self, slots: Cells, moments: Cells) -> None:
-        """Deletes timers of keys; one that is not there is fine."""
+        """Deletes timers of keys. A timer that does not exist is ignored."""
         self._set(slots, moments, _DELETED)
 
     def advance_to(self, timestamp: int) -> Iterator[tuple[int, Any, Cells]]:
         """Fires the timers up to a time, and removes them.
 
         Args:
-            timestamp: milliseconds; timers of this time are due.
+            timestamp: Milliseconds; timers of this time are due.
 
         Yields:
             Time, namespace, and the slots of its keys, in the order of their key groups and hashes.
@@ -187,7 +187,7 @@ class ColumnTimers(TimerTable):
         slots = np.concatenate([slots for slots, _ in tidied])
         status = np.concatenate([status for _, status in tidied])
         moments = np.repeat(np.arange(len(tidied)), [len(slots) for slots, _ in tidied])
-        # Where nothing is stored, what came and went needs no tombstone.
+        # If nothing is stored, a timer that was registered and deleted needs no tombstone.
         changed = np.flatnonzero(status != _STORED if len(self.runs) else np.isin(status, (_REGISTERED, _RENEWED)))
         if not len(changed):
             return None
@@ -211,5 +211,5 @@ class ColumnTimers(TimerTable):
         rows = pa.array(first)
         namespaces = self._type.from_arrow(columns["namespace"].take(rows))
         numbers = self.moments(columns["time"].take(rows).to_pylist(), namespaces)
-        # What was set meanwhile counts.
+        # What was set in the meantime counts.
         self._set(slots, np.array(numbers, dtype=np.int64)[codes], _STORED, first=True)

@@ -70,18 +70,18 @@ def make_state(
     files: RunFiles,
     handles: Sequence[RunHandle],
 ) -> InternalState:
-    """The state of a descriptor, with its table.
+    """Returns the state of a descriptor, with its table.
 
     Args:
-        descriptor: what the user declared.
-        namespace_type: None for state without a namespace.
-        keys: the touched keys of the backend.
-        files: where runs are kept.
-        handles: the restored runs.
+        descriptor: What the user declared.
+        namespace_type: The type of the namespace, or None for state without one.
+        keys: The touched keys of the backend.
+        files: Where runs are kept.
+        handles: The restored runs.
 
     Raises:
-        ConfigurationError: it is no descriptor of keyed state.
-        UnsupportedKeyTypeError: the namespace or map key has a type that cannot tell rows apart.
+        ConfigurationError: The descriptor is not one of keyed state.
+        UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
     config = descriptor.ttl_config
     rules = None if config is None or not config.is_enabled() else TtlRules(config, files.now)

@@ -1,4 +1,7 @@
-"""What a checkpoint remembers of keyed state: which runs, and which key groups of each. Plain data, JSON both ways."""
+"""What a checkpoint records about state: runs and key groups of keyed state, partitions of operator state.
+
+Plain data, with JSON both ways.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import binascii
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dagster_flinkpy.errors import CorruptMetadataError, StateSchemaError
@@ -16,7 +20,16 @@ from dagster_flinkpy.storage import check_relative
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["KeyedSnapshot", "RunHandle", "StateKind", "TableSnapshot", "count_key_groups"]
+__all__ = [
+    "DistributionMode",
+    "KeyedSnapshot",
+    "OperatorStateHandle",
+    "RunHandle",
+    "StateKind",
+    "TableSnapshot",
+    "count_key_groups",
+    "describe_schema",
+]
 
 Json = dict[str, Any]
 StateKind = Literal["VALUE", "LIST", "MAP", "REDUCING", "AGGREGATING", "TIMER"]
@@ -31,13 +44,13 @@ class RunHandle:
 
     Raises:
         PathEscapesPrefixError: ``path`` could lead out of the job's prefix.
-        CorruptMetadataError: a checksum is none, or a number is negative.
+        CorruptMetadataError: A checksum is malformed, or a number is negative.
     """
 
     path: str
-    """Relative to the job's prefix: ``shared/<written by>-<sha256>.parquet``; empty for a run that is in ``data``."""
+    """Relative to the job's prefix: ``shared/<written by>-<sha256>.parquet``; empty for a run in ``data``."""
     sha256: str
-    """Of the whole file, in hex."""
+    """The SHA-256 of the whole file, in hex."""
     bytes: int
     """Size of the whole file."""
     rows: int
@@ -45,24 +58,24 @@ class RunHandle:
     key_groups: KeyGroupRange
     """The clip: rows of other key groups do not belong to this handle."""
     rows_per_key_group: tuple[int, ...]
-    """Of the whole file: the first key group, then rows per key group from there on; -n stands for n empty ones."""
+    """For the whole file: the first key group, then the rows of each one from there on; -n stands for n empty ones."""
     footer_bytes: int = 0
     """Size of the Parquet footer at the end of the file; 0 for a run that is in ``data``."""
     footer_sha256: str = ""
-    """Of these bytes. The footer lists a checksum per row group, so that a part of the file can be trusted too."""
+    """The SHA-256 of the footer, which lists a checksum per row group, so that parts of the file can be checked."""
     value_types: tuple[Json, ...] = field(default=(), hash=False)
-    """If the declared type of the values has changed since the run was written: its own, and those between that and
-    the table's, oldest first."""
+    """If the declared type of the values has changed since the run was written: the type it was written with and the
+    types between that and the table's, oldest first."""
     tombstones: int = 0
-    """Rows of the whole file that only hide older ones."""
+    """Tombstones in the whole file: rows that only hide older ones."""
     appends: int = 0
-    """Rows of the whole file, of list state, that have only what comes after the elements of older ones."""
+    """For list state: rows of the whole file that only append to the elements of older ones."""
     fired_before: int | None = None
-    """Of timers: those before this time, in milliseconds, have fired or were deleted."""
+    """For timers: all before this time, in milliseconds, have fired or were deleted."""
     data: _Bytes | None = None
-    """The file itself, where it is so small that it is part of the metadata (Flink: ``ByteStreamStateHandle``)."""
+    """The file itself, if it is small enough to be part of the metadata (Flink: ``ByteStreamStateHandle``)."""
     extra: Json = field(default_factory=dict, hash=False)
-    """Fields this release does not know."""
+    """Fields that this release does not know."""
 
     def __post_init__(self) -> None:
         checksums = [self.sha256]
@@ -74,7 +87,7 @@ class RunHandle:
         if not all(map(_SHA256.fullmatch, checksums)):
             raise CorruptMetadataError(f"the handle of {self.path} has no SHA-256 checksum")
         if not sizes or min(self.rows, self.tombstones, self.appends) < 0 or not self.rows_per_key_group:
-            raise CorruptMetadataError(f"the handle of {self.path} has sizes that cannot be")
+            raise CorruptMetadataError(f"the handle of {self.path} has impossible sizes")
 
     @property
     def file_rows(self) -> int:
@@ -87,13 +100,13 @@ class RunHandle:
         return self.rows == self.file_rows
 
     def clip(self, key_groups: KeyGroupRange) -> RunHandle | None:
-        """The handle of the rows that also lie in ``key_groups``; None where there are none."""
+        """Returns the handle of the rows that also lie in ``key_groups``, or None if there are none."""
         both = self.key_groups.intersection(key_groups)
         rows = 0 if both is None else self._rows_in(both)
         return replace(self, key_groups=both, rows=rows) if both is not None and rows else None
 
     def fired(self, before: int) -> RunHandle:
-        """The handle of timers that, before a time, have fired or were deleted."""
+        """Returns the handle, with the note that all timers before a time have fired or were deleted."""
         known = self.fired_before
         return self if known is not None and known >= before else replace(self, fired_before=before)
 
@@ -101,10 +114,10 @@ class RunHandle:
         return sum(rows for _, rows in self.rows_by_key_group(key_groups))
 
     def rows_by_key_group(self, key_groups: KeyGroupRange | None = None) -> Iterator[tuple[int, int]]:
-        """Key groups and their rows, tombstones included.
+        """Yields key groups and their number of rows, tombstones included.
 
         Args:
-            key_groups: Of these. Default: of this handle.
+            key_groups: The key groups to count. Default: those of this handle.
         """
         group = self.rows_per_key_group[0]
         for count in self.rows_per_key_group[1:]:
@@ -116,7 +129,7 @@ class RunHandle:
             group += 1
 
     def to_json(self) -> Json:
-        """A JSON object that :meth:`from_json` reads."""
+        """Returns a JSON object that :meth:`from_json` reads."""
         rows = {
             **self.extra,
             "sha256": self.sha256,
@@ -138,8 +151,8 @@ class RunHandle:
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-            CorruptMetadataError: it is not that.
-            PathEscapesPrefixError: the path could lead out of the job's prefix.
+            CorruptMetadataError: The object is malformed.
+            PathEscapesPrefixError: The path could lead out of the job's prefix.
         """
         try:
             data = base64.b64decode(raw["data"], validate=True) if "data" in raw else None
@@ -160,7 +173,7 @@ class RunHandle:
                 extra=_extra(raw, _RUN_FIELDS),
             )
         except (binascii.Error, KeyError, TypeError, ValueError) as error:
-            raise CorruptMetadataError(f"not the handle of a state file ({error!r}): {raw!r}") from error
+            raise CorruptMetadataError(f"not the handle of a state file ({error!r}): {str(raw)[:200]}") from error
 
 
 @dataclass(frozen=True)
@@ -176,13 +189,13 @@ class TableSnapshot:
     map_key_type: Json | None
     """MAP only."""
     value_type: Json | None
-    """None for timers. MAP: of an entry's value; LIST: of the list."""
+    """None for timers. MAP: the type of an entry's value; LIST: the type of the list."""
     runs: tuple[RunHandle, ...]
     """Oldest first: a row of a later run replaces that of an earlier one, or adds to its list."""
     ttl: bool = False
-    """Whether there is a column ``expires_at``: milliseconds since 1970; of LIST a list of them, one per element."""
+    """Whether there is a column ``expires_at``: milliseconds since 1970; for LIST a list of them, one per element."""
     extra: Json = field(default_factory=dict, hash=False)
-    """Fields this release does not know."""
+    """Fields that this release does not know."""
 
     @property
     def rows(self) -> int:
@@ -191,7 +204,7 @@ class TableSnapshot:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all runs on the store; of a clipped run its share by rows."""
+        """Bytes of all runs on the store; a clipped run counts by its share of rows."""
         return sum(run.bytes * run.rows // max(run.file_rows, 1) for run in self.runs)
 
     @property
@@ -207,14 +220,14 @@ class TableSnapshot:
         }
 
     def with_value_type(self, value_type: Json) -> TableSnapshot:
-        """The state with another type of values. The runs stay as they are, and remember theirs."""
+        """Returns the state with another type of values. The runs do not change, and record their own type."""
         before = self.value_type
         assert before is not None
         runs = tuple(replace(run, value_types=(*run.value_types, before)) for run in self.runs)
         return replace(self, value_type=value_type, runs=runs)
 
     def to_json(self) -> Json:
-        """A JSON object that :meth:`from_json` reads."""
+        """Returns a JSON object that :meth:`from_json` reads."""
         return {**self.extra, "name": self.name, **self.schema, "runs": [run.to_json() for run in self.runs]}
 
     @staticmethod
@@ -222,8 +235,8 @@ class TableSnapshot:
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-            CorruptMetadataError: it is not that.
-            PathEscapesPrefixError: a path could lead out of the job's prefix.
+            CorruptMetadataError: The object is malformed.
+            PathEscapesPrefixError: A path could lead out of the job's prefix.
         """
         try:
             if raw["kind"] not in get_args(StateKind):
@@ -240,7 +253,7 @@ class TableSnapshot:
                 extra=_extra(raw, _TABLE_FIELDS),
             )
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptMetadataError(f"not the snapshot of a state ({error!r}): {raw!r}") from error
+            raise CorruptMetadataError(f"not the snapshot of a state ({error!r}): {str(raw)[:200]}") from error
 
 
 @dataclass(frozen=True)
@@ -250,7 +263,7 @@ class KeyedSnapshot:
     key_groups: KeyGroupRange
     tables: tuple[TableSnapshot, ...]
     extra: Json = field(default_factory=dict, hash=False)
-    """Fields this release does not know."""
+    """Fields that this release does not know."""
 
     @property
     def rows(self) -> int:
@@ -263,13 +276,13 @@ class KeyedSnapshot:
         return sum(table.bytes for table in self.tables)
 
     def files(self) -> set[str]:
-        """The paths of all runs, but for those that are in the metadata."""
+        """Returns the paths of all runs except those in the metadata."""
         return {run.path for table in self.tables for run in table.runs if run.data is None}
 
     def restrict(self, key_groups: KeyGroupRange) -> KeyedSnapshot | None:
-        """The state of those key groups; None where there is no overlap (Flink: ``getIntersection``).
+        """Returns the state of some key groups, or None if there is no overlap (Flink: ``getIntersection``).
 
-        Runs without a row in them are left out; a table stays, if only for its schema.
+        Runs without a row in them are left out. A table stays even without runs, for its schema.
         """
         both = self.key_groups.intersection(key_groups)
         if both is None:
@@ -282,14 +295,14 @@ class KeyedSnapshot:
 
     @staticmethod
     def concat(snapshots: Iterable[KeyedSnapshot], key_groups: KeyGroupRange) -> KeyedSnapshot:
-        """The state of one subtask, out of pieces of several old ones that share no key group.
+        """Returns the state of one subtask, made from pieces of several old ones that share no key group.
 
         Args:
-            snapshots: the pieces; their runs keep their order.
-            key_groups: those of the new subtask.
+            snapshots: The pieces; their runs keep their order.
+            key_groups: The key groups of the new subtask.
 
         Raises:
-            StateSchemaError: two pieces have different types for one state.
+            StateSchemaError: Two pieces have different types for one state.
         """
         tables: dict[tuple[bool, str], TableSnapshot] = {}
         for snapshot in snapshots:
@@ -298,13 +311,15 @@ class KeyedSnapshot:
                 known = tables.setdefault(identity, replace(table, runs=()))
                 if known.schema != table.schema:
                     raise StateSchemaError(
-                        f"state {table.name!r} has two schemas in one checkpoint: {known.schema} and {table.schema}"
+                        f"state {table.name!r} has two schemas in one checkpoint: {describe_schema(known.schema)} and "
+                        f"{describe_schema(table.schema)}. Its subtasks declared it differently, so it can be restored "
+                        "with its own parallelism only. Declare the state in open(), and take another checkpoint first."
                     )
                 tables[identity] = replace(known, runs=known.runs + table.runs)
         return KeyedSnapshot(key_groups, tuple(tables.values()))
 
     def to_json(self) -> Json:
-        """A JSON object that :meth:`from_json` reads."""
+        """Returns a JSON object that :meth:`from_json` reads."""
         return {
             **self.extra,
             "key_groups": [self.key_groups.start, self.key_groups.end],
@@ -316,14 +331,73 @@ class KeyedSnapshot:
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-            CorruptMetadataError: it is not that.
-            PathEscapesPrefixError: a path could lead out of the job's prefix.
+            CorruptMetadataError: The object is malformed.
+            PathEscapesPrefixError: A path could lead out of the job's prefix.
         """
         try:
             tables = tuple(TableSnapshot.from_json(table) for table in raw["tables"])
             return KeyedSnapshot(_range_from_json(raw["key_groups"]), tables, _extra(raw, _SNAPSHOT_FIELDS))
         except (KeyError, TypeError, ValueError) as error:
-            raise CorruptMetadataError(f"not a keyed snapshot ({error!r}): {raw!r}") from error
+            raise CorruptMetadataError(f"not a keyed snapshot ({error!r}): {str(raw)[:200]}") from error
+
+
+class DistributionMode(str, Enum):
+    """How operator state is distributed when the parallelism changes (Flink: ``OperatorStateHandle.Mode``)."""
+
+    SPLIT_DISTRIBUTE = "SPLIT_DISTRIBUTE"
+    """Each partition goes to one subtask."""
+    UNION = "UNION"
+    """All partitions go to every subtask."""
+    BROADCAST = "BROADCAST"
+    """The state is equal at all subtasks: each takes one copy."""
+
+
+@dataclass(frozen=True)
+class OperatorStateHandle:
+    """One named operator state of one subtask."""
+
+    name: str
+    mode: DistributionMode
+    partitions: tuple[Any, ...]
+    """The elements of the list, which redistribution moves. See ``state.operator_state``."""
+    types: Json = field(default_factory=dict)
+    """Type information as JSON: for the ``value`` of an element, or the ``key`` and ``value`` of an entry."""
+    extra: Json = field(default_factory=dict)
+    """Fields that this release does not know."""
+
+    def to_json(self) -> Json:
+        """Returns the JSON object for ``_metadata``."""
+        types = {"types": self.types} if self.types else {}
+        return {**self.extra, "name": self.name, "mode": self.mode.value, "partitions": list(self.partitions), **types}
+
+    @staticmethod
+    def from_json(data: Json) -> OperatorStateHandle:
+        """Reads what :meth:`to_json` wrote.
+
+        Raises:
+            KeyError: A field is missing.
+            TypeError: A field has another type.
+            ValueError: The mode is unknown.
+        """
+        return OperatorStateHandle(
+            name=data["name"],
+            mode=DistributionMode(data["mode"]),
+            partitions=_list(data["partitions"]),
+            types=dict(data.get("types", {})),
+            extra=_extra(data, _OPERATOR_STATE_FIELDS),
+        )
+
+
+def describe_schema(types: Json) -> str:
+    """Returns a type, or the kind and types of a state, as they are declared."""
+    from dagster_flinkpy.common.typeinfo import type_from_json
+
+    if "kind" not in types:
+        return str(type_from_json(types))
+    value = "" if types["value"] is None else f" of {type_from_json(types['value'])}"
+    map_key = "" if types["map_key"] is None else f" by {type_from_json(types['map_key'])}"
+    namespace = "" if types["namespace"] is None else f" per {type_from_json(types['namespace'])}"
+    return f"{types['kind']}{value}{map_key}{namespace}{' with a time to live' if types.get('ttl') else ''}"
 
 
 def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, ...]:
@@ -344,6 +418,7 @@ def count_key_groups(key_groups: np.ndarray[Any, np.dtype[Any]]) -> tuple[int, .
 _RUN_FIELDS = {name for name in RunHandle.__dataclass_fields__ if name != "extra"}
 _TABLE_FIELDS = {"name", "kind", "key", "namespace", "map_key", "value", "ttl", "runs"}
 _SNAPSHOT_FIELDS = {"key_groups", "tables"}
+_OPERATOR_STATE_FIELDS = {"name", "mode", "partitions", "types"}
 
 
 def _extra(raw: Json, known: set[str]) -> Json:
@@ -353,3 +428,9 @@ def _extra(raw: Json, known: set[str]) -> Json:
 def _range_from_json(raw: Sequence[int]) -> KeyGroupRange:
     start, end = raw
     return KeyGroupRange(int(start), int(end))
+
+
+def _list(value: Any) -> tuple[Any, ...]:
+    if type(value) is not list:
+        raise TypeError(f"{value!r} should be a list")
+    return tuple(value)

@@ -1,4 +1,4 @@
-"""Keyed state that is held in memory as a whole (Flink: ``HashMapStateBackend``, ``HeapKeyedStateBackend``)."""
+"""Keyed state that is kept entirely in memory (Flink: ``HashMapStateBackend``, ``HeapKeyedStateBackend``)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import Run, RunCache, make_time_order
 from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle
 from dagster_flinkpy.state.layout import TableLayout, merge_runs
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
-from dagster_flinkpy.state.runs import RunFiles, Runs, system_time
+from dagster_flinkpy.state.runs import RunFiles, Runs
 from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.storage import ObjectStore
 
@@ -21,7 +22,7 @@ __all__ = ["HeapKeyedStateBackend"]
 
 
 class _HeapRuns(Runs):
-    """One run, in memory; a snapshot writes all of it."""
+    """A single run in memory, which a snapshot writes as a whole."""
 
     def __init__(self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles) -> None:
         super().__init__(layout, handles, files)
@@ -63,20 +64,20 @@ class _HeapRuns(Runs):
 
 
 class HeapKeyedStateBackend(ColumnarKeyedStateBackend):
-    """State in memory: no runs, no deltas and no merging; but a snapshot costs as much as the state is big.
+    """The keyed state of one subtask, in memory: no runs, deltas or merging, but each snapshot writes all state.
 
-    Snapshots have one run per state, as canonical savepoints do, so each backend restores what the other has written.
+    A snapshot has one run per state, like a canonical savepoint, so each backend restores what the other has written.
 
     Args:
-        operator: uid of the operator, for messages.
-        key_groups: those of the subtask.
-        max_parallelism: of the operator.
-        store: rooted at the job's prefix.
-        cache: local copies of runs.
-        restored: where to start from; None for nothing.
-        now: Processing time in milliseconds, for state with a time to live. Default: that of the machine.
-        written_by: Part of the names of its files; see :func:`~dagster_flinkpy.state.state_files.state_file`.
-        inline_below: Bytes below which a run is part of the metadata. Default: 20,000.
+        operator: The uid of the operator, for messages.
+        key_groups: The key groups of the subtask.
+        max_parallelism: The max parallelism of the operator.
+        store: The object store, rooted at the job's prefix.
+        cache: The cache of local copies of runs.
+        restored: The snapshot to start from, or None.
+        now: Returns processing time in milliseconds, for state with a time to live. Default: the machine's clock.
+        written_by: Part of the names of its files; see `state_files.state_file`.
+        inline_below: Runs with fewer bytes are part of the metadata. Default: 20,000.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class HeapKeyedStateBackend(ColumnarKeyedStateBackend):
         store: ObjectStore,
         cache: RunCache,
         restored: KeyedSnapshot | None,
-        now: Callable[[], int] = system_time,
+        now: Callable[[], int] = current_millis,
         written_by: str = "",
         inline_below: int = INLINE_BELOW,
     ) -> None:

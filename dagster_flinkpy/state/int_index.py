@@ -18,9 +18,9 @@ _FIRST_BITS = 10
 class IntIndex:
     """Numbers distinct integers 0, 1, 2, ... in the order in which they are added.
 
-    As long as they are small and many of those up to the largest, as ids often are, an array has their numbers. Else it
-    is open addressing with linear probing, at most half full. All integers of a call probe together, so Python's cost
-    is per probe and not per integer.
+    If the integers are small and dense, as ids often are, an array holds their numbers. Otherwise the index uses open
+    addressing with linear probing, at most half full. All integers of a call probe together, so Python's cost is per
+    probe and not per integer.
     """
 
     def __init__(self) -> None:
@@ -30,12 +30,12 @@ class IntIndex:
         return self._size if self._grid is None else len(self._grid)
 
     def clear(self) -> None:
-        """Forgets all."""
+        """Forgets everything."""
         self._grid: CellGrid | None = CellGrid()  # None when it would be too empty.
         self._size = 0
 
     def find(self, integers: Integers) -> Integers:
-        """The number of each integer; -1 where it was not added."""
+        """Returns the number of each integer, or -1 if it was not added."""
         if self._grid is not None:
             return self._grid.find(integers)
         at = self._home(integers)
@@ -51,10 +51,10 @@ class IntIndex:
         return numbers
 
     def add(self, integers: Integers) -> tuple[Integers, Integers]:
-        """Numbers integers; those that have no number get one.
+        """Returns the numbers of integers; an integer without a number gets one.
 
         Args:
-            integers: may repeat.
+            integers: May repeat.
 
         Returns:
             The number of each, and for each new one, in order, where it occurs first.
@@ -81,7 +81,7 @@ class IntIndex:
         return int(integers.min()) >= 0 and self._grid.reserve(1, int(integers.max()) + 1, len(integers))
 
     def _claim(self, integers: Integers) -> Integers:
-        """The place of each integer, none of which is there; its number says where it occurs first."""
+        """Returns the place of each integer, none of which is in the index; its number says where it occurs first."""
         places, at = np.empty_like(integers), self._home(integers)
         probing = np.arange(len(integers))
         while len(probing):

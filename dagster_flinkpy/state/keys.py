@@ -1,4 +1,4 @@
-"""The keys an epoch touched, and how keys become dict keys."""
+"""The keys that an epoch has touched, and how keys become dict keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
-from dagster_flinkpy.key_groups import StructAs, java_hash_codes
+from dagster_flinkpy.key_hashes import StructAs, java_hash_codes
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
 
@@ -34,26 +34,26 @@ class KeyCodec:
     and rows become tuples.
 
     Args:
-        kind: a basic type, or a tuple or Row of them.
+        kind: A basic type, or a tuple or Row of them.
     """
 
     def __init__(self, kind: TypeInformation) -> None:
         self.encode: Convert | None = _encoder(kind)
-        """From a key to a dict key; None where that is the key itself."""
+        """Converts a key to a dict key; None if the key itself is the dict key."""
         self.decode: Convert | None = _decoder(kind)
-        """Back; None where ``encode`` is."""
+        """Converts back; None if ``encode`` is."""
         self._flat = not isinstance(kind, (RowTypeInfo, TupleTypeInfo))
 
     def encode_all(self, keys: Sequence[Any]) -> Sequence[Any]:
-        """The dict keys of many keys."""
+        """Returns the dict keys of many keys."""
         return keys if self.encode is None else [self.encode(key) for key in keys]
 
     def decode_all(self, encoded: Sequence[Any]) -> Sequence[Any]:
-        """The keys of many dict keys."""
+        """Returns the keys of many dict keys."""
         return encoded if self.decode is None else [self.decode(key) for key in encoded]
 
     def rank(self, encoded: Any) -> Any:
-        """Something that orders dict keys although fields may be None."""
+        """Returns a value that orders dict keys even if fields are None."""
         return encoded if self._flat else _rank(encoded)
 
 
@@ -76,7 +76,7 @@ def _encode_double(value: Any) -> Any:
 
 
 def _in_order(value: Any, names: tuple[str, ...]) -> Iterable[Any]:
-    """The fields of a row in the order of its type: by name, where it has these names."""
+    """Returns the fields of a row in the order of its type: by name, if it has these names."""
     if isinstance(value, Mapping):
         return [value[name] for name in names]
     if isinstance(value, Row):
@@ -130,7 +130,7 @@ def _decoder(kind: TypeInformation) -> Convert | None:
 
 
 def hash_keys(key_type: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[np.int32]:
-    """The Java hash codes of a column of keys; a Row of a type with field names hashes as Java's ``Row.withNames``."""
+    """Returns the Java hash codes of a column of keys. A Row with field names hashes like ``Row.withNames``."""
     struct_as: StructAs = "tuple"
     if isinstance(key_type, RowTypeInfo):
         struct_as = "named_row" if key_type.named else "row"
@@ -139,10 +139,10 @@ def hash_keys(key_type: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[n
 
 @dataclass(frozen=True)
 class KeySlots:
-    """Keys that follow each other in the overlay."""
+    """Consecutive keys of the overlay."""
 
     first: int
-    """The slot of the first one."""
+    """The slot of the first key."""
     column: pa.Array[Any]
     sort_keys: SortKeys
 
@@ -157,14 +157,14 @@ class TouchedKeys:
 
     def __init__(self) -> None:
         self.slot: Any = None
-        """The slot of the current key, an int; None if there is none. Set it to make another key the current one."""
+        """The slot of the current key, or None. Set it to make another key the current one."""
         self._slots: dict[Hashable, int] = {}
-        self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots only when they are asked for.
+        self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots are made only when requested.
         self.sort_keys: list[int] = []
         """By slot."""
         self._parts: list[KeySlots] = []
         self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
-        self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers, the first slot with the hash.
+        self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
         self._indexed = 0  # Slots that it has seen.
 
     def __len__(self) -> int:
@@ -172,7 +172,7 @@ class TouchedKeys:
 
     @property
     def slots(self) -> dict[Hashable, int]:
-        """From dict key to slot."""
+        """The slot of each dict key."""
         self._name_slots()
         return self._slots
 
@@ -184,7 +184,7 @@ class TouchedKeys:
         return self._encoded[self.slot]
 
     def current_key(self) -> Any:
-        """The current key; None if there is none."""
+        """Returns the current key, or None."""
         if self.slot is None:
             return None
         decode = self.codec.decode
@@ -199,15 +199,15 @@ class TouchedKeys:
         """Gives slots to the keys that have none.
 
         Args:
-            keys: may repeat.
-            column: the same keys.
-            sort_keys: theirs.
+            keys: May repeat.
+            column: The same keys.
+            sort_keys: The sort keys of the keys.
 
         Returns:
             The slot of each key, and the keys that were new, if any.
 
         Raises:
-            UnsupportedKeyTypeError: a key cannot be hashed.
+            UnsupportedKeyTypeError: A key cannot be hashed.
         """
         slots = self.slots
         fresh: list[int] = []
@@ -225,27 +225,27 @@ class TouchedKeys:
                             self._encoded.append(key)
                         found[i] = slot
         except TypeError as error:
-            raise UnsupportedKeyTypeError(f"key {keys[i]!r} is no key of type {self.key_type!r}: {error}") from error
+            raise UnsupportedKeyTypeError(f"key {keys[i]!r} is not a key of type {self.key_type!r}: {error}") from error
         if not fresh:
             return found, None
         taken = np.array(fresh)
         return found, self.append(column.take(pa.array(taken)), sort_keys[taken])
 
     def append(self, column: pa.Array[Any], sort_keys: SortKeys) -> KeySlots:
-        """Gives the next slots to keys that are distinct and have none."""
+        """Gives the next slots to distinct keys that have no slot."""
         added = KeySlots(len(self.sort_keys), column, sort_keys)
         self.sort_keys.extend(sort_keys.tolist())
         self._parts.append(added)
         return added
 
     def find(self, column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """The slot of each key; -1 for those that have none, or share their hash with one that came before.
+        """Returns the slot of each key, or -1 if it has none or shares its hash with an earlier key.
 
         Costs no Python per key.
 
         Args:
-            column: keys; may repeat.
-            hashes: their Java hash codes.
+            column: Keys; may repeat.
+            hashes: Their Java hash codes.
         """
         known = self.all()
         if known is None:
@@ -271,7 +271,7 @@ class TouchedKeys:
         return slots
 
     def all(self) -> KeySlots | None:
-        """All keys, if any."""
+        """Returns all keys, if any."""
         if not self._parts:
             return None
         if len(self._parts) > 1:
@@ -287,18 +287,18 @@ class TouchedKeys:
             self._encoded.extend(encoded)
 
     def column(self, slots: npt.NDArray[np.int64]) -> pa.Array[Any]:
-        """The keys of slots."""
+        """Returns the keys of slots."""
         known = self.all()
         assert known is not None
         return known.column.take(pa.array(slots))
 
     def set_current(self, key: Any) -> bool:
-        """Makes a key the current one; False if it has no slot."""
+        """Makes a key the current one; returns False if it has no slot."""
         encode = self.codec.encode
         return self.select(key if encode is None else encode(key))
 
     def select(self, encoded: Any) -> bool:
-        """Makes the key of a dict key the current one; False if it has no slot."""
+        """Makes the key of a dict key the current one; returns False if it has no slot."""
         self.slot = self.slots.get(encoded)
         return self.slot is not None
 

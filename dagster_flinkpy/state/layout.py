@@ -1,4 +1,4 @@
-"""The columns of a state table: what they are called, their types, and the order of the rows.
+"""The columns of a state table: their names and types, and the order of the rows.
 
 A table is sorted by key group, key hash (as an unsigned number), key, namespace, map key and time. Key group and hash
 together are one 64-bit ``sort_key``, so that a key is found by binary search over one column of numbers.
@@ -45,11 +45,11 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 1
-"""Of the columns and the metadata of a run file."""
+"""The format version of the columns and the metadata of a run file."""
 APPEND_VERSION = 2
-"""The same with the column ``append``: what does not know it would take the elements that were added for the list."""
+"""The version with the column ``append``: a reader that ignores it would take the added elements for the whole list."""
 APPEND = "append"
-"""A column of LIST runs that have such rows: whether a row has only elements that come after those of older rows."""
+"""A column of some LIST runs: whether a row only appends its elements to those of older rows."""
 
 SortKeys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -73,13 +73,13 @@ class TableLayout:
 
     @cached_property
     def identity(self) -> list[str]:
-        """The columns that, beside the sort key, tell rows apart; in the order of sorting."""
+        """The columns that, together with the sort key, identify a row; in sort order."""
         optional = {"namespace": self.namespace_type, "map_key": self.map_key_type}
         return ["key", *(name for name, kind in optional.items() if kind), *(["time"] if self.kind == "TIMER" else [])]
 
     @cached_property
     def fields(self) -> list[pa.Field]:
-        """The columns both forms of a run share."""
+        """The columns that both forms of a run share."""
         typed = {
             "key": self.key_type,
             "namespace": self.namespace_type,
@@ -95,22 +95,22 @@ class TableLayout:
 
     @cached_property
     def local_schema(self) -> pa.Schema:
-        """Of a run in memory and in the local cache."""
+        """The schema of a run in memory and in the local cache."""
         return pa.schema([pa.field("sort_key", pa.uint64(), nullable=False), *self.fields])
 
     @cached_property
     def append_schema(self) -> pa.Schema:
-        """The same with the column ``append``; of LIST."""
+        """The local schema of a LIST run with the column ``append``."""
         return self.local_schema.append(pa.field(APPEND, pa.bool_(), nullable=False))
 
     @cached_property
     def file_schema(self) -> pa.Schema:
-        """Of a run on the store."""
+        """The schema of a run on the store."""
         group = pa.field("key_group", pa.uint16(), nullable=False)
         return pa.schema([group, pa.field("key_hash", pa.int32(), nullable=False), *self.fields])
 
     def snapshot(self, runs: tuple[RunHandle, ...]) -> TableSnapshot:
-        """The table as part of a snapshot."""
+        """Returns the table as part of a snapshot."""
         return TableSnapshot(
             name=self.name,
             kind=self.kind,
@@ -124,7 +124,7 @@ class TableLayout:
 
     @staticmethod
     def of(table: TableSnapshot) -> TableLayout:
-        """The layout of a stored table."""
+        """Returns the layout of a stored table."""
         return TableLayout(
             name=table.name,
             kind=table.kind,
@@ -137,7 +137,7 @@ class TableLayout:
 
 
 def to_json(kind: TypeInformation | None) -> Json | None:
-    """A type as JSON, if there is one."""
+    """Returns a type as JSON, or None for None."""
     return None if kind is None else kind.to_json()
 
 
@@ -146,14 +146,14 @@ def _from_json(raw: Json | None) -> TypeInformation | None:
 
 
 def check_key_like(kind: TypeInformation, what: str) -> None:
-    """Makes sure that values of a type can tell rows apart: that they compare and sort alike in Python and in Arrow.
+    """Checks that values of a type can identify rows: that they compare and sort alike in Python and in Arrow.
 
     Args:
-        kind: of a key, namespace or map key.
-        what: says so in the message.
+        kind: The type of a key, namespace or map key.
+        what: Names the value in the message.
 
     Raises:
-        UnsupportedKeyTypeError: lists, maps and pickled values cannot.
+        UnsupportedKeyTypeError: The type is a list, a map or pickled.
     """
     if isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
         for name, field in zip(kind.field_names, kind.field_types, strict=True):
@@ -166,20 +166,20 @@ def check_key_like(kind: TypeInformation, what: str) -> None:
 
 
 def make_sort_keys(key_groups: npt.NDArray[np.uint16], hashes: npt.NDArray[np.int32]) -> SortKeys:
-    """Key group in the upper half, hash as an unsigned number in the lower."""
+    """Returns sort keys: the key group in the upper half, the hash as an unsigned number in the lower."""
     sort_keys: SortKeys = key_groups.astype(np.uint64)
-    sort_keys <<= np.uint64(32)  # In place: of a large run, fresh memory costs more than the arithmetic.
+    sort_keys <<= np.uint64(32)  # In place: for a large run, fresh memory costs more than the arithmetic.
     sort_keys |= hashes.view(np.uint32)
     return sort_keys
 
 
 def key_groups_of(sort_keys: SortKeys) -> npt.NDArray[np.uint16]:
-    """The key groups in sort keys."""
+    """Returns the key groups in sort keys."""
     return (sort_keys >> np.uint64(32)).astype(np.uint16)
 
 
 def hashes_of(sort_keys: SortKeys) -> npt.NDArray[np.int32]:
-    """The key hashes in sort keys."""
+    """Returns the key hashes in sort keys."""
     return (sort_keys & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
 
 
@@ -187,13 +187,13 @@ def hashes_of(sort_keys: SortKeys) -> npt.NDArray[np.int32]:
 
 
 def _leaves(column: pa.Array[Any]) -> list[pa.Array[Any]]:
-    """Flat columns that compare and sort as the column does, with Java's equality for floating point numbers."""
+    """Returns flat columns that compare and sort like the column, with Java's equality of floating point numbers."""
     if pa.types.is_struct(column.type):
         struct: Any = column
         children = [leaf for child in struct.flatten() for leaf in _leaves(child)]
         return [struct.is_null(), *children]
     if pa.types.is_floating(column.type):
-        # As Double.compare: one NaN, above all numbers, and -0.0 below 0.0. The bits, as an ordered integer.
+        # Like Double.compare: one NaN, above all numbers, and -0.0 below 0.0. Compares the bits as an ordered integer.
         values = column.fill_null(0).to_numpy(zero_copy_only=False).astype(np.float64)
         bits = np.where(np.isnan(values), np.float64("nan"), values).view(np.int64)
         ordered = bits ^ ((bits >> np.int64(63)) & np.int64(0x7FFFFFFFFFFFFFFF))
@@ -202,7 +202,7 @@ def _leaves(column: pa.Array[Any]) -> list[pa.Array[Any]]:
 
 
 def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
-    """Where two sets of columns hold equal rows; null equals null, NaN equals NaN, -0.0 does not equal 0.0."""
+    """Returns where two sets of columns hold equal rows; null equals null, NaN equals NaN, -0.0 does not equal 0.0."""
     equal = np.ones(len(left[0]), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
         for x, y in zip(_leaves(a), _leaves(b), strict=True):
@@ -214,12 +214,15 @@ def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
 
 
 def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
-    """Where each distinct value occurs first, and the number of each row's value among these; equal as above."""
+    """Returns where each distinct value occurs first, and for each row the number of its value among these.
+
+    Values are equal as in :func:`equal_rows`.
+    """
     codes = np.zeros(len(column), dtype=np.int64)
     for i, leaf in enumerate(_leaves(column)):
         encoded = leaf.dictionary_encode(null_encoding="encode")
         if i and len(column):
-            # Numbered anew with each leaf, so that numbers stay small.
+            # Renumbered after each leaf, so that numbers stay small.
             encoded = pa.array(codes * len(encoded.dictionary) + encoded.indices.to_numpy()).dictionary_encode()
         codes = encoded.indices.to_numpy().astype(np.int64)
     first = np.zeros(int(codes.max()) + 1 if len(codes) else 0, dtype=np.int64)
@@ -228,8 +231,8 @@ def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
 
 
 def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
-    """The stable order of rows by sort key, then by the identity columns."""
-    order = np.argsort(sort_keys)  # That is several times quicker than a stable sort, which the ties get below.
+    """Returns the stable order of rows by sort key, then by the identity columns."""
+    order = np.argsort(sort_keys)  # Several times faster than a stable sort, which is used only for the ties below.
     ordered = sort_keys[order]
     same = ordered[1:] == ordered[:-1]
     if not same.any():
@@ -248,17 +251,17 @@ def sort_order(sort_keys: SortKeys, identity: list[pa.Array[Any]]) -> Indices:
 
 
 def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
-    """The rows of a table in their order."""
+    """Returns the rows of a table in sort order."""
     columns = [table.column(name).combine_chunks() for name in layout.identity]
     return table.take(pa.array(sort_order(table.column("sort_key").to_numpy(), columns)))
 
 
 def expired_rows(table: pa.Table, now: int) -> Mask:
-    """Which rows have expired: of a list, all of whose elements have.
+    """Returns which rows have expired; a list has expired when all of its elements have.
 
     Args:
-        table: of state with a time to live.
-        now: milliseconds.
+        table: Rows of state with a time to live.
+        now: The current time in milliseconds.
     """
     column = table.column("expires_at").combine_chunks()
     if pa.types.is_list(column.type):
@@ -277,14 +280,14 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
 def merge_runs(
     layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool, now: int | None = None
 ) -> pa.Table:
-    """Merges tables into a sorted one: of rows with one identity the newest wins; lists get what was added since.
+    """Merges tables into a sorted one. The newest row of an identity wins; lists get the elements added since.
 
     Args:
-        layout: of all tables.
-        newest_first: tables with ``local_schema`` or ``append_schema``, or the same columns of each. Their rows have
-            one identity each, and may be in any order.
-        drop_deleted: leave tombstones out; right if no older run can hold what they hide.
-        now: then leave out, too, what has expired by this time, in milliseconds; None for nothing.
+        layout: The layout of all tables.
+        newest_first: Tables with ``local_schema`` or ``append_schema``, or the same columns of each. Within a table no
+            two rows have the same identity; they may be in any order.
+        drop_deleted: Whether to leave out tombstones. Only right if no older run can hold what they hide.
+        now: If given, rows that have expired by this time, in milliseconds, are left out as well.
     """
     appends = any(APPEND in table.column_names for table in newest_first)
     if appends:
@@ -323,15 +326,15 @@ def _with_appends(table: pa.Table) -> pa.Table:
 
 
 def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Table:
-    """One row per identity: the newest, with the elements of the list it stands for.
+    """Returns one row per identity: the newest, with the elements of its whole list.
 
     Args:
-        table: sorted, and rows of one identity with the newest first.
-        first: the first row of each identity.
-        keep_appends: whether older rows may exist elsewhere, to which lists without a row that begins them are added.
+        table: Sorted; of the rows of one identity, the newest comes first.
+        first: The first row of each identity.
+        keep_appends: Whether older rows may exist elsewhere; then a list without a row that begins it stays an append.
     """
     begins = ~table.column(APPEND).combine_chunks().to_numpy(zero_copy_only=False)
-    begun = np.cumsum(begins) - begins  # Rows before this one that begin a list.
+    begun = np.cumsum(begins) - begins  # The number of earlier rows that begin a list.
     counts = np.diff(np.append(first, len(table)))
     part = begun == np.repeat(begun[first], counts)  # No newer row of the identity begins the list.
     # The oldest first, as elements are in a list.
@@ -351,7 +354,7 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
 
 
 def _joined(lists: Any, counts: Indices) -> pa.Array[Any]:
-    """Each so many lists that follow each other, as one; null if all of them are."""
+    """Joins consecutive lists, as many as each count says, into one; null if all of them are null."""
     ends = np.cumsum(counts)
     starts = ends - counts
     sizes = pc.fill_null(lists.value_lengths(), 0).to_numpy()

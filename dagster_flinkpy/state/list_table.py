@@ -1,4 +1,4 @@
-"""The overlay of LIST state: what is stored of a key is read when it is asked for, and added elements lie beside it."""
+"""The overlay of LIST state: the stored list of a key is read only when requested; added elements are kept apart."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["ListTable", "TtlListTable"]
 
 
 class ListTable(OverlayTable):
-    """A list per cell, which is not empty. To add elements neither reads nor rewrites those that are stored."""
+    """A non-empty list per cell. Adding elements neither reads nor rewrites the stored ones."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lists: dict[Any, list[Any]] = {}
-        """By cell, without what was added since."""
+        """The list of each cell, without the elements added since."""
         self._added: dict[Any, list[Any]] = {}
-        """Elements by cell that are not in storage and come after its list there."""
+        """By cell: added elements that are not in storage, which follow the stored list."""
         self._replaced: set[Any] = set()
-        """Cells whose list is not in storage; they have nothing in ``_added``."""
+        """Cells whose whole list is not in storage yet; they have nothing in ``_added``."""
         self._unread: list[KeySlots] = []
         """Touched keys whose stored lists are not in ``_lists`` yet."""
 
@@ -34,12 +34,12 @@ class ListTable(OverlayTable):
         return len(self._lists) + len(self._added)
 
     def elements(self, cell: Any) -> list[Any]:
-        """A copy of the list of a cell."""
+        """Returns a copy of the list of a cell."""
         self._read()
         return [*self._lists.get(cell, ()), *self._added.get(cell, ())]
 
     def is_empty(self, cell: Any) -> bool:
-        """Whether a cell has no element."""
+        """Returns whether a cell has no element."""
         if self._unread:
             self._read()
         return cell not in self._added and cell not in self._lists
@@ -55,7 +55,7 @@ class ListTable(OverlayTable):
             known.extend(elements)
 
     def replace(self, cell: Any, elements: list[Any]) -> None:
-        """Sets the list of a cell, of at least one element."""
+        """Sets the list of a cell; it must have at least one element."""
         self._name_fields(elements)
         self._lists[cell] = elements
         self._added.pop(cell, None)
@@ -106,7 +106,7 @@ class ListTable(OverlayTable):
         return self._delta([*replaced, *self._added], columns, [elements is None for elements in lists])
 
     def _written(self) -> None:
-        # Of a cell that is unread this is a part of its list, until that is read.
+        # For a cell that was not read, this is only a part of its list.
         for cell, elements in self._added.items():
             self._lists.setdefault(cell, []).extend(elements)
         self._added.clear()
@@ -118,7 +118,7 @@ class ListTable(OverlayTable):
 
 
 class TtlListTable(ListTable):
-    """A list per cell, of pairs: an element, and when it expires."""
+    """A list of pairs per cell: an element and the time at which it expires."""
 
     ttl = True
 

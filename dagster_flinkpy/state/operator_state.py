@@ -1,4 +1,4 @@
-"""How operator state is stored: typed Arrow in the metadata itself, or in Parquet files where it is larger.
+"""How operator state is stored: as typed Arrow in the metadata, or in Parquet files if it is larger.
 
 ``state_files`` says what a partition is.
 """
@@ -32,10 +32,10 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, writte
     """Stores a state.
 
     Args:
-        table: the state, one row per element or entry.
-        store: rooted at the job's prefix.
-        written_by: as of ``state_file``.
-        split: whether each row is a partition of its own; else all of them are one.
+        table: The state, one row per element or entry.
+        store: The object store, rooted at the job's prefix.
+        written_by: Part of the names of the files; see ``state_file``.
+        split: Whether each row is a separate partition; otherwise all rows are one partition.
 
     Returns:
         The partitions, in the order of the rows.
@@ -50,23 +50,23 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, writte
     pq.write_table(table, sink, compression="zstd")
     data = sink.getvalue()
     sha256 = hashlib.sha256(data).hexdigest()
-    with suppress(PreconditionFailedError):  # named by content, so what is there is the same
+    with suppress(PreconditionFailedError):  # named by content, so an existing file is the same
         store.put(state_file(sha256, written_by), data, if_none_match=True)
     file = {"file": sha256, **({"by": written_by} if written_by else {})}
     return tuple({**file, "row": i} for i in range(len(batch))) if split else (file,)
 
 
 def read_partitions(partitions: Sequence[Json], schema: pa.Schema, store: ObjectStore, what: str) -> pa.Table:
-    """The rows of some partitions, in order.
+    """Returns the rows of some partitions, in order.
 
     Args:
-        partitions: what :func:`write_partitions` gave; parts of several states of one type, too.
-        schema: of the rows.
-        store: rooted at the job's prefix.
-        what: names the state in messages.
+        partitions: What :func:`write_partitions` returned; may be parts of several states of one type.
+        schema: The schema of the rows.
+        store: The object store, rooted at the job's prefix.
+        what: Names the state in messages.
 
     Raises:
-        CorruptStateError: a file is missing or damaged, or a partition is none.
+        CorruptStateError: A file is missing or damaged, or a partition is malformed.
     """
     files: dict[str, pa.Table] = {}
     parts = [schema.empty_table()]

@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.cache import Run, RunCache
 from dagster_flinkpy.state.handles import Json, RunHandle, TableSnapshot
 from dagster_flinkpy.state.keys import hash_keys
@@ -34,28 +35,28 @@ __all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_table
 
 @dataclass(frozen=True)
 class KeySet:
-    """Keys to look for; made by :meth:`of`."""
+    """Keys to look for. Use :meth:`of` to make one."""
 
     column: pa.Array[Any]
     sort_keys: SortKeys
-    """Theirs, in ascending order."""
+    """The sort keys of the keys, in ascending order."""
 
     @staticmethod
     def of(keys: Iterable[Any], key_type: TypeInformation, max_parallelism: int) -> KeySet:
-        """These keys.
+        """Returns the set of some keys.
 
         Args:
             keys: Python values, or a column with the Arrow type of the keys.
-            key_type: of the state.
-            max_parallelism: of its operator.
+            key_type: The key type of the state.
+            max_parallelism: The max parallelism of its operator.
 
         Raises:
-            TypeMismatchError: one of them is no such key.
+            TypeMismatchError: One of the keys does not have this type.
         """
         if isinstance(keys, pa.ChunkedArray):
             keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
         column = keys if isinstance(keys, pa.Array) else key_type.to_arrow(list(keys))
-        if column.type != key_type.arrow_type:  # it would hash to other key groups
+        if column.type != key_type.arrow_type:  # its keys would hash to other key groups
             raise TypeMismatchError(f"the keys of the state are {key_type.arrow_type}, not {column.type}")
         hashes = hash_keys(key_type, column)
         sort_keys = make_sort_keys(key_groups_of_hashes(hashes, max_parallelism), hashes)
@@ -63,13 +64,13 @@ class KeySet:
         return KeySet(column.take(pa.array(order)), sort_keys[order])
 
     def within(self, key_groups: KeyGroupRange) -> bool:
-        """Whether one of the keys is in these key groups."""
+        """Returns whether one of the keys is in these key groups."""
         start, stop = clip_rows(self.sort_keys, key_groups)
         return start < stop
 
 
 def table_schema(table: TableSnapshot) -> pa.Schema:
-    """The columns that :func:`read_table` gives."""
+    """Returns the schema of what :func:`read_table` returns."""
     fields = [field for field in TableLayout.of(table).fields if field.name != "deleted"]
     return pa.schema([("key_group", pa.uint16()), ("key_hash", pa.int32()), *fields])
 
@@ -77,20 +78,20 @@ def table_schema(table: TableSnapshot) -> pa.Schema:
 def read_table(
     table: TableSnapshot, store: ObjectStore, cache: RunCache | None = None, keys: KeySet | None = None
 ) -> pa.Table:
-    """The live rows of a state, sorted by key group, key hash and key.
+    """Returns the live rows of a state, sorted by key group, key hash and key.
 
     Args:
-        table: of one subtask's snapshot.
-        store: rooted at the prefix that the paths of the runs are relative to.
-        cache: where to keep local copies. Default: nowhere; the runs are held in memory.
-        keys: only the rows of these; of large files only the row groups that may have them are read. Default: of all.
+        table: A table of one subtask's snapshot.
+        store: The object store, rooted at the prefix that the paths of the runs are relative to.
+        cache: Where to keep local copies. Default: none; the runs are held in memory.
+        keys: Read only the rows of these keys, and of large files only the row groups that may have them. Default: all.
 
     Returns:
-        ``key_group``, ``key_hash``, ``key``, and of ``namespace``, ``map_key``, ``value``, ``time`` and
-        ``expires_at`` what the kind of state has. Pickled values come as bytes; what has expired is not left out.
+        ``key_group``, ``key_hash``, ``key``, and those of ``namespace``, ``map_key``, ``value``, ``time`` and
+        ``expires_at`` that the kind of state has. Pickled values are bytes; expired values are included.
 
     Raises:
-        CorruptStateError: a file is missing, damaged, or of another state; names it.
+        CorruptStateError: A file is missing, damaged, or of another state; the message names it.
     """
     layout = TableLayout.of(table)
     handles = [handle for handle in table.runs if keys is None or keys.within(handle.key_groups)]
@@ -103,24 +104,24 @@ def read_table(
 
 
 def operator_state_schema(types: Mapping[str, Json]) -> pa.Schema:
-    """The columns that :func:`read_operator_state` gives."""
+    """Returns the schema of what :func:`read_operator_state` returns."""
     columns = {name: type_from_json(kind).arrow_type for name, kind in types.items()}
     return pa.schema(columns or {"value": pa.binary()})
 
 
 def read_operator_state(partitions: Sequence[Any], types: Mapping[str, Json], store: ObjectStore) -> pa.Table:
-    """The rows of an operator state.
+    """Returns the rows of an operator state.
 
     Args:
-        partitions: of one subtask's handle.
-        types: its types as JSON, by column; none for raw state.
-        store: rooted at the prefix that the paths of its files are relative to.
+        partitions: The partitions of one subtask's handle.
+        types: Its types as JSON, by column; empty for raw state.
+        store: The object store, rooted at the prefix that the paths of its files are relative to.
 
     Returns:
-        ``value``, and of broadcast state ``key``. Raw state and pickled values come as bytes.
+        ``value``, and for broadcast state also ``key``. Raw state and pickled values are bytes.
 
     Raises:
-        CorruptStateError: a file is missing or damaged; names it.
+        CorruptStateError: A file is missing or damaged; the message names it.
     """
     return read_partitions(partitions, operator_state_schema(types), store, "operator state")
 

@@ -1,10 +1,10 @@
-"""A run on the checkpoint store: one Parquet file that explains itself, and how it is read back, whole or in part.
+"""A run on the checkpoint store: a self-describing Parquet file, and how it is read back, whole or in part.
 
 Row groups end where key groups end, so the rows of a range of key groups are one contiguous slice of the file.
 
 Integrity: a handle has the SHA-256 of the whole file and that of its footer. The footer, in its key-value metadata,
-lists offset, length and SHA-256 of each row group. A whole read checks the first, a partial read the other two; so
-nothing of a file is used that was not checked against the handle.
+lists offset, length and SHA-256 of each row group. A whole read checks the first, a partial read the other two. So
+no part of a file is used without being checked against the handle.
 """
 
 from __future__ import annotations
@@ -43,26 +43,26 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_run", "upload_run"]
 
 ROW_GROUP_ROWS = 32_768
-"""Rows after which a row group ends with the next key group, or at once inside of a larger key group."""
+"""Rows after which a row group ends at the next key group, or at once inside a larger key group."""
 
 WHOLE_BELOW = 65_536
-"""Bytes below which a file is read whole although only a part of it is needed: one request instead of two."""
+"""Files with fewer bytes are read whole even if only a part is needed: one request instead of two."""
 
 _VERSION, _STATE, _ROW_GROUPS = b"flinkpy.format_version", b"flinkpy.state", b"flinkpy.row_groups"
-_HASH_COLUMN = 1  # Of the columns of a file.
+_HASH_COLUMN = 1  # Its index among the columns of a file.
 _TAIL = 8  # The length of the footer and "PAR1".
 
 
 def encode_run(
     layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange, written_by: str = ""
 ) -> tuple[bytes, RunHandle]:
-    """Writes a run. Equal content has equal bytes, so of one writer an equal name.
+    """Encodes a run. Equal content has equal bytes, and so, for one writer, an equal name.
 
     Args:
-        layout: of the table.
-        table: sorted, not empty, with ``local_schema`` or ``append_schema``.
-        key_groups: those of the subtask; the handle's clip.
-        written_by: the part of the name that no other execution attempt uses. Default: none, for a folder of its own.
+        layout: The layout of the table.
+        table: The rows: sorted, not empty, with ``local_schema`` or ``append_schema``.
+        key_groups: The key groups of the subtask; the handle's clip.
+        written_by: The part of the name that no other execution attempt uses. Default: none, for a separate folder.
     """
     sort_keys = table.column("sort_key").to_numpy()
     groups = key_groups_of(sort_keys)
@@ -116,9 +116,9 @@ def encode_run(
 
 @lru_cache(maxsize=64)
 def _encodings(schema: pa.Schema) -> Mapping[str, Any]:
-    """How to encode the columns: integers by their differences, all else with dictionaries.
+    """Returns how to encode the columns: integers by their differences, all others with dictionaries.
 
-    Sums and keys seldom repeat, so a dictionary of them is made in vain: this takes half the time and half the bytes.
+    Sums and keys seldom repeat, so a dictionary is useless for them: this takes half the time and half the bytes.
     """
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
@@ -132,15 +132,17 @@ def _encodings(schema: pa.Schema) -> Mapping[str, Any]:
 
 
 def inline(handle: RunHandle, data: bytes) -> RunHandle:
-    """The handle of a run that is part of the metadata instead of a file."""
+    """Returns the handle of a run that is part of the metadata instead of a file."""
     return replace(handle, path="", footer_bytes=0, footer_sha256="", data=data)
 
 
 def as_file(handle: RunHandle) -> RunHandle:
-    """The handle of a run that is in the metadata, as a file of a folder that is written once; not yet written.
+    """Returns the handle of a run that is in the metadata as that of a file in a folder that is written only once.
+
+    It does not write the file.
 
     Raises:
-        CorruptStateError: the run is damaged.
+        CorruptStateError: The run is damaged.
     """
     data = handle.data
     assert data is not None
@@ -156,7 +158,7 @@ def _footer(data: bytes) -> bytes:
 
 
 def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int]]:
-    """Where row groups start and stop."""
+    """Yields where row groups start and stop."""
     ends = [*(np.flatnonzero(groups[1:] != groups[:-1]) + 1).tolist(), len(groups)]
     start = stop = 0
     for end in ends:
@@ -172,7 +174,7 @@ def _row_group_bounds(groups: npt.NDArray[np.uint16]) -> Iterator[tuple[int, int
 
 
 def upload_run(store: ObjectStore, handle: RunHandle, data: bytes) -> None:
-    """Writes a run to the store, unless it is there already: its name tells its content."""
+    """Writes a run to the store, unless it exists already: its name identifies its content."""
     try:
         store.put(handle.path, data, if_none_match=True)
     except PreconditionFailedError:
@@ -182,19 +184,19 @@ def upload_run(store: ObjectStore, handle: RunHandle, data: bytes) -> None:
 
 
 def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None) -> tuple[pa.Table, bool]:
-    """Reads the rows of a handle, or all rows of its file where that is cheaper.
+    """Reads the rows of a handle, or all rows of its file if that is cheaper.
 
     Args:
-        handle: of the run, or of a part of it.
-        store: rooted at the prefix that its path is relative to.
-        only: of a file that is not small, read no row groups but those that may have rows with these sort keys, which
-            are sorted. Default: all of the handle's.
+        handle: The handle of the run, or of a part of it.
+        store: The object store, rooted at the prefix that its path is relative to.
+        only: Sorted sort keys. Of a file that is not small, only the row groups that may have such rows are read.
+            Default: all row groups of the handle.
 
     Returns:
-        The rows with ``local_schema``, and whether they are all of the file.
+        The rows with ``local_schema``, and whether they are all rows of the file.
 
     Raises:
-        CorruptStateError: the file is missing, truncated, or not the one that was written; names it.
+        CorruptStateError: The file is missing, truncated, or not the one that was written; the message names it.
     """
     where = f"{store.url}/{handle.path}"
     if handle.data is not None:
@@ -220,7 +222,7 @@ def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys
     start = handle.bytes - handle.footer_bytes
     footer = store.get_range(handle.path, start, handle.footer_bytes)
     _check(footer, handle.footer_bytes, handle.footer_sha256, where, "its footer")
-    # The parts that were fetched, at their places in a file of untouched, so unallocated, pages.
+    # The fetched parts are at their places in a file whose other pages are untouched, and so not allocated.
     image = mmap.mmap(-1, handle.bytes)
     image[start:] = footer
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(image)))
@@ -243,12 +245,12 @@ def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys
 
 
 def _may_hold(file: pq.ParquetFile, row_group: int, key_groups: list[int], sort_keys: SortKeys) -> bool:
-    """Whether a row group may have rows with some of these sort keys, by its key groups and its statistics."""
+    """Returns whether a row group may have rows with some of these sort keys, by its key groups and its statistics."""
     first, last = key_groups
     start, stop = clip_rows(sort_keys, KeyGroupRange(first, last))
     if start == stop or first < last:
         return start < stop
-    # Of a key group with several row groups: the bounds of the hashes tell them apart.
+    # If a key group has several row groups, the bounds of the hashes tell them apart.
     statistics = file.metadata.row_group(row_group).column(_HASH_COLUMN).statistics
     if statistics is None or not statistics.has_min_max:
         return True
@@ -257,7 +259,7 @@ def _may_hold(file: pq.ParquetFile, row_group: int, key_groups: list[int], sort_
 
 
 def _neighbours(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """The first and last of each stretch of numbers that follow each other."""
+    """Yields the first and the last of each sequence of consecutive numbers."""
     first = 0
     for i in range(1, len(numbers) + 1):
         if i == len(numbers) or numbers[i] != numbers[i - 1] + 1:
@@ -283,7 +285,7 @@ def _metadata(file: pq.ParquetFile, where: str) -> dict[bytes, bytes]:
 
 
 def _localise(file: pq.ParquetFile, stored: pa.Table, where: str) -> pa.Table:
-    """From the columns of a file to those of a run in memory."""
+    """Converts the columns of a file to those of a run in memory."""
     state = json.loads(_metadata(file, where)[_STATE])
     layout = TableLayout.of(TableSnapshot.from_json({**state, "runs": []}))
     stored = stored.combine_chunks()
@@ -295,7 +297,7 @@ def _localise(file: pq.ParquetFile, stored: pa.Table, where: str) -> pa.Table:
 
 
 def clip_rows(sort_keys: SortKeys, key_groups: KeyGroupRange) -> tuple[int, int]:
-    """The slice of sorted rows that lies in a range of key groups."""
+    """Returns the slice of sorted rows that lies in a range of key groups."""
     bounds = np.array([key_groups.start, key_groups.end + 1], dtype=np.uint64) << np.uint64(32)
     start, stop = np.searchsorted(sort_keys, bounds).tolist()
     return start, stop

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, pairwise
@@ -11,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import type_from_json
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
@@ -24,52 +24,47 @@ from dagster_flinkpy.state.time_order import MIN_TIME, TimedRun
 from dagster_flinkpy.state.transfers import Uploads
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "in_layout", "merge_from", "system_time"]
+__all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "in_layout", "merge_from"]
 
 MAX_RUNS = 8
-"""Runs of a table; more are merged when the next delta is written."""
+"""The maximum number of runs of a table; if there are more, they are merged when the next delta is written."""
 TURNS = 4
-"""A subtask has its turn to merge in one of so many epochs, so that not all of them merge in the same one."""
+"""Each subtask has its turn to merge once in this many epochs, so that not all merge in the same epoch."""
 
 Indices = npt.NDArray[np.int64]
 
 
-def system_time() -> int:
-    """Milliseconds since 1970."""
-    return time.time_ns() // 1_000_000
-
-
 @dataclass
 class RunFiles:
-    """Where the runs of a subtask are kept, and how much was written."""
+    """Keeps the runs of a subtask, and counts what was written."""
 
     store: ObjectStore
     cache: RunCache
     key_groups: KeyGroupRange
-    """Those of the subtask."""
-    now: Callable[[], int] = system_time
+    """The key groups of the subtask."""
+    now: Callable[[], int] = current_millis
     """Processing time in milliseconds, for state with a time to live."""
     written_by: str = ""
     """Part of the names of the files."""
     inline_below: int = INLINE_BELOW
-    """Bytes below which a run is part of the metadata."""
+    """Runs with fewer bytes are part of the metadata."""
     turn: bool = False
-    """Whether this subtask is to merge early, before it must."""
+    """Whether this subtask should merge early, before it has to."""
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
     """How a table keeps its runs."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
     written_bytes: int = field(default=0, init=False)
-    """Bytes of all runs written so far, those of compaction included."""
+    """Bytes of all runs written so far, including those of compaction."""
     written_rows: int = field(default=0, init=False)
-    """Rows of these."""
+    """Rows of all runs written so far."""
 
     def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
         """Writes a sorted table that is not empty: a small one becomes part of the metadata, a large one a file.
 
-        The file is uploaded beside what follows; see :meth:`finish`.
+        The upload runs in the background; see :meth:`finish`.
 
         Raises:
-            StorageError: the local cache could not be written, or an earlier file not be uploaded.
+            StorageError: The local cache could not be written, or an earlier file could not be uploaded.
         """
         data, handle = encode_run(layout, table, self.key_groups, self.written_by)
         self.written_bytes += handle.bytes
@@ -80,10 +75,10 @@ class RunFiles:
         return handle, self.cache.put(handle, table)
 
     def finish(self) -> None:
-        """Waits until all that was written is on the store.
+        """Waits until everything that was written is on the store.
 
         Raises:
-            StorageError: it could not be, or the local copies not be written.
+            StorageError: A file could not be uploaded, or a local copy could not be written.
         """
         self._uploads.finish()
         self.cache.finish()
@@ -91,16 +86,16 @@ class RunFiles:
 
 @dataclass(frozen=True)
 class Match:
-    """Rows of one run that were looked for."""
+    """The rows of one run that a lookup has found."""
 
     run: Run
     wanted: Indices
-    """What was looked for, as an index; may repeat."""
+    """The index of what was looked for; may repeat."""
     rows: Indices
     """The row of the run; as long as ``wanted``."""
 
     def appends(self) -> npt.NDArray[np.bool_]:
-        """Which of the rows only add to older ones."""
+        """Returns which of the rows only append to older ones."""
         if APPEND not in self.run.schema.names:
             return np.zeros(len(self.rows), dtype=np.bool_)
         mask: npt.NDArray[np.bool_] = self.run.take(APPEND, self.rows).to_numpy(zero_copy_only=False)
@@ -111,9 +106,9 @@ class Runs:
     """The runs of a table, opened when they are first needed.
 
     Args:
-        layout: of the table.
-        handles: oldest first.
-        files: where they are kept.
+        layout: The layout of the table.
+        handles: The handles of the runs, oldest first.
+        files: Where the runs are kept.
     """
 
     def __init__(self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles) -> None:
@@ -126,14 +121,14 @@ class Runs:
 
     @property
     def handles(self) -> tuple[RunHandle, ...]:
-        """Oldest first."""
+        """The handles of the runs, oldest first."""
         return tuple(handle for handle, _ in self._runs)
 
     def newest_first(self) -> Iterator[Run]:
         """Opens and yields the runs.
 
         Raises:
-            CorruptStateError: a run is missing, damaged, or of another table.
+            CorruptStateError: A run is missing, damaged, or of another table.
         """
         for i in reversed(range(len(self._runs))):
             handle, run = self._runs[i]
@@ -144,10 +139,10 @@ class Runs:
             yield run
 
     def by_time(self) -> list[TimedRun]:
-        """The runs of timers, newest first.
+        """Returns the runs of timers, newest first.
 
         Raises:
-            CorruptStateError: a run is missing, damaged, or of another table.
+            CorruptStateError: A run is missing, damaged, or of another table.
         """
         order = self._files.cache.time_order
         return [
@@ -156,7 +151,7 @@ class Runs:
         ]
 
     def fired(self, before: int) -> None:
-        """Notes that all timers of all runs have fired, or were deleted, that are before a time in milliseconds."""
+        """Notes that all timers of all runs before a time, in milliseconds, have fired or were deleted."""
         if before > MIN_TIME:
             self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
@@ -164,12 +159,12 @@ class Runs:
         """Finds rows, newest run first.
 
         Args:
-            identity: the column ``sort_key`` and as many of the identity columns as are known, ``key`` at least.
-            runs: in how many of the newest runs. Default: all.
+            identity: The column ``sort_key`` and the identity columns that are known, at least ``key``.
+            runs: How many of the newest runs to search. Default: all.
         """
         columns = {name: identity.column(name).combine_chunks() for name in identity.column_names}
         sort_keys = columns.pop("sort_key").to_numpy()
-        order = np.argsort(sort_keys)  # Neighbours in a run are looked up one after the other.
+        order = np.argsort(sort_keys)  # So neighbours in a run are looked up one after the other.
         for run in islice(self.newest_first(), runs):
             found, rows = run.find(sort_keys[order])
             if len(found):
@@ -184,7 +179,7 @@ class Runs:
         """Adds a delta as the newest run, merged with older ones if there are too many.
 
         Args:
-            delta: rows with ``local_schema`` or ``append_schema``, one per identity, in any order; None for no change.
+            delta: Rows with ``local_schema`` or ``append_schema``, one per identity, in any order; None for no change.
         """
         handles = self.handles
         sizes = [handle.rows for handle in handles]
@@ -196,7 +191,7 @@ class Runs:
         if delta is not None:
             delta, hidden = self._without_idle_tombstones(delta)
             if not handles and APPEND in delta.column_names:
-                delta = delta.drop_columns(APPEND)  # There is nothing to add to.
+                delta = delta.drop_columns(APPEND)  # There is nothing to append to.
             sizes.append(len(delta))
             weights.append(delta.nbytes)
             added = APPEND in delta.column_names
@@ -210,7 +205,7 @@ class Runs:
             base_rows,
             tombstones,
             added=_unhidden(sizes, appends),
-            # Lists differ in size by more than rows tell.
+            # The number of rows says little about the size of lists.
             weights=weights if self.layout.kind == "LIST" else None,
             turn=self._files.turn,
         )
@@ -226,7 +221,7 @@ class Runs:
             self._runs.append(self._files.write(self.layout, delta))
 
     def save(self) -> None:
-        """Writes what :meth:`append` has not written yet; here that is nothing."""
+        """Writes what :meth:`append` has not written yet; here there is nothing left."""
 
     def drop_expired(self) -> None:
         """Rewrites the runs if a row in them has expired."""
@@ -237,7 +232,7 @@ class Runs:
             self._runs = [self._files.write(self.layout, live)] if len(live) else []
 
     def _first_inline(self) -> int:
-        """Which run to merge from so that those in the metadata do not add up: a file holds them then."""
+        """Returns the run to merge from, so that runs in the metadata do not add up: a file holds them instead."""
         first, size = len(self._runs), 0
         for handle in reversed(self.handles):
             if handle.data is None:
@@ -246,10 +241,10 @@ class Runs:
         return first if size >= self._files.inline_below else len(self._runs)
 
     def _without_idle_tombstones(self, delta: pa.Table) -> tuple[pa.Table, list[Match]]:
-        """Leaves out the tombstones that hide nothing: of what came and went since the last snapshot.
+        """Leaves out tombstones that hide nothing: those of rows added and deleted since the last snapshot.
 
         Returns:
-            What is left, and what its tombstones hide.
+            The remaining delta, and the rows that its tombstones hide.
         """
         deleted = delta.column("deleted").to_numpy()
         tombstones = np.flatnonzero(deleted)
@@ -262,20 +257,20 @@ class Runs:
         return delta.filter(pa.array(kept)), hidden
 
     def _to_merge(self, delta: pa.Table | None, hidden: list[Match], runs: int) -> list[pa.Table]:
-        """Delta and newest runs, newest first, without the rows that the delta hides: most of what would be compared.
+        """Returns delta and newest runs, newest first, without the rows that the delta hides, to compare less.
 
         Args:
-            delta: the changes, if any.
-            hidden: what its tombstones hide.
-            runs: how many of the newest runs are merged.
+            delta: The changes, if any.
+            hidden: The rows that its tombstones hide.
+            runs: How many of the newest runs are merged.
         """
         newest = list(islice(self.newest_first(), runs))
         if delta is None:
             return [run.table() for run in newest]
         live = ~delta.column("deleted").to_numpy()
-        if self.layout.kind != "LIST":  # in which a row may add to those it would hide
+        if self.layout.kind != "LIST":  # in a LIST a row may append to those it would hide
             hidden = [*hidden, *self.find(self._identity(delta, np.flatnonzero(live)), runs)]
-        # Where all runs are merged, tombstones have done their work.
+        # When all runs are merged, tombstones are no longer needed.
         tables = [delta if runs < len(self) or live.all() else delta.filter(pa.array(live))]
         for run in newest:
             kept = np.ones(len(run), dtype=np.bool_)
@@ -290,16 +285,16 @@ class Runs:
 
 
 def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectStore) -> Run:
-    """A run as the table has it now: its values have the table's type, whatever they had when it was written.
+    """Returns a run with values of the table's type, whatever type they were written with.
 
     Args:
-        run: as it is stored.
-        handle: its handle.
-        layout: of the table.
-        store: where it is from, for the message.
+        run: The run as it is stored.
+        handle: Its handle.
+        layout: The layout of the table.
+        store: The store that it is from, for the message.
 
     Raises:
-        CorruptStateError: it is a run of another table; names the file.
+        CorruptStateError: It is a run of another table; the message names the file.
     """
     types = tuple(map(type_from_json, handle.value_types))
     stored = replace(layout, value_type=types[0]) if types else layout
@@ -318,22 +313,22 @@ def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectSto
 
 
 def _is_base(handles: Sequence[RunHandle], index: int) -> bool:
-    """Whether no older run has rows in the same key groups, as that of another old subtask after rescaling."""
+    """Returns whether no older run has rows in the same key groups. After rescaling several runs may be such bases."""
     clip = handles[index].key_groups
     return not any(clip.intersection(older.key_groups) for older in handles[:index])
 
 
 def _appends(handle: RunHandle) -> int:
-    """Rows of a handle that add to older ones: at least so many, where it is a part of its file."""
+    """Returns how many rows of a handle append to older ones; a lower bound if it is a part of its file."""
     return max(0, handle.rows - (handle.file_rows - handle.appends))
 
 
 def _unhidden(sizes: Sequence[int], appends: Sequence[int]) -> int:
-    """How many rows that add to older ones are live, at least: a row of a newer run hides one, unless it adds as well.
+    """Returns a lower bound of the live rows that append to older ones; a newer row hides one, unless it appends, too.
 
     Args:
-        sizes: rows per run, oldest first.
-        appends: of these the rows that add to older ones.
+        sizes: Rows per run, oldest first.
+        appends: Of these, the rows that append to older ones.
     """
     newer, live = 0, 0
     for size, added in zip(reversed(sizes), reversed(appends), strict=True):
@@ -351,23 +346,24 @@ def merge_from(
     weights: Sequence[int] | None = None,
     turn: bool = False,
 ) -> int:
-    """Which runs to merge: from the returned index to the newest. The index of the newest means none.
+    """Returns the index from which runs are merged, up to the newest. The index of the newest means none.
 
-    All of them, when there would be more than twice as many rows as there are live ones: a row of a delta replaces one,
-    is new, or is a tombstone and hides one, so at least the rows of the bases less the tombstones are live; those that
-    add to lists are counted beside. Otherwise, when there are more than ``MAX_RUNS``, the newest and all runs before it
-    that are not larger than what follows them: each row is rewritten about as often as the logarithm of the size.
+    All runs are merged if there would be more than twice as many rows as live ones. A row of a delta replaces a row, is
+    new, or is a tombstone that hides a row. So at least the rows of the bases minus the tombstones are live; rows that
+    append to lists are counted separately. Otherwise, if there are more than ``MAX_RUNS``, the newest run is merged
+    with all runs before it that are not larger than those after them. So each row is rewritten about as often as the
+    logarithm of the size.
 
-    A subtask whose turn it is merges at half of the runs, and at three quarters of the rows. So in steady work none
-    has to merge out of its turn.
+    A subtask merges at half of the runs, and at three quarters of the rows, when it is its turn. So under steady load
+    no subtask has to merge out of turn.
 
     Args:
-        sizes: rows per run, oldest first.
-        base_rows: rows of the runs that lie over no other.
-        tombstones: among all rows.
-        added: rows, not of the bases, that are live because they add to older ones.
-        weights: what it costs to write each run, in any unit. Default: the rows.
-        turn: whether it is this subtask's turn.
+        sizes: Rows per run, oldest first.
+        base_rows: Rows of the runs that have no older run below them.
+        tombstones: The tombstones among all rows.
+        added: Rows outside the bases that are live because they append to older ones.
+        weights: The cost of writing each run, in any unit. Default: its rows.
+        turn: Whether it is this subtask's turn.
     """
     last = len(sizes) - 1
     room = base_rows + added - 2 * tombstones

@@ -1,4 +1,4 @@
-"""Which changes of a state's type a restore takes, and how old values become new ones.
+"""Which changes of a state's type a restore accepts, and how old values become new ones.
 
 Flink: the schema evolution of POJO and Avro types. A named row may gain fields, which are null in old values, and lose
 fields; a number may become a wider one of its kind. Both hold in rows, tuples, lists and maps, too.
@@ -25,7 +25,7 @@ from dagster_flinkpy.common.typeinfo import (
 __all__ = ["ALLOWED", "can_evolve", "evolve"]
 
 ALLOWED = "fields of a named row may come and go, and numbers may become wider (INT to LONG, FLOAT to DOUBLE)"
-"""For messages."""
+"""Describes the allowed changes in messages."""
 
 _WIDER = {
     name: wider
@@ -36,7 +36,7 @@ _WIDER = {
 
 
 def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
-    """Whether values of a stored type can become values of a declared one. Equal types can."""
+    """Returns whether values of a stored type can become values of a declared one. Equal types can."""
     if stored == declared:
         return True
     if isinstance(stored, BasicTypeInfo) and isinstance(declared, BasicTypeInfo):
@@ -63,14 +63,14 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
 
 
 def evolve(column: pa.Array[Any], types: Sequence[TypeInformation]) -> pa.Array[Any]:
-    """Values of the first type as values of the last one, by way of those between.
+    """Converts values of the first type to the last one, through the types in between.
 
-    So a field that was removed and has come back under its name is null in old values, as it is in values that were
+    So a field that was removed and added again under the same name is null in old values, as in values that were
     written in between.
 
     Args:
-        column: of the first type.
-        types: the declared types since, each of which the next one can become.
+        column: Values of the first type.
+        types: The types declared since, oldest first; each can evolve into the next one.
     """
     for stored, declared in itertools.pairwise(types):
         column = _evolve(column, stored, declared)

@@ -1,4 +1,4 @@
-"""VALUE state without a namespace: the state most programs use for each record."""
+"""VALUE state without a namespace: the state that most programs use for each record."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class SlotTable(OverlayTable):
         self.values: list[Any] = []
         """By slot; None is no value."""
         self.changed: list[bool] = []
-        """By slot: whether the value is not in storage. A list is quicker to set than an array."""
+        """By slot: whether the value is not in storage yet. Setting an item of a list is faster than of an array."""
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class KeyedSlotState(ValueState[Any]):
         self._values, self._changed, self._keys = table.values, table.changed, table.keys
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Refused: it has none."""
+        """Raises an error: the state has no namespace."""
         raise ConfigurationError(f"state {self.table.name!r} has no namespace")
 
     def value(self) -> Any:
@@ -88,7 +88,7 @@ class KeyedSlotState(ValueState[Any]):
 
 
 class _NamedSlotState(KeyedSlotState):
-    """One value per key, of a type that gives rows their field names."""
+    """One value per key, with a type that gives rows their field names."""
 
     def __init__(self, table: SlotTable, value_type: TypeInformation) -> None:
         super().__init__(table)
@@ -99,7 +99,7 @@ class _NamedSlotState(KeyedSlotState):
 
 
 def make_slot_state(table: SlotTable) -> KeyedSlotState:
-    """The quickest state for the table."""
+    """Returns the fastest state for the table."""
     kind = table.value_type
     if kind is None or type(kind).name_fields is TypeInformation.name_fields:
         return KeyedSlotState(table)

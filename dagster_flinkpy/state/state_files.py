@@ -1,7 +1,7 @@
-"""Where the files of operator state are, by what the metadata says of it.
+"""The paths of the files of operator state, as named by the metadata.
 
 A partition, what redistribution moves, is a JSON object: ``{"arrow": base64}`` holds a record batch;
-``{"file": sha256, "by": writer, "row": n}`` stands for a row of ``shared/<writer>-<sha256>.parquet``, and without
+``{"file": sha256, "by": writer, "row": n}`` means a row of ``shared/<writer>-<sha256>.parquet``, and without
 ``row`` for all of them. (Without ``by``, as older files have it, of ``shared/<sha256>.parquet``.)
 """
 
@@ -21,38 +21,38 @@ _WRITER = re.compile(r"[0-9a-z-]{1,64}")
 
 
 def state_file(sha256: str, written_by: str = "") -> str:
-    """The path of a state file, relative to the job's prefix.
+    """Returns the path of a state file, relative to the job's prefix.
 
     Args:
-        sha256: of its content.
-        written_by: the execution attempt and the checkpoint. Two attempts never write one name, so what an older one
-            deletes too late is not what a newer one needs. Default: nobody; the folder is written once.
+        sha256: The SHA-256 of its content.
+        written_by: The execution attempt and the checkpoint. Two attempts never write the same name, so an older one
+            that deletes late cannot delete a file of a newer one. Default: none, for a folder that is written once.
     """
     return f"shared/{written_by}-{sha256}.parquet" if written_by else f"shared/{sha256}.parquet"
 
 
 def file_of(partition: Json) -> str | None:
-    """The path of the file that a partition is in, relative to the job's prefix; None for one in the metadata.
+    """Returns the path of a partition's file, relative to the job's prefix, or None if it is in the metadata.
 
     Raises:
-        CorruptMetadataError: it names no such file.
+        CorruptMetadataError: The name of the file is malformed.
     """
     sha256 = partition.get("file") if isinstance(partition, dict) else None
     if sha256 is None:
         return None
     if not isinstance(sha256, str) or not _SHA256.fullmatch(sha256):
-        raise CorruptMetadataError(f"operator state names a file by {sha256!r}, which is no SHA-256 checksum")
+        raise CorruptMetadataError(f"operator state names a file by {sha256!r}, which is not a SHA-256 checksum")
     written_by = partition.get("by", "")
     if not isinstance(written_by, str) or (written_by and not _WRITER.fullmatch(written_by)):
-        raise CorruptMetadataError(f"operator state names a file by its writer {written_by!r}, which is none")
+        raise CorruptMetadataError(f"operator state names a file by {written_by!r}, which is not a valid writer")
     return state_file(sha256, written_by)
 
 
 def sha256_of(path: str) -> str:
-    """The checksum in the path of a file of operator state."""
+    """Returns the checksum in the path of a file of operator state."""
     return path.removesuffix(".parquet")[-64:]
 
 
 def files_of(partitions: Iterable[Json]) -> set[str]:
-    """The paths of all files that some partitions are in."""
+    """Returns the paths of all files that some partitions are in."""
     return {path for partition in partitions if (path := file_of(partition)) is not None}

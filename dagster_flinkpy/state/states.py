@@ -1,4 +1,4 @@
-"""The state objects a function gets: views of the current key's cell in the overlay."""
+"""The state objects that a function gets: views of the current key's cell in the overlay."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any
 
-from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
+from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.list_table import ListTable
 from dagster_flinkpy.state.tables import CellTable, MapTable
 
 __all__ = [
-    "InternalState",
     "KeyedAggregatingState",
     "KeyedListState",
     "KeyedMapState",
@@ -29,7 +28,7 @@ class _CellState:
         self.table = table
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace of the accesses that follow."""
+        """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def clear(self) -> None:
@@ -38,7 +37,7 @@ class _CellState:
 
 
 class KeyedValueState(_CellState, ValueState[Any]):
-    """One value per key. Called for each record, so without a namespace it goes to the cell by itself."""
+    """One value per key. It is called for each record, so without a namespace it accesses the cell directly."""
 
     def __init__(self, table: CellTable) -> None:
         super().__init__(table)
@@ -72,10 +71,10 @@ class _MergingState(_CellState, ABC):
 
     @abstractmethod
     def add_to(self, cell: Any, value: Any) -> bool:
-        """Adds a value to a cell, whatever key and namespace are the current ones; says whether it was empty."""
+        """Adds a value to a cell, whatever the current key and namespace; returns whether the cell was empty."""
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Moves what the current key has in some namespaces into another one."""
+        """Moves the values of the current key from some namespaces to another one."""
         for source in sources:
             self.set_current_namespace(source)
             value = self.table.values.get(self.table.cell)
@@ -87,17 +86,17 @@ class _MergingState(_CellState, ABC):
 
     @abstractmethod
     def _merged(self, stored: Any, value: Any) -> Any:
-        """Two stored values in one."""
+        """Merges two stored values."""
 
 
 class KeyedListState(ListState[Any]):
-    """A list per key. What ``get`` returns is a copy: changes to it are not kept."""
+    """A list per key. ``get`` returns a copy: changes to it are not kept."""
 
     def __init__(self, table: ListTable) -> None:
         self.table = table
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace of the accesses that follow."""
+        """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def clear(self) -> None:
@@ -110,7 +109,7 @@ class KeyedListState(ListState[Any]):
         self.table.extend(self.table.cell, [value])
 
     def add_to(self, cell: Any, value: Any) -> bool:
-        """Adds a value to a cell, whatever key and namespace are the current ones; says whether it was empty."""
+        """Adds a value to a cell, whatever the current key and namespace; returns whether the cell was empty."""
         empty = self.table.is_empty(cell)
         self.table.extend(cell, [value])
         return empty
@@ -127,7 +126,7 @@ class KeyedListState(ListState[Any]):
             self.clear()
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
-        """Moves what the current key has in some namespaces into another one."""
+        """Moves the values of the current key from some namespaces to another one."""
         for source in sources:
             self.set_current_namespace(source)
             elements = self.table.elements(self.table.cell)
@@ -138,9 +137,9 @@ class KeyedListState(ListState[Any]):
 
 
 class KeyedReducingState(_MergingState, ReducingState[Any]):
-    """A value per key into which every added one is reduced."""
+    """A value per key, into which each added value is reduced."""
 
-    def __init__(self, table: CellTable, reduce_function: ReduceFunction) -> None:
+    def __init__(self, table: CellTable, reduce_function: BaseReduceFunction) -> None:
         super().__init__(table)
         self._reduce = reduce_function.reduce
 
@@ -159,7 +158,7 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
 class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
     """An accumulator per key."""
 
-    def __init__(self, table: CellTable, function: AggregateFunction) -> None:
+    def __init__(self, table: CellTable, function: BaseAggregateFunction) -> None:
         super().__init__(table)
         self._function = function
 
@@ -178,14 +177,14 @@ class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
 
 
 class KeyedMapState(MapState[Any, Any]):
-    """A map per key. What ``items``, ``keys`` and ``values`` return are copies, so a loop may change the map."""
+    """A map per key. ``items``, ``keys`` and ``values`` return copies, so a loop may change the map."""
 
     def __init__(self, table: MapTable) -> None:
         self.table = table
         self._encode = table.codec.encode
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace of the accesses that follow."""
+        """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def get(self, key: Any) -> Any:
@@ -228,7 +227,3 @@ class KeyedMapState(MapState[Any, Any]):
         except TypeError as error:
             raise UnsupportedKeyTypeError(f"map key {key!r} of state {self.table.name!r}: {error}") from error
         return encoded
-
-
-InternalState = KeyedValueState | KeyedListState | KeyedReducingState | KeyedAggregatingState | KeyedMapState
-"""Every state object has ``set_current_namespace``."""

@@ -25,27 +25,27 @@ Indices = npt.NDArray[np.int64]
 class OverlayTable(ABC):
     """One named state: its runs, and the rows of the touched keys.
 
-    A *cell* is what a key has in one namespace: its slot, or the pair of slot and namespace.
+    A *cell* stands for a key in one namespace: it is the slot of the key, or the pair of slot and namespace.
 
     Args:
-        keys: the touched keys of the backend.
-        files: where runs are kept.
-        handles: the restored runs.
-        name: of the state.
-        kind: of the state.
-        namespace_type: None for state without a namespace.
-        map_key_type: MAP only.
-        value_type: None for timers.
+        keys: The touched keys of the backend.
+        files: Where runs are kept.
+        handles: The restored runs.
+        name: The name of the state.
+        kind: The kind of the state.
+        namespace_type: The type of the namespaces, or None for state without one.
+        map_key_type: The type of the map keys; only for MAP.
+        value_type: The type of the values, or None for timers.
 
     Raises:
-        UnsupportedKeyTypeError: the namespace or map key has a type that cannot tell rows apart.
+        UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
 
     layout: TableLayout
     """Set, like ``runs``, by :meth:`bind`."""
     runs: Runs
     ttl = False
-    """Whether each value lies beside the time at which it expires."""
+    """Whether each value is stored with the time at which it expires."""
 
     def __init__(
         self,
@@ -81,12 +81,12 @@ class OverlayTable(ABC):
         self.runs = self._files.make_runs(self.layout, self._handles, self._files)
 
     def restore(self, handles: Sequence[RunHandle]) -> None:
-        """Sets the restored runs anew; before :meth:`bind`."""
+        """Replaces the restored runs. Call it before :meth:`bind`."""
         self._handles = handles
 
     @property
     def types(self) -> Json:
-        """Kind and types, but for that of the key."""
+        """The kind and the types, except that of the key."""
         return {
             "kind": self.kind,
             "namespace": to_json(self.namespace_type),
@@ -96,21 +96,21 @@ class OverlayTable(ABC):
         }
 
     def snapshot(self) -> TableSnapshot:
-        """The runs, without what changed since the last :meth:`flush`."""
+        """Returns the runs, without changes since the last :meth:`flush`."""
         return self.layout.snapshot(self.runs.handles)
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace of the accesses that follow."""
+        """Sets the namespace for later accesses."""
         if self._namespace_codec is None:
             raise ConfigurationError(f"state {self.name!r} has no namespace")
         encode = self._namespace_codec.encode
         self._namespace = namespace if encode is None else encode(namespace)
 
     def require_key(self) -> int:
-        """The slot of the current key.
+        """Returns the slot of the current key.
 
         Raises:
-            ConfigurationError: there is no current key.
+            ConfigurationError: There is no current key.
         """
         slot: int | None = self.keys.slot
         if slot is None:
@@ -119,7 +119,7 @@ class OverlayTable(ABC):
 
     @property
     def namespaced(self) -> bool:
-        """Whether a cell is that of a key and a namespace; else it is the slot of the key."""
+        """Whether a cell is a pair of key slot and namespace; otherwise it is the slot of the key."""
         return self._namespace_codec is not None
 
     @property
@@ -129,7 +129,7 @@ class OverlayTable(ABC):
         return slot if self._namespace_codec is None else (slot, self._namespace)
 
     def flush(self) -> None:
-        """Writes what changed as one delta; the overlay stays."""
+        """Writes the changes as one delta; the overlay stays."""
         self.runs.append(self._changes())
         self._written()
 
@@ -144,34 +144,34 @@ class OverlayTable(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Drops the overlay; what changed must have been written."""
+        """Drops the overlay; all changes must have been written."""
 
     @abstractmethod
     def _changes(self) -> pa.Table | None:
-        """The changed rows, in any order."""
+        """Returns the changed rows, in any order."""
 
     @abstractmethod
     def _written(self) -> None:
-        """Forgets what changed."""
+        """Marks all changes as written."""
 
     def _stored_values(self, match: Match) -> Sequence[Any]:
-        """The stored values of some rows, as the overlay holds them."""
+        """Returns the stored values of some rows, as the overlay holds them."""
         assert self.value_type is not None
         return self.value_type.from_arrow(match.run.take("value", match.rows))
 
     def _columns(self, values: list[Any]) -> dict[str, list[Any]]:
-        """The columns of values of the overlay; None is no value."""
+        """Returns values of the overlay as columns; None means no value."""
         return {"value": values}
 
     def _matches(self, keys: KeySlots) -> Iterator[Match]:
-        """The stored rows of some keys, run by run from the oldest."""
+        """Yields the stored rows of some keys, run by run from the oldest."""
         matches = list(self.runs.find(pa.table([pa.array(keys.sort_keys), keys.column], names=["sort_key", "key"])))
         if self.layout.identity == ["key"]:
             matches = list(_newest(matches, len(keys.column)))
         yield from reversed(matches)
 
     def _find(self, keys: KeySlots) -> Iterator[tuple[Match, list[int], list[bool], list[Any]]]:
-        """The stored rows of some keys, run by run from the oldest: match, slots, whether deleted, namespaces."""
+        """Yields the stored rows of some keys, oldest run first: match, slots, whether deleted, namespaces."""
         for match in self._matches(keys):
             slots = (match.wanted + keys.first).tolist()
             deleted = match.run.take("deleted", match.rows).to_pylist()
@@ -187,9 +187,9 @@ class OverlayTable(ABC):
         """Builds the table of changed rows.
 
         Args:
-            cells: one per row; numbers where a cell is a slot.
-            columns: map keys, times, values, when they expire and whether they append; one per row.
-            deleted: which rows are tombstones.
+            cells: One per row; numbers if cells are slots.
+            columns: Map keys, times, values, when they expire and whether they append; one per row.
+            deleted: Which rows are tombstones.
         """
         keys = self.keys.all()
         if not len(cells) or keys is None:
@@ -236,14 +236,14 @@ def _newest(matches: list[Match], count: int) -> Iterator[Match]:
 
 
 class CellTable(OverlayTable):
-    """One value per cell: VALUE, REDUCING and AGGREGATING state. None is no value."""
+    """One value per cell: VALUE, REDUCING and AGGREGATING state. None means no value."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.values: dict[Any, Any] = {}
-        """By cell. Written to only through :meth:`put` and :meth:`remove`."""
+        """The values by cell. Only :meth:`put` and :meth:`remove` write to it."""
         self.changed: set[Any] = set()
-        """Cells whose value is not in storage. Added to by :meth:`put` and :meth:`remove`."""
+        """Cells whose value is not in storage yet. :meth:`put` and :meth:`remove` add to it."""
         assert self.value_type is not None
         self.name_fields = self.value_type.name_fields
 
@@ -294,9 +294,9 @@ class MapTable(OverlayTable):
         super().__init__(*args, **kwargs)
         assert self.map_key_type is not None
         self.codec = KeyCodec(self.map_key_type)
-        """Of the map keys."""
+        """The codec of the map keys."""
         self.maps: dict[Any, dict[Any, Any]] = {}
-        """By cell, then by dict key of the map key. Written to only through the methods."""
+        """The entries by cell, then by the dict key of the map key. Only the methods write to it."""
         self._changed: dict[Any, set[Any]] = {}
         self._size = 0
         assert self.value_type is not None

@@ -20,21 +20,21 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose rows are found by their time: by binary search, so that no other row is looked at."""
+    """A run whose rows are found by time, with a binary search that reads no other rows."""
 
     run: Run
     order: Indices
-    """Its rows: those that are no tombstones by time, then the tombstones by time."""
+    """Its rows: first the live timers by time, then the tombstones by time."""
     fired_before: int
-    """Its timers before this time have fired, or were deleted: milliseconds."""
+    """Its timers before this time, in milliseconds, have fired or were deleted."""
 
     def rows(self, start: int, stop: int, *, deleted: bool = False) -> Indices:
-        """The rows with some times.
+        """Returns the rows in a range of times.
 
         Args:
-            start: milliseconds; what has fired already is left out.
-            stop: milliseconds; rows of this time are among them.
-            deleted: the tombstones rather than the timers. Default: False.
+            start: The first time, in milliseconds; timers that have fired are left out.
+            stop: The last time, in milliseconds, inclusive.
+            deleted: Whether to return the tombstones instead of the timers. Default: False.
         """
         if not deleted:
             start = max(start, self.fired_before)
@@ -43,7 +43,7 @@ class TimedRun:
         return self.order[first:last]
 
     def next_time(self, start: int) -> int:
-        """The time of the first timer from a time on that has not fired; above ``MAX_TIME`` if there is none."""
+        """Returns the time of the first unfired timer at or after a time, or more than ``MAX_TIME`` if none."""
         first = self._from(False, max(start, self.fired_before))
         deleted, time = self._at(self.order[first]) if first < len(self.order) else (True, 0)
         return MAX_TIME + 1 if deleted else time

@@ -1,4 +1,4 @@
-"""Stored timers, read in order of time: what firing costs follows the timers that are due, not all there are."""
+"""Stored timers, read in order of time: the cost of firing depends on the due timers, not on all timers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME, Indices, TimedR
 __all__ = ["LOAD_TIMERS", "TimerTable"]
 
 LOAD_TIMERS = 65_536
-"""Due timers that are read from storage at once; more only where they share one time."""
+"""The number of due timers to read from storage at once; more only if they share one time."""
 
 
 class TimerTable(OverlayTable):
-    """Base: timers in memory that have changed, and timers in storage that are read when they are due.
+    """The base of timers: changed timers are in memory; stored timers are read when they are due.
 
     Args:
-        keys: the touched keys of the backend.
-        files: where runs are kept.
-        handles: the restored runs.
-        name: of the timers.
-        namespace_type: None for timers without a namespace.
-        make_room: frees memory in the backend, if there is need, before due keys are touched.
+        keys: The touched keys of the backend.
+        files: Where runs are kept.
+        handles: The restored runs.
+        name: The name of the timers.
+        namespace_type: The type of the namespaces, or None for timers without one.
+        make_room: Frees memory in the backend, if needed, before due keys are touched.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class TimerTable(OverlayTable):
         self.clear()
 
     def load(self, keys: KeySlots) -> None:
-        """Does nothing: a timer is registered and deleted without looking at what is stored."""
+        """Does nothing: timers are registered and deleted without reading stored ones."""
 
     def clear(self) -> None:
         self._unread_from = MIN_TIME  # Stored timers before this time are in memory, or were.
         self._fired_before = MIN_TIME  # Stored timers before this time have fired, or were deleted.
 
     def flush(self) -> None:
-        self.runs.fired(self._fired_before)  # Not of what is written now: a timer may be registered for the past.
+        self.runs.fired(self._fired_before)  # Not for what is written now: a timer may be registered for the past.
         super().flush()
 
     def _written(self) -> None:
@@ -65,7 +65,7 @@ class TimerTable(OverlayTable):
 
     @abstractmethod
     def _fill(self, table: pa.Table) -> None:
-        """Takes stored timers into memory, and touches their keys."""
+        """Loads stored timers into memory, and touches their keys."""
 
     def _fired(self, before: int) -> None:
         """Notes that the stored timers before a time have fired."""
@@ -91,9 +91,9 @@ class TimerTable(OverlayTable):
 
 
 def _due(newest_first: list[TimedRun], start: int, stop: int) -> list[tuple[Run, Indices]]:
-    """The rows that tell which timers of some times there are: timers, and tombstones that hide some of them."""
+    """Returns the rows that decide which timers exist at some times: timers, and tombstones that hide some."""
     due = []
-    hidden = MAX_TIME + 1  # What an older run has before this time has fired already; nothing needs to hide it.
+    hidden = MAX_TIME + 1  # Timers of older runs before this time have fired already; nothing needs to hide them.
     for timed in reversed(newest_first):
         due.append((timed.run, timed.rows(start, stop)))
         due.append((timed.run, timed.rows(max(start, hidden), stop, deleted=True)))

@@ -27,18 +27,18 @@ _Entry = tuple[int, int, Any, Any, _TimerId]
 
 
 class TimerQueue(TimerTable):
-    """The timers of one name. A timer is known by its time, key and namespace; registering it twice makes one.
+    """The timers of one name. Time, key and namespace identify a timer; registering it twice makes one timer.
 
-    Only what changes is held in memory, and the next due timers. What is in storage is read when it is due.
+    Only changed timers and the next due timers are in memory. Stored timers are read when they are due.
 
     Args:
-        keys: the touched keys of the backend.
-        files: where runs are kept.
-        handles: the restored runs.
-        name: of the queue.
-        namespace_type: None for timers without a namespace.
-        make_room: frees memory in the backend, if there is need, before due keys are touched.
-        touch: reads the state of keys into the overlay.
+        keys: The touched keys of the backend.
+        files: Where runs are kept.
+        handles: The restored runs.
+        name: The name of the queue.
+        namespace_type: The type of the namespaces, or None for timers without one.
+        make_room: Frees memory in the backend, if needed, before due keys are touched.
+        touch: Reads the state of keys into the overlay.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class TimerQueue(TimerTable):
         """Registers a timer for the current key and namespace.
 
         Args:
-            timestamp: milliseconds.
+            timestamp: The time in milliseconds.
 
         Raises:
-            ConfigurationError: it is no int of 64 bits.
+            ConfigurationError: The time is not a 64-bit int.
         """
         timer = self._timer(timestamp)
         if not self._changed.get(timer):
@@ -72,17 +72,17 @@ class TimerQueue(TimerTable):
             heapq.heappush(self._heap, self._entry(timer, self.keys.sort_keys[self.keys.slot]))
 
     def delete(self, timestamp: int) -> None:
-        """Deletes a timer of the current key and namespace; one that is not there is fine."""
+        """Deletes a timer of the current key and namespace. A timer that does not exist is ignored."""
         self._changed[self._timer(timestamp)] = False
 
     def advance_to(self, timestamp: int) -> Iterator[tuple[int, Any, Any]]:
-        """Fires the timers up to a time, those too that are registered meanwhile.
+        """Fires the timers up to a time, including those registered in the meantime.
 
-        Timers come in order of time, then key group, key hash, key and namespace: whatever the parallelism and
-        wherever epochs end. Each is removed, and its key made the current one, as it is yielded.
+        Timers come in order of time, then key group, key hash, key and namespace, whatever the parallelism and wherever
+        epochs end. Before a timer is yielded, it is removed and its key becomes the current one.
 
         Args:
-            timestamp: milliseconds; timers of this time are due.
+            timestamp: Milliseconds; timers of this time are due.
 
         Yields:
             Time, key and namespace.

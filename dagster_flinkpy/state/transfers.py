@@ -1,4 +1,4 @@
-"""Transfers of state files beside the work of the task: several at a time, and never more."""
+"""Transfers of state files in the background of the task, with a fixed number at a time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["Uploads", "fetch", "write_aside"]
 
 PART_BYTES = 8 << 20
-"""Bytes of one request; a larger range is read by several at a time."""
+"""The bytes of one request; a larger range is read by several requests at a time."""
 _REQUESTS = 8
-"""Requests of a process at a time, of each direction."""
+"""The number of concurrent requests of a process, in each direction."""
 
 
 @cache
@@ -25,10 +25,10 @@ def _threads(purpose: str, process: int) -> ThreadPoolExecutor:
 
 
 def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | bytearray:
-    """A range of an object; fewer bytes, or none, where it ends before.
+    """Returns a range of an object; fewer bytes, or none, if the object ends before.
 
     Raises:
-        ObjectNotFoundError: there is no such object.
+        ObjectNotFoundError: There is no such object.
     """
     if length <= PART_BYTES:
         return store.get_range(path, start, length)
@@ -45,31 +45,31 @@ def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | byt
 
 
 def write_aside(write: Callable[[], None]) -> Future[None]:
-    """Runs a write to the local disk in a thread; whoever asks waits for it."""
+    """Runs a write to the local disk in a thread; wait for it through the returned future."""
     return _threads("write", os.getpid()).submit(write)
 
 
 class Uploads:
-    """Uploads of one subtask that go on while it works. One thread uses it."""
+    """The background uploads of one subtask. One thread uses it."""
 
     def __init__(self) -> None:
         self._pending: deque[Future[None]] = deque()
 
     def submit(self, upload: Callable[[], None]) -> None:
-        """Begins an upload; waits where too many are under way.
+        """Begins an upload; waits if too many are in progress.
 
         Raises:
-            StorageError: an earlier one has failed.
+            StorageError: An earlier one has failed.
         """
         while self._pending and (len(self._pending) >= _REQUESTS or self._pending[0].done()):
             self._pending.popleft().result()
         self._pending.append(_threads("upload", os.getpid()).submit(upload))
 
     def finish(self) -> None:
-        """Waits until all is uploaded.
+        """Waits until everything is uploaded.
 
         Raises:
-            StorageError: an upload has failed.
+            StorageError: An upload has failed.
         """
         while self._pending:
             self._pending.popleft().result()

@@ -1,7 +1,7 @@
 """State with a time to live (Flink: ``TtlValueState``, ``TtlMapState``, ...).
 
-In the overlay a value lies beside the time at which it expires, in milliseconds of processing time; of a list each
-element does, of a map each entry. Expired values are dropped when they are read and when runs are merged.
+In the overlay each value, list element or map entry is stored with the time at which it expires, in milliseconds of
+processing time. Expired values are dropped when they are read and when runs are merged.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dagster_flinkpy.datastream.functions import AggregateFunction, ReduceFunction
+from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.state.list_table import TtlListTable
@@ -25,7 +25,6 @@ __all__ = [
     "TtlMapTable",
     "TtlReducingState",
     "TtlRules",
-    "TtlState",
     "TtlValueState",
 ]
 
@@ -35,21 +34,21 @@ class TtlRules:
 
     Args:
         config: What the user declared.
-        now: Processing time in milliseconds.
+        now: Returns processing time in milliseconds.
     """
 
     def __init__(self, config: StateTtlConfig, now: Callable[[], int]) -> None:
         self.now = now
         self._ttl = config.ttl_millis
         self.on_read = config.get_update_type() is StateTtlConfig.UpdateType.OnReadAndWrite
-        """Whether the time starts anew when state is read."""
+        """Whether reading state restarts its time."""
         self.return_expired = (
             config.get_state_visibility() is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
         )
-        """Whether expired state that is still there is given, once."""
+        """Whether expired state that still exists is returned, once."""
 
     def expiry(self) -> int:
-        """When what is written now expires."""
+        """Returns when a value that is written now expires."""
         return self.now() + self._ttl
 
 
@@ -63,7 +62,7 @@ def _columns(stamped: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 class TtlCellTable(CellTable):
-    """Of each cell the value and when it expires."""
+    """The value of each cell, and when it expires."""
 
     ttl = True
 
@@ -81,7 +80,7 @@ class TtlCellTable(CellTable):
 
 
 class TtlMapTable(MapTable):
-    """Of each entry the value and when it expires."""
+    """The value of each entry, and when it expires."""
 
     ttl = True
 
@@ -105,7 +104,7 @@ class _TtlCellState:
         self.table, self._rules = table, rules
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace of the accesses that follow."""
+        """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def clear(self) -> None:
@@ -113,7 +112,7 @@ class _TtlCellState:
         self.table.remove()
 
     def _get(self) -> Any:
-        """The value, if it may be read (Flink: ``getWrappedWithTtlCheckAndUpdate``)."""
+        """Returns the value, if it may be read (Flink: ``getWrappedWithTtlCheckAndUpdate``)."""
         stamped = self.table.values.get(self.table.cell)
         if stamped is None:
             return None
@@ -127,7 +126,7 @@ class _TtlCellState:
         return value
 
     def _unexpired(self) -> Any:
-        """The value to go on from when another one is added."""
+        """Returns the value to which another one is added."""
         stamped = self.table.values.get(self.table.cell)
         if stamped is None or (stamped[1] <= self._rules.now() and not self._rules.return_expired):
             return None
@@ -138,7 +137,7 @@ class _TtlCellState:
 
 
 class TtlValueState(_TtlCellState, ValueState[Any]):
-    """One value per key, for a time."""
+    """One value per key, which expires."""
 
     def value(self) -> Any:
         return self._get()
@@ -151,9 +150,9 @@ class TtlValueState(_TtlCellState, ValueState[Any]):
 
 
 class TtlReducingState(_TtlCellState, ReducingState[Any]):
-    """A reduced value per key; one that has expired is not reduced into."""
+    """A reduced value per key; an expired value is ignored."""
 
-    def __init__(self, table: TtlCellTable, rules: TtlRules, reduce_function: ReduceFunction) -> None:
+    def __init__(self, table: TtlCellTable, rules: TtlRules, reduce_function: BaseReduceFunction) -> None:
         super().__init__(table, rules)
         self._reduce = reduce_function.reduce
 
@@ -166,9 +165,9 @@ class TtlReducingState(_TtlCellState, ReducingState[Any]):
 
 
 class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
-    """An accumulator per key; one that has expired is not added to."""
+    """An accumulator per key; an expired accumulator is ignored."""
 
-    def __init__(self, table: TtlCellTable, rules: TtlRules, function: AggregateFunction) -> None:
+    def __init__(self, table: TtlCellTable, rules: TtlRules, function: BaseAggregateFunction) -> None:
         super().__init__(table, rules)
         self._function = function
 
@@ -183,13 +182,13 @@ class TtlAggregatingState(_TtlCellState, AggregatingState[Any, Any]):
 
 
 class TtlListState(ListState[Any]):
-    """A list per key, each of whose elements expires by itself."""
+    """A list per key; each element expires separately."""
 
     def __init__(self, table: TtlListTable, rules: TtlRules) -> None:
         self.table, self._rules = table, rules
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Sets the namespace of the accesses that follow."""
+        """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def clear(self) -> None:
@@ -229,7 +228,7 @@ class TtlListState(ListState[Any]):
 
 
 class TtlMapState(KeyedMapState):
-    """A map per key, each of whose entries expires by itself."""
+    """A map per key; each entry expires separately."""
 
     table: TtlMapTable
 
@@ -262,11 +261,11 @@ class TtlMapState(KeyedMapState):
 
     def is_empty(self) -> bool:
         now = self._rules.now()
-        # Looks only: the time of what it finds does not start anew.
+        # Only looks: the time of what it finds does not restart.
         return not any(self._rules.return_expired or expires > now for _, expires in self._entries().values())
 
     def _live(self, only: Sequence[Any] | None = None) -> dict[Any, Any]:
-        """The values that may be read, by dict key of the map key; drops what has expired."""
+        """Returns the readable values, by dict key of the map key; drops expired ones."""
         rules = self._rules
         now, entries = rules.now(), self._entries()
         found = {key: entries[key] for key in (list(entries) if only is None else only) if key in entries}
@@ -276,6 +275,3 @@ class TtlMapState(KeyedMapState):
         if rules.on_read and live:
             self.table.put_stamped({key: value for key, (value, _) in live.items()}, rules.expiry())
         return {key: value for key, (value, _) in (found if rules.return_expired else live).items()}
-
-
-TtlState = TtlValueState | TtlListState | TtlReducingState | TtlAggregatingState | TtlMapState

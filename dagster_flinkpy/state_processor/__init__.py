@@ -1,4 +1,4 @@
-"""Floor 5: stored state as data: read, bootstrap and change it without running the job (Flink: State Processor API)."""
+"""Stored state as data: read, bootstrap and change it without running the job (Flink: State Processor API)."""
 
 from dagster_flinkpy.state_processor.reader import SavepointReader, read_savepoint
 from dagster_flinkpy.state_processor.stored_state import StoredState

@@ -1,4 +1,4 @@
-"""From data frames to the rows of a keyed state (Flink: ``StateBootstrapTransformation``)."""
+"""Turns data frames into the rows of a keyed state (Flink: ``StateBootstrapTransformation``)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dagster_flinkpy.datastream.state import (
     ValueStateDescriptor,
 )
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.key_groups import key_groups_of_hashes
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
 from dagster_flinkpy.state.handles import StateKind
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.state.layout import (
@@ -36,7 +36,7 @@ from dagster_flinkpy.state.ttl import TtlRules
 __all__ = ["Columns", "bootstrap_table", "in_key_groups", "to_arrow_table"]
 
 Columns = str | Sequence[str]
-"""The name of a column, or those of the fields of a row or tuple, in the order of its type."""
+"""The name of a column; or several, for the fields of a row or tuple in the order of its type."""
 
 _KINDS: dict[type[StateDescriptor], StateKind] = {
     ValueStateDescriptor: "VALUE",
@@ -60,11 +60,11 @@ _KEY_TYPES: dict[pa.DataType, Callable[[], TypeInformation]] = {
 
 
 def to_arrow_table(data: Any) -> pa.Table:
-    """An Arrow table of an Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state."""
+    """Converts an Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns or a stored state to Arrow."""
     if isinstance(data, pa.Table):
         return data
     for method in ("to_arrow", "toArrow"):  # Polars and stored state; Spark
-        if hasattr(type(data), method):  # of a Spark DataFrame any name is a column
+        if hasattr(type(data), method):  # on a Spark DataFrame any name is a column
             return getattr(data, method)()
     return pa.table(data)
 
@@ -79,25 +79,25 @@ def bootstrap_table(
     key_type: TypeInformation | None,
     now: int,
 ) -> tuple[TableLayout, pa.Table]:
-    """The rows of a keyed state, in key group 0; :func:`in_key_groups` shares them out.
+    """Makes the rows of a keyed state, all in key group 0; :func:`in_key_groups` assigns their key groups.
 
     Args:
-        descriptor: of the state.
-        data: a row per key; of list state one per element, of map state one per entry.
-        key: its columns.
-        value: its columns.
-        map_key: its columns; of map state only.
-        key_type: None for that of the column, a tuple where there are several.
-        now: milliseconds since 1970; state with a time to live is as if written then.
+        descriptor: Descriptor of the state.
+        data: One row per key; for list state one per element, for map state one per entry.
+        key: Columns of the key.
+        value: Columns of the value.
+        map_key: Columns of the map key; for map state only.
+        key_type: Type of the key. Default: the type of the column, or a tuple if there are several.
+        now: When state with a time to live counts as written, in milliseconds since 1970.
 
     Raises:
-        ConfigurationError: a column is missing, a key is null, or one occurs twice.
-        TypeMismatchError: a column does not have, and cannot be given, its type.
-        UnsupportedKeyTypeError: the key or map key has a type that cannot be one.
+        ConfigurationError: A column is missing, a key is null, or one occurs twice.
+        TypeMismatchError: A column does not have, and cannot be given, its type.
+        UnsupportedKeyTypeError: The type cannot be that of a key or map key.
     """
     kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
     if kind is None:
-        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is no descriptor of keyed state")
+        raise ConfigurationError(f"state {descriptor.name!r}: {descriptor!r} is not a descriptor of keyed state")
     what = f"state {descriptor.name!r}"
     key_type = key_type or _key_type_of(data, key, what)
     check_key_like(key_type, f"the key of {what}")
@@ -105,21 +105,21 @@ def bootstrap_table(
     keys: Any = columns["key"]
     for part in (keys, *(keys.flatten() if pa.types.is_struct(keys.type) else ())):
         if part.null_count:
-            raise ConfigurationError(f"{what}: {part.null_count} rows have no key, or not all of it")
+            raise ConfigurationError(f"{what}: {part.null_count} rows have a null in their key")
     map_key_type, value_type = None, descriptor.type_info
     if isinstance(descriptor, MapStateDescriptor) and map_key is not None:
         map_key_type, value_type = descriptor.key_type_info, descriptor.value_type_info
         check_key_like(map_key_type, f"the map key of {what}")
         columns["map_key"] = _column(data, map_key, map_key_type, f"{what}: the map key")
     elif map_key is not None or kind == "MAP":
-        raise ConfigurationError(f"{what}: map_key is for map state, and map state needs it")
+        raise ConfigurationError(f"{what}: map state needs map_key, and no other state takes it")
     element_type = descriptor.elem_type_info if isinstance(descriptor, ListStateDescriptor) else value_type
     columns["value"] = _column(data, value, element_type, f"{what}: the value")
     config = descriptor.ttl_config
     ttl = config is not None and config.is_enabled()
     layout = TableLayout(descriptor.name, kind, key_type, None, map_key_type, value_type, ttl)
 
-    if kind in ("VALUE", "REDUCING", "AGGREGATING"):  # where a null is no value
+    if kind in ("VALUE", "REDUCING", "AGGREGATING"):  # in which a null means no value
         present = columns["value"].is_valid()
         columns = {name: column.filter(present) for name, column in columns.items()}
     hashes = hash_keys(key_type, columns["key"])
@@ -139,7 +139,7 @@ def bootstrap_table(
     elif len(first) < len(order):
         again = int(np.setdiff1d(np.arange(len(order)), first)[0])
         shown = {name: columns[name][again].as_py() for name in layout.identity}
-        raise ConfigurationError(f"{what}: there are several rows with {shown}, and only one can be its value")
+        raise ConfigurationError(f"{what}: several rows have {shown}, but a key has only one value")
     else:
         columns["expires_at"] = pa.array(np.full(len(order), expires, dtype=np.int64))
     columns["deleted"] = pa.array(np.zeros(len(first), dtype=np.bool_))
@@ -147,12 +147,12 @@ def bootstrap_table(
 
 
 def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> pa.Table:
-    """The rows, sorted for another number of key groups.
+    """Assigns rows to key groups and sorts them.
 
     Args:
-        layout: of the table.
-        rows: with ``local_schema``; one per identity.
-        max_parallelism: number of key groups.
+        layout: Layout of the table.
+        rows: Rows with ``local_schema``, one per identity.
+        max_parallelism: Number of key groups.
     """
     rows = rows.combine_chunks()
     hashes = hashes_of(rows.column("sort_key").to_numpy())
@@ -161,7 +161,7 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
 
 
 def _starts(columns: dict[str, pa.Array[Any]], identity: list[str]) -> npt.NDArray[np.bool_]:
-    """Which sorted rows differ from the one before."""
+    """Returns which of the sorted rows differ from the previous one."""
     sort_keys = columns["sort_key"].to_numpy()
     starts = np.ones(len(sort_keys), dtype=np.bool_)
     tied = np.flatnonzero(sort_keys[1:] == sort_keys[:-1])
@@ -178,13 +178,13 @@ def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:
     for name in names:
         kind = _KEY_TYPES.get(_named(data, name, what).type)
         if kind is None:
-            raise TypeMismatchError(f"{what}: the key column {name!r} is {data.column(name).type}; say its key_type")
+            raise TypeMismatchError(f"{what}: the key column {name!r} is {data.column(name).type}; pass key_type")
         kinds.append(kind())
     return kinds[0] if isinstance(key, str) else Types.TUPLE(kinds)
 
 
 def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) -> pa.Array[Any]:
-    """A column of a type, made of one column, or of one for each field."""
+    """Makes a column of a type from one column, or from one for each field."""
     if isinstance(names, str):
         column = _named(data, names, what)
         try:
@@ -194,16 +194,18 @@ def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) ->
                 f"{what} is column {names!r} of {column.type}, which cannot become {kind.arrow_type}: {error}"
             ) from error
     if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
-        raise ConfigurationError(f"{what} is {kind!r}: it takes one column, not {list(names)}")
+        raise ConfigurationError(f"{what} is {kind!r}: give it one column, not {list(names)}")
     if len(names) != len(kind.field_types):
-        raise ConfigurationError(f"{what} has the fields {list(kind.field_names)}, and gets the columns {list(names)}")
+        raise ConfigurationError(
+            f"{what} has the fields {list(kind.field_names)}, but is given the columns {list(names)}"
+        )
     children = [_column(data, name, field, what) for name, field in zip(names, kind.field_types, strict=True)]
     return pa.StructArray.from_arrays(children, fields=list(kind.arrow_type))
 
 
 def _named(data: pa.Table, name: str, what: str) -> pa.ChunkedArray[Any]:
     if name not in data.column_names:
-        raise ConfigurationError(f"{what}: there is no column {name!r}, but {data.column_names}")
+        raise ConfigurationError(f"{what}: there is no column {name!r}; the columns are {data.column_names}")
     return data.column(name)
 
 

@@ -1,13 +1,15 @@
-"""What is in a savepoint or checkpoint (Flink: ``SavepointReader``)."""
+"""Reads the state in a savepoint or checkpoint (Flink: ``SavepointReader``)."""
 
 from __future__ import annotations
 
 from functools import cached_property
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint, open_checkpoint
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.errors import RestoreError, StateSchemaError
+from dagster_flinkpy.state.handles import describe_schema
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, OperatorStateRows, StoredState
 from dagster_flinkpy.storage import StorageLocation
 
@@ -15,15 +17,15 @@ __all__ = ["SavepointReader", "read_savepoint"]
 
 
 def read_savepoint(path: str | StorageLocation) -> SavepointReader:
-    """Opens a savepoint or checkpoint to read the state in it. Needs neither Spark nor the program; runs no code of it.
+    """Opens a savepoint or checkpoint to read its state. Needs neither Spark nor the program, and runs no user code.
 
     Args:
-        path: the folder of a savepoint or of a checkpoint (``.../chk-7``), or that of a job for its latest checkpoint.
-            A directory or ``s3://bucket/prefix``; as a ``StorageLocation`` with endpoint and credentials.
+        path: The folder of a savepoint, of a checkpoint (``.../chk-7``), or of a job for its latest checkpoint. A
+            directory, ``s3://bucket/prefix``, or a ``StorageLocation`` with endpoint and credentials.
 
     Raises:
-        RestoreError: there is none.
-        CorruptMetadataError: it cannot be read.
+        RestoreError: There is no savepoint or checkpoint.
+        CorruptMetadataError: Its metadata cannot be read.
     """
     return SavepointReader(open_checkpoint(path if isinstance(path, StorageLocation) else StorageLocation(path)))
 
@@ -36,29 +38,29 @@ class SavepointReader:
 
     @property
     def metadata(self) -> CheckpointMetadata:
-        """All that its ``_metadata`` says."""
+        """The contents of ``_metadata``."""
         return self._stored.metadata
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """The uids."""
+        """The uids of the operators."""
         return tuple(operator.uid for operator in self.metadata.operators)
 
     @cached_property
     def states(self) -> tuple[StoredState, ...]:
-        """All states: keyed state and timers, then operator state, operator by operator.
+        """All states, operator by operator: keyed state and timers, then operator state.
 
         Raises:
-            StateSchemaError: subtasks have different types for one state.
+            StateSchemaError: Subtasks have different types for one state.
         """
         return tuple(state for operator in self.metadata.operators for state in self._states_of(operator))
 
     def state(self, uid: str, name: str) -> StoredState:
-        """A state by the uid of its operator and its name.
+        """Returns a state by the uid of its operator and its name.
 
         Raises:
-            RestoreError: there is none; names what there is.
-            StateSchemaError: subtasks have different types for one state.
+            RestoreError: There is no such operator or state; the message names those there are.
+            StateSchemaError: Subtasks have different types for one state.
         """
         operator = self.metadata.operator(uid)
         if operator is None:
@@ -69,10 +71,10 @@ class SavepointReader:
         return states[name]
 
     def timers(self, uid: str, domain: TimeDomain = TimeDomain.EVENT_TIME) -> StoredState:
-        """The pending timers of an operator: ``key``, ``time``, and of windows ``namespace``: the window.
+        """Returns the pending timers of an operator: ``key``, ``time``, and for windows their ``namespace``.
 
         Raises:
-            RestoreError: it has none.
+            RestoreError: The operator has no timers.
         """
         return self.state(uid, f"_timers/{domain.name.lower()}")
 
@@ -87,7 +89,7 @@ class SavepointReader:
                 if parts and parts[0][1].schema != table.schema:
                     raise StateSchemaError(
                         f"operator {operator.uid!r}: state {table.name!r} has two schemas in one checkpoint: "
-                        f"{parts[0][1].schema} and {table.schema}"
+                        f"{describe_schema(parts[0][1].schema)} and {describe_schema(table.schema)}"
                     )
                 parts = (*parts, (subtask.index, table))
                 keyed[table.name] = KeyedStateRows(operator.uid, table.name, files, operator.max_parallelism, parts)

@@ -11,39 +11,38 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.checkpoint.savepoint import has_pickled_values
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.state.handles import TableSnapshot
+from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle, TableSnapshot
 from dagster_flinkpy.state.reader import KeySet, operator_state_schema, read_operator_state, read_table, table_schema
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["KeyedStateRows", "OperatorStateRows", "StoredState"]
 
 _THREADS = 8
-"""Subtasks whose state is read at once."""
+"""How many subtasks' state is read at the same time."""
 
 
 @dataclass(frozen=True)
 class StoredState(ABC):
-    """A named state of one operator. Nothing is read before one of its methods is called."""
+    """A named state of one operator. Nothing is read until one of its methods is called."""
 
     uid: str
-    """Of the operator."""
+    """Uid of the operator."""
     name: str
     files: StorageLocation
-    """What the paths of its files are relative to."""
+    """The folder that the paths of its files are relative to."""
 
     @property
     @abstractmethod
     def kind(self) -> str:
-        """VALUE, LIST, MAP, REDUCING, AGGREGATING or TIMER; of operator state SPLIT_DISTRIBUTE, UNION or BROADCAST."""
+        """VALUE, LIST, MAP, REDUCING, AGGREGATING or TIMER; for operator state SPLIT_DISTRIBUTE, UNION or BROADCAST."""
 
     @property
     @abstractmethod
     def types(self) -> Mapping[str, TypeInformation]:
-        """The declared types, by column; none for raw state."""
+        """The declared types, by column. Raw state has none."""
 
     @property
     @abstractmethod
@@ -53,59 +52,59 @@ class StoredState(ABC):
     @property
     @abstractmethod
     def subtasks(self) -> tuple[int, ...]:
-        """Indices of the subtasks that have a part of it."""
+        """Indices of the subtasks that hold a part of the state."""
 
     @abstractmethod
     def read_subtask(self, position: int) -> pa.Table:
-        """The rows of one of :attr:`subtasks`, by its position there.
+        """Reads the rows of one of :attr:`subtasks`, by its position there.
 
         Raises:
-            CorruptStateError: a file is missing or damaged; names it.
+            CorruptStateError: A file is missing or damaged; the message names it.
         """
 
     @abstractmethod
     def for_keys(self, keys: Iterable[Any]) -> StoredState:
-        """Only the rows of these keys: files and row groups that cannot have them are not read.
+        """Returns the state of some keys only. Files and row groups that cannot contain them are not read.
 
         Args:
-            keys: Python values, or an Arrow array with the type of the column ``key``.
+            keys: Python values, or an Arrow array of the type of the column ``key``.
 
         Raises:
-            ConfigurationError: it is operator state, which has no keys.
-            TypeMismatchError: one of them is no such key.
+            ConfigurationError: This is operator state, which has no keys.
+            TypeMismatchError: A key does not have the type of the column ``key``.
         """
 
     def to_tables(self) -> Iterator[pa.Table]:
-        """The rows, subtask by subtask; each part is read when it is asked for."""
+        """Yields the rows, subtask by subtask. Each part is read when it is requested."""
         return (self.read_subtask(position) for position in range(len(self.subtasks)))
 
     def to_arrow(self) -> pa.Table:
-        """All rows. Pickled values come as bytes; what has expired is there, with its ``expires_at``.
+        """Reads all rows. Pickled values stay bytes, and expired rows are included with their ``expires_at``.
 
         Raises:
-            CorruptStateError: a file is missing or damaged; names it.
+            CorruptStateError: A file is missing or damaged; the message names it.
         """
         with ThreadPoolExecutor(max_workers=_THREADS) as threads:
             parts = list(threads.map(self.read_subtask, range(len(self.subtasks))))
         return pa.concat_tables([self.schema.empty_table(), *parts])
 
     def to_pandas(self) -> Any:
-        """As :meth:`to_arrow`, as a pandas DataFrame."""
+        """Reads all rows like :meth:`to_arrow`, as a pandas DataFrame."""
         return self.to_arrow().to_pandas()
 
     def to_polars(self) -> Any:
-        """As :meth:`to_arrow`, as a Polars DataFrame; Polars is to be installed."""
+        """Reads all rows like :meth:`to_arrow`, as a Polars DataFrame. Polars must be installed."""
         import polars
 
         return polars.from_arrow(self.to_arrow())
 
     def to_spark(self, session: Any) -> Any:
-        """The rows as a Spark DataFrame, read by Spark's tasks, one for each subtask.
+        """Returns the rows as a Spark DataFrame. Spark reads them, with one task for each subtask.
 
         Args:
-            session: a SparkSession whose executors have this library and reach the storage.
+            session: A SparkSession whose executors have this library installed and can reach the storage.
         """
-        # Spark tells its schema of a table, though not of an empty one.
+        # Spark derives a schema from a table, though not from an empty one.
         nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
         schema = session.createDataFrame(nulls).schema
         tasks = len(self.subtasks)
@@ -114,10 +113,10 @@ class StoredState(ABC):
         return session.range(0, tasks, 1, tasks).mapInArrow(partial(_read_positions, self), schema)
 
     def to_pylist(self, *, allow_pickled_state: bool = False) -> list[dict[str, Any]]:
-        """The rows as Python values of the declared types, such as ``Row``, tuple and ``Instant``.
+        """Reads all rows as Python values of the declared types, such as ``Row``, tuple and ``Instant``.
 
         Args:
-            allow_pickled_state: unpickles pickled values, too; whoever wrote them can run code here. Default: they stay
+            allow_pickled_state: Also unpickle pickled values. Whoever wrote them can run code here. Default: they stay
                 bytes.
         """
         table = self.to_arrow()
@@ -134,11 +133,11 @@ class KeyedStateRows(StoredState):
     """Keyed state, or timers; made by :class:`SavepointReader`."""
 
     max_parallelism: int
-    """Of the operator."""
+    """Max parallelism of the operator."""
     tables: tuple[tuple[int, TableSnapshot], ...]
-    """Subtask and its part; at least one."""
+    """Each subtask with its part of the state; at least one."""
     keys: KeySet | None = None
-    """Only these; None for all."""
+    """The keys to read, or None for all."""
 
     @property
     def kind(self) -> str:
@@ -185,7 +184,7 @@ class OperatorStateRows(StoredState):
     """Operator state; made by :class:`SavepointReader`."""
 
     handles: tuple[tuple[int, OperatorStateHandle], ...]
-    """Subtask and its part; at least one."""
+    """Each subtask with its part of the state; at least one."""
 
     @property
     def kind(self) -> str:
@@ -214,7 +213,7 @@ class OperatorStateRows(StoredState):
 
 
 def _read_positions(state: StoredState, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """In a Spark task: the rows of the subtasks at these positions."""
+    """Reads the rows of the subtasks at these positions; runs in a Spark task."""
     for batch in batches:
         for position in batch.column(0).to_pylist():
             yield from state.read_subtask(position).to_batches()

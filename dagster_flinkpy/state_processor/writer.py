@@ -1,4 +1,4 @@
-"""Makes savepoints: of data frames, and out of other savepoints (Flink: ``SavepointWriter``)."""
+"""Makes savepoints from data frames and from other savepoints (Flink: ``SavepointWriter``)."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.metadata import (
-    METADATA_NAME,
-    CheckpointKind,
-    CheckpointMetadata,
-    DistributionMode,
-    OperatorState,
-    OperatorStateHandle,
-    SubtaskState,
-)
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.savepoint import as_savepoint, copy_files
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError, StateSchemaError
 from dagster_flinkpy.key_groups import (
     UPPER_BOUND_MAX_PARALLELISM,
     KeyGroupRange,
+    check_whole_number,
     compute_key_group_range_for_operator_index,
 )
-from dagster_flinkpy.state.handles import KeyedSnapshot, TableSnapshot
+from dagster_flinkpy.state.handles import (
+    DistributionMode,
+    KeyedSnapshot,
+    OperatorStateHandle,
+    TableSnapshot,
+    describe_schema,
+)
 from dagster_flinkpy.state.layout import TableLayout, check_key_like, make_sort_keys
 from dagster_flinkpy.state.operator_state import write_partitions
 from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.run_file import clip_rows, encode_run, upload_run
-from dagster_flinkpy.state.runs import system_time
 from dagster_flinkpy.state_processor.bootstrap import Columns, bootstrap_table, in_key_groups, to_arrow_table
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
@@ -44,23 +44,26 @@ __all__ = ["SavepointWriter", "write_savepoint"]
 def write_savepoint(
     based_on: str | StorageLocation | None = None, *, max_parallelism: int = 128, parallelism: int = 1
 ) -> SavepointWriter:
-    """Begins a savepoint. Nothing is written before :meth:`SavepointWriter.write`.
+    """Begins a savepoint. Nothing is written until :meth:`SavepointWriter.write` is called.
 
     Args:
-        based_on: a savepoint, checkpoint or job whose operators it has at first, as :func:`read_savepoint` takes it.
-            Default: none (Flink: ``newSavepoint`` instead of ``fromExistingSavepoint``).
-        max_parallelism: of new operators; that of the job must be the same, or not set.
-        parallelism: of new operators: into how many parts their state is written. A job may restore it with another.
+        based_on: A savepoint, checkpoint or job to take the operators from, as for :func:`read_savepoint`. Default:
+            none (Flink: ``newSavepoint`` instead of ``fromExistingSavepoint``).
+        max_parallelism: Max parallelism of new operators. The job's must be the same, or not set.
+        parallelism: Number of parts into which the state of new operators is written. A job may restore it with
+            another parallelism.
 
     Raises:
-        RestoreError: there is no such savepoint, or it has in-flight data.
-        CorruptMetadataError: it cannot be read.
-        ParallelismError: one of the numbers is out of range.
+        RestoreError: There is no such savepoint, or it has in-flight data.
+        CorruptMetadataError: Its metadata cannot be read.
+        ParallelismError: One of the numbers is out of range.
     """
+    check_whole_number("parallelism", parallelism)
+    check_whole_number("max_parallelism", max_parallelism)
     if not 1 <= parallelism <= max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
         raise ParallelismError(
-            f"parallelism {parallelism} and max parallelism {max_parallelism} must be at least 1, the first not above "
-            f"the second, and that not above {UPPER_BOUND_MAX_PARALLELISM}"
+            f"parallelism {parallelism} and max parallelism {max_parallelism} must be at least 1; the first must "
+            f"not exceed the second, nor the second {UPPER_BOUND_MAX_PARALLELISM}"
         )
     return SavepointWriter(based_on, max_parallelism, parallelism)
 
@@ -69,11 +72,11 @@ def write_savepoint(
 class _Operator:
     state: OperatorState
     files: StorageLocation | None = None
-    """Where those of ``state`` are."""
+    """Where the files of ``state`` are."""
     max_parallelism: int = 0
-    """What it is to be."""
+    """The max parallelism to write."""
     keyed: list[tuple[TableLayout, pa.Table]] = field(default_factory=list)
-    """New states: their rows, in key group 0."""
+    """New states with their rows, all in key group 0."""
     lists: list[tuple[OperatorStateHandle, pa.Table]] = field(default_factory=list)
     """New operator states, without partitions, and their rows."""
 
@@ -87,7 +90,7 @@ class _Operator:
 
 
 class SavepointWriter:
-    """Builds a savepoint; made by :func:`write_savepoint`. All but :meth:`write` return the writer itself."""
+    """Builds a savepoint; made by :func:`write_savepoint`. All methods but :meth:`write` return the writer itself."""
 
     def __init__(self, based_on: str | StorageLocation | None, max_parallelism: int, parallelism: int) -> None:
         self._max_parallelism, self._parallelism = max_parallelism, parallelism
@@ -112,23 +115,23 @@ class SavepointWriter:
         """Adds a keyed state, to a new operator or to one that has no state of this name.
 
         Args:
-            uid: of the operator.
-            descriptor: as the program declares it: of a value, list, map, reducing or aggregating state. One with a
-                time to live is as if all was written now.
-            data: an Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state. It passes
-                through this process. One row per key; of a list state one per element, in their order; of a map state
-                one per entry.
-            key: the column of the key; several are the fields of a tuple, or of the row that ``key_type`` is.
-            value: the column of the value, element or map value; several are the fields of a row or tuple. Of an
+            uid: Uid of the operator.
+            descriptor: Descriptor of a value, list, map, reducing or aggregating state, as in the program. With a time
+                to live, everything counts as written now.
+            data: An Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state. It passes
+                through this process. One row per key; for a list state one per element, in order; for a map state one
+                per entry.
+            key: The column of the key; several are the fields of a tuple, or of the row that ``key_type`` is.
+            value: The column of the value, element or map value; several are the fields of a row or tuple. Of an
                 aggregating state it is the accumulator. A null is no value.
-            map_key: of a map state, the column of an entry's key.
-            key_type: that of the job's keys. Default: of the column (int64 is LONG, int32 is INT, ...).
+            map_key: Of a map state, the column of an entry's key.
+            key_type: That of the job's keys. Default: of the column (int64 is LONG, int32 is INT, ...).
 
         Raises:
-            ConfigurationError: a column is missing, a key is null or occurs twice, or there is such a state.
-            StateSchemaError: the operator has state with another type of key.
-            TypeMismatchError: a column does not have, and cannot be given, its type.
-            UnsupportedKeyTypeError: the key or map key has a type that cannot be one.
+            ConfigurationError: A column is missing, a key is null or occurs twice, or the state exists already.
+            StateSchemaError: The operator has state with another key type.
+            TypeMismatchError: A column does not have, and cannot be given, its type.
+            UnsupportedKeyTypeError: The key or map key has a type that cannot be one.
         """
         layout, rows = bootstrap_table(
             descriptor,
@@ -137,7 +140,7 @@ class SavepointWriter:
             value=value,
             map_key=map_key,
             key_type=key_type,
-            now=system_time(),
+            now=current_millis(),
         )
         operator = self._operator(uid, layout.name)
         stored = [table.key_type for table in operator.tables()] + [
@@ -145,8 +148,8 @@ class SavepointWriter:
         ]
         if stored and stored[0] != layout.key_type.to_json():
             raise StateSchemaError(
-                f"operator {uid!r} has keys of {stored[0]}, and state {layout.name!r} of {layout.key_type.to_json()}; "
-                "say its key_type"
+                f"operator {uid!r} has keys of {describe_schema(stored[0])}, and state {layout.name!r} of "
+                f"{layout.key_type}; pass key_type"
             )
         operator.keyed.append((layout, rows))
         return self
@@ -157,14 +160,14 @@ class SavepointWriter:
         """Adds an operator list state.
 
         Args:
-            uid: of the operator, a new one or one that has no state of this name.
-            descriptor: as the program declares it.
-            values: the elements: Python values, or an Arrow array. They are dealt out over the subtasks.
-            union: it is a union list state: every subtask gets all elements.
+            uid: Uid of the operator: a new one, or one that has no state of this name.
+            descriptor: Descriptor of the state, as in the program.
+            values: The elements: Python values, or an Arrow array. They are distributed over the subtasks.
+            union: Whether it is a union list state, of which every subtask gets all elements.
 
         Raises:
-            ConfigurationError: the operator has such a state.
-            TypeMismatchError: an element does not have the declared type.
+            ConfigurationError: The operator already has a state of this name.
+            TypeMismatchError: An element does not have the declared type.
         """
         mode = DistributionMode.UNION if union else DistributionMode.SPLIT_DISTRIBUTE
         columns = {"value": (descriptor.elem_type_info, values)}
@@ -176,14 +179,14 @@ class SavepointWriter:
         """Adds a broadcast state.
 
         Args:
-            uid: of the operator, a new one or one that has no state of this name.
-            descriptor: as the program declares it.
-            entries: the map.
+            uid: Uid of the operator: a new one, or one that has no state of this name.
+            descriptor: Descriptor of the state, as in the program.
+            entries: The entries of the map.
 
         Raises:
-            ConfigurationError: the operator has such a state.
-            TypeMismatchError: an entry does not have the declared types.
-            UnsupportedKeyTypeError: the key has a type that cannot be one.
+            ConfigurationError: The operator already has a state of this name.
+            TypeMismatchError: An entry does not have the declared types.
+            UnsupportedKeyTypeError: The key has a type that cannot be one.
         """
         check_key_like(descriptor.key_type_info, f"the key of broadcast state {descriptor.name!r}")
         columns = {
@@ -207,7 +210,7 @@ class SavepointWriter:
         shell = OperatorState(uid, uid, self._parallelism, self._max_parallelism)
         operator = self._operators.setdefault(uid, _Operator(shell, None, self._max_parallelism))
         if new_state in operator.names():
-            raise ConfigurationError(f"operator {uid!r} has a state {new_state!r} already")
+            raise ConfigurationError(f"operator {uid!r} already has a state {new_state!r}")
         return operator
 
     # --- operators of other savepoints --------------------------------------------------------------------------------
@@ -216,27 +219,27 @@ class SavepointWriter:
         """Adds operators of another savepoint or checkpoint, with all of their state.
 
         Args:
-            path: as :func:`read_savepoint` takes it.
-            uids: of the operators. Default: all.
+            path: The savepoint or checkpoint, as for :func:`read_savepoint`.
+            uids: Uids of the operators. Default: all.
 
         Raises:
-            RestoreError: there is no such savepoint, or no such operator, or it has in-flight data.
-            ConfigurationError: there is an operator with such a uid already.
+            RestoreError: There is no such savepoint, or no such operator, or it has in-flight data.
+            ConfigurationError: There is already an operator with one of these uids.
         """
         _, operators = _open(path)
         for uid in operators if uids is None else uids:
             if uid not in operators:
-                raise RestoreError(f"{path} has no operator {uid!r}, but {list(operators)}")
+                raise RestoreError(f"{path} has no operator {uid!r}; its operators are {list(operators)}")
             if uid in self._operators:
-                raise ConfigurationError(f"there is an operator {uid!r} already; rename or remove one of them")
+                raise ConfigurationError(f"there is already an operator {uid!r}; rename or remove one of them")
             self._operators[uid] = operators[uid]
         return self
 
     def remove_operator(self, uid: str) -> SavepointWriter:
-        """Leaves an operator and its state out.
+        """Removes an operator and its state.
 
         Raises:
-            ConfigurationError: there is none with this uid.
+            ConfigurationError: There is no operator with this uid.
         """
         self._known(uid)
         del self._operators[uid]
@@ -246,65 +249,66 @@ class SavepointWriter:
         """Gives an operator another uid.
 
         Raises:
-            ConfigurationError: there is none with this uid, or one with the new one.
+            ConfigurationError: There is no operator with this uid, or there is already one with the new uid.
         """
         self._known(uid)
         if to in self._operators:
-            raise ConfigurationError(f"there is an operator {to!r} already")
+            raise ConfigurationError(f"there is already an operator {to!r}")
         self._operators = {to if known == uid else known: operator for known, operator in self._operators.items()}
         return self
 
     def change_max_parallelism(self, uid: str, max_parallelism: int) -> SavepointWriter:
-        """Gives an operator another number of key groups. Its keyed state is read and written anew.
+        """Gives an operator another number of key groups. Its keyed state is read and written again.
 
         Raises:
-            ConfigurationError: there is none with this uid, or it has raw keyed state, whose keys nobody knows.
-            ParallelismError: the number is out of range, or below the parallelism that the state was written with.
+            ConfigurationError: There is no operator with this uid, or it has raw keyed state, whose keys are unknown.
+            ParallelismError: The number is out of range, or below the parallelism that the state was written with.
         """
+        check_whole_number("max_parallelism", max_parallelism)
         operator = self._known(uid)
         parallelism = operator.state.parallelism
         if not parallelism <= max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
             raise ParallelismError(
                 f"operator {uid!r} was stored with parallelism {parallelism}: max parallelism {max_parallelism} must "
-                f"not be below it, or above {UPPER_BOUND_MAX_PARALLELISM}"
+                f"be at least that, and at most {UPPER_BOUND_MAX_PARALLELISM}"
             )
         if any(subtask.raw_keyed for subtask in operator.state.subtasks):
-            raise ConfigurationError(f"operator {uid!r} has raw keyed state, which cannot be given other key groups")
+            raise ConfigurationError(f"operator {uid!r} has raw keyed state, whose key groups cannot be changed")
         operator.max_parallelism = max_parallelism
         return self
 
     def _known(self, uid: str) -> _Operator:
         if uid not in self._operators:
-            raise ConfigurationError(f"there is no operator {uid!r}, but {list(self._operators)}")
+            raise ConfigurationError(f"there is no operator {uid!r}; the operators are {list(self._operators)}")
         return self._operators[uid]
 
     # --- writing ------------------------------------------------------------------------------------------------------
 
     def write(self, path: str | StorageLocation) -> str:
-        """Writes the savepoint: self-contained, whatever it was made of.
+        """Writes the savepoint, which is always self-contained.
 
         Args:
-            path: its folder, which has no savepoint yet.
+            path: Folder of the savepoint; it must not contain one yet.
 
         Returns:
-            Its URL, to restore a job from.
+            The URL of the savepoint, from which a job can be restored.
 
         Raises:
-            ConfigurationError: there is a savepoint already.
-            CorruptStateError: a file of an old savepoint is missing or damaged; names it.
-            StorageError: it could not be written. It is not there before it is whole.
+            ConfigurationError: The folder already has a savepoint.
+            CorruptStateError: A file of an old savepoint is missing or damaged; the message names it.
+            StorageError: The savepoint could not be written. It appears only when it is complete.
         """
         target = path if isinstance(path, StorageLocation) else StorageLocation(path)
         store = target.open()
         if store.head(METADATA_NAME) is not None:
-            raise ConfigurationError(f"{store.url} has a savepoint already; give a new folder")
+            raise ConfigurationError(f"{store.url} already has a savepoint; choose a new folder")
         written = tuple(_written(uid, operator, store) for uid, operator in self._operators.items())
         base = self._base or CheckpointMetadata(
             job_id="bootstrap",
             checkpoint_id=0,
             kind=CheckpointKind.SAVEPOINT,
             parent_id=None,
-            timestamp_ms=system_time(),
+            timestamp_ms=current_millis(),
             partition=None,
             fencing_token=0,
             graph_fingerprint="",
@@ -329,7 +333,7 @@ def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _O
 
 
 def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState:
-    """The operator, all of whose files are in the store."""
+    """Writes an operator: afterwards all of its files are in the store."""
     state = replace(operator.state, uid=uid, max_parallelism=operator.max_parallelism)
     parallelism = state.parallelism
     by_index = {subtask.index: replace(subtask, committables=()) for subtask in state.subtasks}
@@ -361,7 +365,7 @@ def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState
 
 
 def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLayout, pa.Table]]:
-    """All live rows of each state, of all subtasks."""
+    """Reads all live rows of each state, of all subtasks."""
     parts: dict[tuple[bool, str], tuple[TableLayout, list[pa.Table]]] = {}
     for table in operator.tables():
         layout = TableLayout.of(table)
@@ -385,7 +389,7 @@ def _write_part(layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, 
 
 
 def _dealt(mode: DistributionMode, rows: pa.Table, parallelism: int) -> list[pa.Table]:
-    """What each subtask gets of an operator state."""
+    """Splits an operator state into the parts of the subtasks."""
     if mode is DistributionMode.BROADCAST:
         return [rows] * parallelism
     if mode is DistributionMode.UNION:

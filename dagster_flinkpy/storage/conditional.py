@@ -1,4 +1,4 @@
-"""Conditional writes whose outcome is known: what a timeout or a lost response leaves open is read back."""
+"""Conditional writes with a known outcome: after a timeout or a lost response the object is read back."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ __all__ = ["put_if"]
 
 
 def put_if(store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
-    """Write on condition that an object is as it was; a write that did happen is a success, whatever the store said.
+    """Writes an object if it has not changed. A write that happened is a success, whatever the store said.
 
-    That the store says "precondition failed" does not mean that the write did not happen: a client that got no response
-    sends the request again, and then meets its own first one. So ``data`` must be of this write alone: two writers with
-    equal data would both take the object for theirs.
+    "Precondition failed" does not mean that the write did not happen: a client without a response sends the request
+    again, and may then find its own first write. So ``data`` must be unique to this write: two writers with equal data
+    would both take the object for theirs.
 
     Args:
-        store: where.
-        key: of the object.
-        data: all of it.
-        if_match: ETag of the object as it was; None: there was none.
+        store: The object store.
+        key: The key of the object.
+        data: The whole object.
+        if_match: The ETag of the object before the write, or None if it must not exist.
 
     Returns:
         The ETag of the object as written.
 
     Raises:
-        PreconditionFailedError: it was not as expected, and is not what was to be written.
-        StorageError: anything else; the outcome is unknown.
+        PreconditionFailedError: The object has changed, and is not what this call writes.
+        StorageError: Anything else; the outcome is unknown.
     """
     try:
         return store.put(key, data, if_none_match=if_match is None, if_match=if_match)

@@ -1,7 +1,7 @@
 """The ``leader`` object: which execution attempt owns a job, fenced by a token that only grows.
 
-The token alone makes things safe. The lease is for people and programs that want to know whether the owner is still at
-work: nobody waits for it, so no clock has to be right.
+The token alone gives safety. The lease only shows people and programs whether the owner is still active: nothing waits
+for it, so no clock has to be right.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import secrets
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import timedelta
 
+from dagster_flinkpy.common.clock import datetime_of_millis, to_millis
 from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.storage import json_fields
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.object_store import ObjectStore
 
@@ -29,19 +31,21 @@ class LeaderRecord:
     owner: str
     """The execution attempt, in words a person can search for (such as a Dagster run id)."""
     expires_at: int
-    """Milliseconds since 1970. A hint that the owner is gone; a takeover never waits for it. 0 when released."""
+    """Milliseconds since 1970 at which the lease ends. A takeover never waits for it. 0 when released."""
     acquired_at: int
     """Milliseconds since 1970."""
     nonce: str = ""
-    """Random: tells two attempts apart that have the same name and began in the same millisecond."""
+    """Random: distinguishes two attempts that have the same name and began in the same millisecond."""
     committed: int | None = None
-    """The checkpoint up to which all sinks have committed, as far as an owner has said so when it ended."""
+    """The checkpoint up to which all sinks have committed, as recorded when an owner ended."""
+    led_by: str = ""
+    """Id of the run that the attempt belongs to, such as a Dagster run id; other runs ask for it. Empty if unknown."""
 
     def alive(self, now_ms: int) -> bool:
-        """Whether the owner promised to live this long.
+        """Returns whether the lease still holds.
 
         Args:
-            now_ms: milliseconds since 1970.
+            now_ms: Milliseconds since 1970.
         """
         return now_ms < self.expires_at
 
@@ -52,9 +56,9 @@ class Leader:
 
     record: LeaderRecord
     etag: str
-    """Of the ``leader`` object as this attempt last wrote it."""
+    """The ETag of the ``leader`` object as this attempt last wrote it."""
     former: LeaderRecord | None = None
-    """Who had it before; None: nobody."""
+    """The previous leader, or None."""
 
     @property
     def token(self) -> int:
@@ -68,39 +72,42 @@ class Leader:
 
 
 def read(store: ObjectStore) -> LeaderRecord | None:
-    """Return the current leader of the job whose prefix ``store`` is rooted at, or None if there never was one.
+    """Returns the current leader of the job whose prefix ``store`` is rooted at, or None if there never was one.
 
     Raises:
-        CorruptMetadataError: the object is not a leader record.
+        CorruptMetadataError: The object is not a leader record.
     """
     found = _read(store)
     return found[0] if found else None
 
 
-def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int) -> Leader:
-    """Take the leadership over from whoever has it, with the next token.
+def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int, *, above: int = 0, led_by: str = "") -> Leader:
+    """Takes the leadership, with the next token, from the attempt that has it.
 
-    Everything the former leader does after that fails at its next ``check``. Losing the race to another
-    attempt means trying again with a token above its own, so the last to ask wins.
+    After that the former leader fails at its next ``check``. If another attempt wins the race, this call tries again
+    with a greater token, so the last caller wins.
 
     Args:
-        store: rooted at the job's prefix.
-        owner: names this execution attempt.
-        ttl: how long the record promises that the owner lives.
-        now_ms: milliseconds since 1970.
+        store: The object store, rooted at the job's prefix.
+        owner: Names this execution attempt.
+        ttl: How long the lease lasts.
+        now_ms: Milliseconds since 1970.
+        above: The token is also greater than this one, because the object may have been lost.
+        led_by: Id of the run that the attempt belongs to.
 
     Raises:
-        CorruptMetadataError: the object is not a leader record; it is not overwritten.
+        CorruptMetadataError: The object is not a leader record; it is not overwritten.
     """
     while True:
         found = _read(store)
         record = LeaderRecord(
-            token=found[0].token + 1 if found else 1,
+            token=max(above, found[0].token if found else 0) + 1,
             owner=owner,
-            expires_at=now_ms + _ms(ttl),
+            expires_at=now_ms + to_millis(ttl),
             acquired_at=now_ms,
             nonce=secrets.token_hex(8),
             committed=found[0].committed if found else None,
+            led_by=led_by,
         )
         try:
             leader = _write(store, record, found[1] if found else None)
@@ -110,25 +117,25 @@ def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int) -> Lead
 
 
 def renew(store: ObjectStore, leader: Leader, ttl: timedelta, now_ms: int) -> Leader:
-    """Promise to live longer.
+    """Extends the lease.
 
     Raises:
-        FencedError: another attempt took over; says which.
+        FencedError: Another attempt took over; the message says which.
     """
     try:
-        return _write(store, replace(leader.record, expires_at=now_ms + _ms(ttl)), leader.etag)
+        return _write(store, replace(leader.record, expires_at=now_ms + to_millis(ttl)), leader.etag)
     except PreconditionFailedError as error:
         check(store, leader)
         raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: somebody else wrote it") from error
 
 
 def release(store: ObjectStore, leader: Leader, committed: int | None = None) -> None:
-    """Say that the owner is gone. The record stays, so that tokens go on growing; being fenced already is fine.
+    """Ends the lease. The record stays, so that tokens keep growing. Does nothing if the owner was fenced.
 
     Args:
-        store: rooted at the job's prefix.
-        leader: the attempt that ends.
-        committed: the checkpoint up to which all sinks have committed; None: as before.
+        store: The object store, rooted at the job's prefix.
+        leader: The attempt that ends.
+        committed: The checkpoint up to which all sinks have committed, or None to keep the recorded one.
     """
     if committed is None:
         committed = leader.record.committed
@@ -139,16 +146,16 @@ def release(store: ObjectStore, leader: Leader, committed: int | None = None) ->
 
 
 def check(store: ObjectStore, leader: Leader) -> None:
-    """Make sure that no other attempt took over. For use right before a commit.
+    """Checks that no other attempt took over. Call it right before a commit.
 
     Raises:
-        FencedError: one did; says which, with its token and the time.
+        FencedError: Another attempt took over; the message says which, with its token and the time.
     """
     now = read(store)
     if now is None:
         raise FencedError(f"{_who(leader.record)} lost {store.url}/{LEADER_KEY}: the object was deleted")
     if (now.token, now.owner, now.nonce) != (leader.token, leader.owner, leader.record.nonce):
-        when = datetime.fromtimestamp(now.acquired_at / 1000, timezone.utc).isoformat(timespec="milliseconds")
+        when = datetime_of_millis(now.acquired_at).isoformat(timespec="milliseconds")
         raise FencedError(f"{_who(leader.record)} was fenced by {_who(now)} at {when} ({store.url}/{LEADER_KEY})")
 
 
@@ -158,18 +165,19 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
     except ObjectNotFoundError:
         return None
     try:
-        raw = json.loads(data)
+        raw = json_fields.load_object(data)
         record = LeaderRecord(
-            token=int(raw["token"]),
-            owner=str(raw["owner"]),
-            expires_at=int(raw["expires_at"]),
-            acquired_at=int(raw["acquired_at"]),
-            nonce=str(raw.get("nonce", "")),
-            committed=None if raw.get("committed") is None else int(raw["committed"]),
+            token=json_fields.integer(raw, "token", 1),
+            owner=json_fields.text(raw, "owner"),
+            expires_at=json_fields.integer(raw, "expires_at", most=json_fields.MAX_TIMESTAMP_MS),
+            acquired_at=json_fields.integer(raw, "acquired_at", most=json_fields.MAX_TIMESTAMP_MS),
+            nonce=json_fields.text(raw, "nonce") if "nonce" in raw else "",
+            committed=json_fields.optional_integer(raw, "committed"),
+            led_by=json_fields.text(raw, "led_by") if "led_by" in raw else "",
         )
-    except (AttributeError, ValueError, TypeError, KeyError) as error:
+    except ValueError as error:
         raise CorruptMetadataError(
-            f"{store.url}/{LEADER_KEY} is not a leader record ({error!r}). Without it an old run cannot be fenced: "
+            f"{store.url}/{LEADER_KEY} is not a leader record: {error}. Without it an old run cannot be fenced: "
             "make sure that no run of this job is alive, then delete the object."
         ) from error
     return record, etag
@@ -177,10 +185,6 @@ def _read(store: ObjectStore) -> tuple[LeaderRecord, str] | None:
 
 def _write(store: ObjectStore, record: LeaderRecord, etag: str | None) -> Leader:
     return Leader(record, put_if(store, LEADER_KEY, json.dumps(asdict(record)).encode(), etag))
-
-
-def _ms(duration: timedelta) -> int:
-    return duration // timedelta(milliseconds=1)
 
 
 def _who(record: LeaderRecord) -> str:

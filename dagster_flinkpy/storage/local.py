@@ -1,24 +1,24 @@
 """A local directory as an object store: the embedded default.
 
-A folder ``.flinkpy`` beside the objects of each directory holds what must not be seen: a lock file, new objects until
-they are whole and on disk, and staged uploads. It depends on the object's own directory only, so stores rooted at
-different heights of one tree agree on it. It goes when its directory holds nothing else.
+A folder ``.flinkpy`` in each directory holds what must not be visible: a lock file, new objects until they are complete
+and on disk, and staged uploads. Its place depends only on the object's own directory, so stores rooted at different
+levels of one tree agree on it. It is removed when its directory holds nothing else.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
 
+from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import (
     ConfigurationError,
     ObjectNotFoundError,
@@ -27,6 +27,7 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
+from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
 from dagster_flinkpy.storage.object_store import (
     ObjectInfo,
     ObjectStore,
@@ -40,18 +41,22 @@ __all__ = ["LocalObjectStore"]
 
 _HIDDEN = ".flinkpy"
 _STALE_SECONDS = 24 * 3600
-"""A temporary file this old belongs to a process that was killed."""
+"""A temporary file of this age was left by a killed process."""
+_LOCK_TIMEOUT_SECONDS = 60.0
+"""No process needs the lock for long; this is far below the default checkpoint timeout."""
+_TRIES = 100
 
 
 class LocalObjectStore(ObjectStore):
     """Objects are files. The ETag is the SHA-256 of the content, so ``head`` reads the file; ``list`` leaves it empty.
 
-    Creating is ``os.link`` of a file that is whole and on disk, replacing is ``os.replace``, both under an ``flock`` of
-    the object's directory; a crash at any point leaves the old object or the new one. All processes must be on one
-    machine, or on a file system whose locks work across machines. Unlike on S3, ``a`` and ``a/b`` cannot both be keys.
+    An object is created by ``os.link`` of a file that is complete and on disk, and replaced by ``os.replace``, both
+    under a lock of the object's directory. A crash at any point leaves the old object or the new one. All processes
+    must be on one machine, or on a file system whose locks work across machines. Unlike on S3, ``a`` and ``a/b`` cannot
+    both be keys.
 
     Args:
-        directory: the root; made on the first write.
+        directory: The root; created on the first write.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -118,10 +123,14 @@ class LocalObjectStore(ObjectStore):
             if name.endswith("/") and name.startswith(start) and any(True for _ in _walk(Path(entry.path), "", "")):
                 yield folder + name
 
+    def root_exists(self) -> bool:
+        """See ``ObjectStore``."""
+        return self._root.is_dir()
+
     def create_upload(self, key: str) -> str:
         """See ``ObjectStore``."""
         path = self._path(key)
-        upload_id = f"{time.time_ns() // 1_000_000:013d}-{uuid.uuid4().hex}"
+        upload_id = f"{current_millis():013d}-{uuid.uuid4().hex}"
         with _translated(f"stage {path}"), _locked(path.parent):
             _make_directory(self._upload(key, upload_id))
         return upload_id
@@ -182,7 +191,7 @@ class LocalObjectStore(ObjectStore):
                     key = Path(directory, name).relative_to(self._root).as_posix()
                     if key.startswith(prefix):
                         found += [
-                            UploadInfo(key, upload.name, _time(int(upload.name.partition("-")[0]) / 1000))
+                            UploadInfo(key, upload.name, datetime_of_millis(int(upload.name.partition("-")[0])))
                             for _, upload in _scan(Path(uploads.path))
                         ]
         return iter(sorted(found, key=lambda upload: (upload.key, upload.upload_id)))
@@ -218,7 +227,7 @@ class LocalObjectStore(ObjectStore):
     def _publish(
         self, key: str, temporary: Path, file: BinaryIO, *, if_none_match: bool, if_match: str | None = None
     ) -> None:
-        """Give a temporary file its name, if the condition holds."""
+        """Gives a temporary file its name, if the condition holds."""
         _to_disk(file)
         path = self._path(key)
         with _locked(path.parent):
@@ -258,7 +267,7 @@ class LocalObjectStore(ObjectStore):
         return digest.hexdigest()
 
     def _etag_if_made_of(self, key: str, parts: Sequence[UploadedPart]) -> str | None:
-        """The object's ETag, if its content is these parts joined."""
+        """Returns the object's ETag if its content is these parts joined, or None."""
         try:
             with self._reading(key) as file:
                 for part in parts:
@@ -273,7 +282,7 @@ class LocalObjectStore(ObjectStore):
             return None
 
     def _prune(self, directory: Path) -> None:
-        """Remove directories without objects and uploads, from here up to the root, unless someone writes there."""
+        """Removes directories without objects and uploads, from here up to the root, unless someone writes there."""
         while self._root in directory.parents:
             hidden = directory / _HIDDEN
             try:
@@ -287,7 +296,7 @@ class LocalObjectStore(ObjectStore):
                         (hidden / "lock").unlink()
                         hidden.rmdir()
                 directory.rmdir()
-            except OSError:  # someone writes there
+            except (OSError, LockTimeoutError):  # someone writes there
                 return
             directory = directory.parent
 
@@ -305,21 +314,25 @@ def _refuse_hidden(key: str) -> None:
 
 
 def _scan(directory: Path) -> Sequence[tuple[str, os.DirEntry[str]]]:
-    """What is visible in a directory, in the order of the keys, and so with a slash after a folder's name."""
-    try:
-        with os.scandir(directory) as entries:
-            found = [
-                (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
-                for entry in entries
-                if entry.name != _HIDDEN
-            ]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    """Returns the visible entries of a directory in the order of keys, with a slash after a folder's name."""
+    with _translated(f"list {directory}"):
+        try:
+            with os.scandir(directory) as entries:
+                found = [
+                    (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
+                    for entry in entries
+                    if entry.name != _HIDDEN
+                ]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
     return sorted(found, key=lambda named: named[0])
 
 
 def _walk(directory: Path, folder: str, start: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """All files whose name in ``directory`` begins with ``start``, with their keys; ``folder`` is its own key."""
+    """Yields all files whose name in ``directory`` begins with ``start``, with their keys.
+
+    ``folder`` is the key of the directory.
+    """
     for name, entry in _scan(directory):
         if name.startswith(start):
             if name.endswith("/"):
@@ -332,6 +345,8 @@ def _walk(directory: Path, folder: str, start: str) -> Iterator[tuple[str, os.Di
 def _translated(what: str) -> Iterator[None]:
     try:
         yield
+    except LockTimeoutError as error:
+        raise StorageError(f"cannot {what}: {error}") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise StorageError(f"cannot {what}: {reason}. Check the path, its permissions and the free space.") from error
@@ -339,7 +354,7 @@ def _translated(what: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary(directory: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file that no listing shows, on the file system of ``directory``; removed at the end."""
+    """Yields a new file that no listing shows, on the file system of ``directory``, and removes it at the end."""
     path = directory / _HIDDEN / f"tmp-{uuid.uuid4().hex}"
     with os.fdopen(_open_below(directory, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         try:
@@ -350,35 +365,48 @@ def _temporary(directory: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keep all other threads and processes from changing the objects of one directory."""
-    path = directory / _HIDDEN / "lock"
-    while True:
-        descriptor = _open_below(directory, path, os.O_RDWR | os.O_CREAT)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        with suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+    """Keeps all other threads and processes from changing the objects of one directory.
+
+    Raises:
+        LockTimeoutError: Another process does not release the lock.
+    """
+    with ExitStack() as held:
+        for _ in range(_TRIES):
+            with suppress(FileNotFoundError):  # the folder was pruned in the meantime
+                _make_directory(directory / _HIDDEN)
+                held.enter_context(file_lock(directory / _HIDDEN / "lock", timeout=_LOCK_TIMEOUT_SECONDS))
                 break
-        os.close(descriptor)  # the lock file was pruned while we waited for it
-    try:
+        else:
+            raise _no_folder(directory)
         yield
-    finally:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # a process forked meanwhile has the descriptor too
-        os.close(descriptor)
 
 
 def _open_below(directory: Path, path: Path, flags: int) -> int:
-    """Open a file in ``directory``'s hidden folder, which others may prune between its making and the opening."""
-    for _ in range(100):
+    """Opens a file in ``directory``'s hidden folder, which another process may prune before it is opened."""
+    for _ in range(_TRIES):
         with suppress(FileNotFoundError):
             _make_directory(directory / _HIDDEN)
             return os.open(path, flags | os.O_CLOEXEC, 0o666)
-    raise StorageError(f"cannot write in {directory}: it disappears")
+    raise _no_folder(directory)
+
+
+def _no_folder(directory: Path) -> StorageError:
+    return StorageError(
+        f"cannot write in {directory}: a folder that is made there is gone at once. Either this file system does not "
+        "allow any, or another process deletes them. Choose another path, or stop that process."
+    )
 
 
 def _make_directory(directory: Path) -> None:
     if not directory.is_dir():
         _make_directory(directory.parent)
-        directory.mkdir(exist_ok=True)
+        try:
+            directory.mkdir(exist_ok=True)
+        except FileExistsError:
+            raise StorageError(
+                f"cannot write in {directory}: it is a file, or a link that leads nowhere, and no folder. Choose "
+                "another path, or move it away."
+            ) from None
         _directory_to_disk(directory.parent)
 
 

@@ -1,4 +1,4 @@
-"""Where a store is and how to reach it, as plain data that travels to Spark workers."""
+"""Where a store is and how to reach it, as plain data that is sent to Spark workers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ __all__ = ["StorageLocation"]
 
 @dataclass(frozen=True)
 class StorageLocation:
-    """A prefix on S3 or a local directory. Equal locations are the same place; pickled it is a few strings."""
+    """A prefix on S3 or a local directory. Equal locations are the same place. It pickles to a few strings."""
 
     url: str
     """``s3://bucket/prefix``, ``file:///dir`` or a plain path; kept as ``s3://...`` or an absolute ``file:///...``."""
     endpoint_url: str | None = None
-    """S3 only: another server than Amazon's, such as ``http://127.0.0.1:9000``. Default: boto3's."""
+    """S3 only: the address of a server other than Amazon's, such as ``http://127.0.0.1:9000``. Default: boto3's."""
     region: str | None = None
-    """S3 only. Default: boto3's (``us-east-1`` where it finds none)."""
+    """S3 only. Default: boto3's (``us-east-1`` if it finds none)."""
     access_key_id: str | None = None
     """S3 only. Default: boto3's usual chain (environment, profile, instance role)."""
     secret_access_key: str | None = field(default=None, repr=False)
     """S3 only; given with ``access_key_id`` or not at all."""
 
     def __post_init__(self) -> None:
-        """Normalise ``url``.
+        """Normalises ``url``.
 
         Raises:
-            ConfigurationError: the URL has another scheme or no bucket, or one half of the credentials is missing.
+            ConfigurationError: The URL has another scheme or no bucket, the endpoint is not a URL, or one half of the
+                credentials is missing.
         """
+        if not self.url.strip():
+            raise ConfigurationError("the storage URL is empty; it must be s3://bucket/prefix, file:///dir or a path")
         scheme, separator, rest = self.url.partition("://")
         if separator and scheme not in ("s3", "file"):
             raise ConfigurationError(f"storage URL {self.url!r} must be s3://bucket/prefix, file:///dir or a path")
@@ -45,11 +48,13 @@ class StorageLocation:
         else:
             url = (Path(_path_of(self.url)) if separator else Path(self.url).expanduser()).absolute().as_uri()
         object.__setattr__(self, "url", url)
+        if self.endpoint_url is not None:
+            check_endpoint(self.endpoint_url)
         if (self.access_key_id is None) != (self.secret_access_key is None):
             raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
 
     def open(self) -> ObjectStore:
-        """Return the store. Cheap: the S3 client behind it is shared in the process, and not with a forked one."""
+        """Returns the store. This is cheap: the process shares one S3 client, and a forked process makes its own."""
         if self.url.startswith("file:"):
             from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -61,7 +66,7 @@ class StorageLocation:
         return S3ObjectStore(client, bucket, prefix)
 
     def child(self, prefix: str) -> StorageLocation:
-        """Return the location ``prefix`` below this one.
+        """Returns the location ``prefix`` below this one.
 
         Raises:
             PathEscapesPrefixError: ``prefix`` is not a plain relative path.
@@ -72,8 +77,29 @@ class StorageLocation:
         return replace(self, url=f"{self.url}/{prefix}")
 
 
+def check_endpoint(url: str) -> None:
+    """Checks that the address of an S3 server is a URL with a host.
+
+    Args:
+        url: The address, such as ``http://127.0.0.1:9000``.
+
+    Raises:
+        ConfigurationError: It is not.
+    """
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an impossible port, or half of an IPv6 address
+        valid = False
+    if not valid:
+        raise ConfigurationError(f"endpoint URL {url!r} must be http://host:port or https://host")
+
+
 def _path_of(file_url: str) -> str:
-    parts = urlsplit(file_url)
+    try:
+        parts = urlsplit(file_url)
+    except ValueError as error:
+        raise ConfigurationError(f"{file_url!r} is not a URL ({error}); a local directory is file:///dir") from error
     if parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
         raise ConfigurationError(f"{file_url!r} names a host or a relative path; a local directory is file:///dir")
     return unquote(parts.path)

@@ -1,4 +1,4 @@
-"""What the library needs of a place that keeps objects, and the probe that finds stores which cannot give it."""
+"""What the library needs from an object store, and the probe that finds stores which lack it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class ObjectInfo:
-    """One object, without its data."""
+    """One object without its data."""
 
     key: str
-    """Relative to the root of the store that was asked."""
+    """The key, relative to the root of the queried store."""
     size: int
     """Bytes."""
     etag: str
-    """As ``put`` returned it. Empty in a listing of a store that would have to read the object to know it (local)."""
+    """The ETag that ``put`` returned. Empty in listings of a store that would have to read the object (local)."""
     last_modified: datetime
     """With time zone."""
 
@@ -41,7 +41,7 @@ class UploadInfo:
     """One staged upload that was neither completed nor aborted."""
 
     key: str
-    """Relative to the root of the store that was asked."""
+    """The key, relative to the root of the queried store."""
     upload_id: str
     initiated: datetime
     """With time zone."""
@@ -49,7 +49,7 @@ class UploadInfo:
 
 @dataclass(frozen=True)
 class UploadedPart:
-    """One part of a staged upload; what ``complete_upload`` needs to know of it."""
+    """One part of a staged upload: what ``complete_upload`` needs to know about it."""
 
     number: int
     """From 1."""
@@ -71,114 +71,121 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get(self, key: str) -> tuple[bytes, str]:
-        """Return an object's data and its ETag.
+        """Returns an object's data and its ETag.
 
         Raises:
-            ObjectNotFoundError: no object has this key.
+            ObjectNotFoundError: No object has this key.
         """
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Return ``length`` bytes from offset ``start``; fewer, or none, where the object ends before.
+        """Returns ``length`` bytes from offset ``start``; fewer, or none, if the object ends before.
 
         Raises:
-            ObjectNotFoundError: no object has this key (not checked when ``length`` is 0).
+            ObjectNotFoundError: No object has this key (not checked when ``length`` is 0).
         """
 
     @abstractmethod
     def head(self, key: str) -> ObjectInfo | None:
-        """Return what is known of an object, or None if there is none."""
+        """Returns the description of an object, or None if it does not exist."""
 
     @abstractmethod
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
-        """Write an object at once and return its ETag.
+        """Writes an object at once and returns its ETag.
 
         Args:
-            key: where to.
-            data: the whole object.
-            if_none_match: write only if no object has this key.
-            if_match: write only if the object's ETag is this one.
+            key: The key of the object.
+            data: The whole object.
+            if_none_match: Write only if no object has this key.
+            if_match: Write only if the object's ETag is this one.
 
         Raises:
-            PreconditionFailedError: the condition did not hold; nothing was written. A write of ours whose response was
-                lost and which the client then repeated is recognised, and is a success.
+            PreconditionFailedError: The condition did not hold; nothing was written. If the client repeated its own
+                write because the response was lost, this is recognised, and is a success.
         """
 
     @abstractmethod
     def delete(self, key: str) -> None:
-        """Delete an object; a missing one is fine."""
+        """Deletes an object, if it exists."""
 
     @abstractmethod
     def delete_many(self, keys: Iterable[str]) -> None:
-        """Delete objects in as few requests as the store allows; missing ones are fine."""
+        """Deletes the objects that exist, in as few requests as the store allows."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """Yield all objects whose key starts with ``prefix`` (any string, not only a folder), sorted by key."""
+        """Yields all objects whose key starts with ``prefix`` (any string, not only a folder), sorted by key."""
 
     @abstractmethod
     def list_folders(self, prefix: str = "") -> Iterator[str]:
-        """Yield the sub-prefixes up to the next slash after ``prefix``, sorted: ``chk-1/``, ``chk-2/``.
+        """Yields the sub-prefixes up to the next slash after ``prefix``, sorted: ``chk-1/``, ``chk-2/``.
 
         They are relative to the root, as keys are: ``list_folders("a/")`` yields ``a/b/``.
         """
 
+    def root_exists(self) -> bool:
+        """Returns whether ``url`` exists. A folder can be missing; a prefix of a bucket always exists, even if empty.
+
+        If the bucket is missing, reading and listing are errors.
+        """
+        return True
+
     @abstractmethod
     def create_upload(self, key: str) -> str:
-        """Begin a staged upload and return its id. Nothing is visible under ``key`` before ``complete_upload``."""
+        """Begins a staged upload and returns its id. Nothing is visible under ``key`` before ``complete_upload``."""
 
     @abstractmethod
     def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
-        """Stage one part. The same number again replaces the part.
+        """Stages one part. A part with the same number is replaced.
 
         Args:
-            key: as given to ``create_upload``.
-            upload_id: as it returned.
-            number: 1 to 10,000; parts are joined in this order, gaps are allowed.
-            data: at least 5 MiB, unless it is the last part (a rule of S3, checked by it on completion).
+            key: The key given to ``create_upload``.
+            upload_id: The id that it returned.
+            number: From 1 to 10,000. Parts are joined in this order; gaps are allowed.
+            data: At least 5 MiB, except in the last part (a rule of S3, which checks it on completion).
 
         Raises:
-            UploadNotFoundError: no such upload: it was completed or aborted.
+            UploadNotFoundError: There is no such upload: it was completed or aborted.
         """
 
     @abstractmethod
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
     ) -> str:
-        """Make the staged parts one visible object, atomically, and return its ETag.
+        """Makes the staged parts one visible object, atomically, and returns its ETag.
 
-        May be repeated: if the upload is gone, or the key is taken, and the object there is made of exactly these
+        It may be repeated: if the upload is gone or the key is taken, but the object there is made of exactly these
         parts, that is a success.
 
         Args:
-            key: as given to ``create_upload``.
-            upload_id: as it returned.
-            parts: at least one, in any order.
-            if_none_match: only if no object has this key.
+            key: The key given to ``create_upload``.
+            upload_id: The id that it returned.
+            parts: At least one, in any order.
+            if_none_match: Complete only if no object has this key.
 
         Raises:
-            PreconditionFailedError: another object has this key. The upload stays until it is aborted.
-            UploadNotFoundError: the upload was aborted, or a part of it never arrived.
+            PreconditionFailedError: Another object has this key. The upload stays until it is aborted.
+            UploadNotFoundError: The upload was aborted, or a part of it never arrived.
         """
 
     @abstractmethod
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Drop a staged upload and its parts; an unknown upload is fine."""
+        """Drops a staged upload and its parts, if it exists."""
 
     @abstractmethod
     def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
-        """Yield the staged uploads whose key starts with ``prefix``, sorted by key."""
+        """Yields the staged uploads whose key starts with ``prefix``, sorted by key."""
 
     @abstractmethod
     def child(self, prefix: str) -> ObjectStore:
-        """Return the store rooted at ``prefix`` below this one."""
+        """Returns the store rooted at ``prefix`` below this one."""
 
     def probe(self) -> None:
-        """Find out, with a few small writes under ``.probe/``, whether checkpoints can be kept here safely.
+        """Checks, with a few small writes under ``.probe/``, whether checkpoints are safe here.
 
         Raises:
-            ConditionalWritesUnsupportedError: a conditional header is ignored or unknown; names which.
-            StorageError: not reachable or not writable; says what to do.
+            ConditionalWritesUnsupportedError: A conditional header is ignored or unknown; the message says which.
+            StorageError: The store is not reachable or not writable; the message says what to do.
         """
         key = f".probe/{uuid.uuid4().hex}"
         try:
@@ -223,10 +230,10 @@ class ObjectStore(ABC):
 
 
 def check_relative(key: str) -> str:
-    """Return ``key`` if it is a relative path that stays where it is put.
+    """Returns ``key`` if it is a relative path that does not lead out of its prefix.
 
     Raises:
-        PathEscapesPrefixError: it is empty or absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control
+        PathEscapesPrefixError: It is empty or absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control
             character.
     """
     bad = any(segment in ("", ".", "..") for segment in key.split("/")) or any(c == "\\" or c < " " for c in key)
@@ -239,17 +246,17 @@ def check_relative(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Return ``prefix`` if keys that start with it can exist: '', a folder with its slash, or the start of a name."""
+    """Returns ``prefix`` if keys that start with it can exist: '', a folder with its slash, or the start of a name."""
     check_relative(prefix + "x")
     return prefix
 
 
 def resolve_key(base_prefix: str, relative: str) -> str:
-    """Join a path read from metadata to the prefix it belongs to.
+    """Joins a path read from metadata to the prefix it belongs to.
 
     Args:
-        base_prefix: a prefix inside the store, with or without a slash at the end; '' is the root.
-        relative: as found in the metadata.
+        base_prefix: A prefix inside the store, with or without a slash at the end; '' is the root.
+        relative: The path in the metadata.
 
     Raises:
         PathEscapesPrefixError: ``relative`` could lead out of ``base_prefix``.

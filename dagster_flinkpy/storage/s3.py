@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 __all__ = ["S3ObjectStore", "s3_client"]
 
 _ATTEMPTS = 5
-"""For what boto3 does not retry itself: a body cut off, and 409 (another conditional request was under way)."""
+"""For what boto3 does not retry: a truncated body, and 409 (a concurrent conditional request)."""
 _CONFLICTS = ("ConditionalRequestConflict", "ConcurrentModification")
-"""The codes of a 409: Amazon's, Ceph's."""
+"""The error codes of a 409, of Amazon and of Ceph."""
 _DELETE_BATCH = 1000
 _WRITE_ID = "flinkpy-write"
-"""Metadata by which a write of ours is known again after its response was lost."""
+"""The metadata field that identifies our own write after its response was lost."""
 
 T = TypeVar("T")
 
@@ -54,7 +54,7 @@ def s3_client(
     access_key_id: str | None = None,
     secret_access_key: str | None = None,
 ) -> S3Client:
-    """Return this process's client for a server; a forked process gets its own. Arguments as in ``StorageLocation``."""
+    """Returns this process's client for a server; a fork gets its own. For the arguments see ``StorageLocation``."""
     return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, os.getpid())
 
 
@@ -64,6 +64,7 @@ def _client_of_process(
 ) -> S3Client:
     import boto3
     from botocore.config import Config
+    from botocore.exceptions import BotoCoreError
 
     config = Config(
         connect_timeout=10,
@@ -73,28 +74,34 @@ def _client_of_process(
         tcp_keepalive=True,
         s3={"addressing_style": "path" if endpoint_url else "auto"},
     )
-    return boto3.Session().client(  # the default session is not thread-safe
-        "s3",
-        endpoint_url=endpoint_url,
-        region_name=region,
-        aws_access_key_id=access_key_id,
-        aws_secret_access_key=secret_access_key,
-        config=config,
-    )
+    try:
+        return boto3.Session().client(  # the default session is not thread-safe
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=region,
+            aws_access_key_id=access_key_id,
+            aws_secret_access_key=secret_access_key,
+            config=config,
+        )
+    except (ValueError, BotoCoreError) as error:
+        raise ConfigurationError(
+            f"no S3 client can be made: {error}. Check the endpoint and region that are given, and those in the "
+            "environment (AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, AWS_PROFILE) and in ~/.aws/config"
+        ) from error
 
 
 class S3ObjectStore(ObjectStore):
     """Objects in a bucket. ETags are S3's, without the quotes.
 
-    A conditional ``put`` whose response was lost is sent again by boto3, and then fails on our own object. So each
-    ``put`` carries an id in the object's metadata; after a failed condition the object is looked at, and if it has this
-    id the write was a success. A completed upload is known by its ETag, the MD5 of its parts' MD5s (not so for buckets
+    If the response to a conditional ``put`` is lost, boto3 sends it again, and then it fails on our own object. So each
+    ``put`` writes an id to the object's metadata. After a failed condition the object is read, and if it has this id,
+    the write was a success. A completed upload is identified by its ETag, the MD5 of its parts' MD5s (except in buckets
     encrypted with SSE-KMS: there a repeated ``complete_upload`` is an error).
 
     Args:
-        client: as ``s3_client`` makes it.
-        bucket: must exist.
-        prefix: root of the store inside the bucket; '' is the bucket.
+        client: A client from ``s3_client``.
+        bucket: The name of the bucket, which must exist.
+        prefix: The root of the store inside the bucket; '' is the bucket.
     """
 
     def __init__(self, client: S3Client, bucket: str, prefix: str = "") -> None:
@@ -288,7 +295,7 @@ class S3ObjectStore(ObjectStore):
         return _bare(found["ETag"]) if found["Metadata"].get(_WRITE_ID) == write_id else None
 
     def _check_upload(self, key: str, upload_id: str) -> None:
-        """Make sure that the upload exists; asked to complete one that does not, Ceph RGW only says 500."""
+        """Checks that the upload exists: if it does not, Ceph RGW answers its completion only with 500."""
         try:
             with self._translated("s3:ListMultipartUploadParts", key):
                 self._client.list_parts(Bucket=self._bucket, Key=self._full(key), UploadId=upload_id, MaxParts=1)
@@ -340,7 +347,7 @@ class _BeyondEndError(StorageError):
 
 
 def _read_whole(read: Callable[[], T]) -> T:
-    """Read a response's body; boto3 retries requests, but not a body that is cut off."""
+    """Reads a response's body again if it is truncated: boto3 retries requests, but not bodies."""
     from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
 
     for _ in range(_ATTEMPTS - 1):
@@ -352,7 +359,7 @@ def _read_whole(read: Callable[[], T]) -> T:
 
 
 def _retry_conflict(write: Callable[[], T]) -> T:
-    """Repeat a write that was refused because another one of the same key was under way."""
+    """Repeats a write that was refused because of a concurrent write of the same key."""
     from botocore.exceptions import ClientError
 
     for attempt in range(_ATTEMPTS - 1):
@@ -370,7 +377,7 @@ def _bare(etag: str) -> str:
 
 
 def _joined_etag(parts: Sequence[UploadedPart]) -> str | None:
-    """The ETag S3 gives an object made of these parts, where parts' ETags are MD5s."""
+    """Returns the ETag that S3 gives an object made of these parts, if the ETags of parts are MD5s."""
     try:
         joined = b"".join(bytes.fromhex(part.etag) for part in parts)
     except ValueError:

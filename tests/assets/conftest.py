@@ -1,6 +1,6 @@
 import pytest
 
-from assets.data import FlightsData, prepare
+from assets.demo.data import FlightsData, prepare
 
 
 @pytest.fixture(scope="session")

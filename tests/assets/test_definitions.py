@@ -30,3 +30,9 @@ def test_tables_are_to_be_fresh_and_days_follow_each_other() -> None:
         key = AssetKey([DAILY_JOB, source])
         assert key in graph.get(key).parent_keys
     assert graph.get(AssetKey([JOB, "rotations"])).partitions_def is None
+
+
+def test_materialize_all_is_one_step_for_a_job_and_one_for_its_checks() -> None:
+    """Each step is a process."""
+    steps = {node.name for node in defs.resolve_implicit_global_asset_job_def().nodes}
+    assert steps == {"flights_raw_files", JOB, f"{JOB}_checks", DAILY_JOB, f"{DAILY_JOB}_checks"}

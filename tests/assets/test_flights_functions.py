@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from assets.demo.oracle import compare_tables, expected_rows
 from assets.flights_functions import (
     AIRPORT_DELAY,
     FLIGHT,
@@ -22,7 +23,6 @@ from assets.flights_functions import (
     WeatherJoin,
 )
 from assets.flights_pipeline import TABLES, build_flights_env
-from assets.oracle import compare_tables, expected_rows
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 

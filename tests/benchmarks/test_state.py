@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks import state
 from benchmarks.peers import spark as spark_peer
-from dagster_flinkpy.runtime.server_state import RUNTIME_DIR_VARIABLE
-from dagster_flinkpy.runtime.spark import SparkSettings, get_session, stop_server
+from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 
 pytestmark = pytest.mark.spark
 

@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import hashlib
 
-from dagster_flinkpy.checkpoint.metadata import (
-    CheckpointKind,
-    CheckpointMetadata,
-    DistributionMode,
-    OperatorState,
-    OperatorStateHandle,
-    SubtaskState,
-)
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, RunHandle, TableSnapshot
 
 MAX_PARALLELISM = 8
 

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.instructions import (
     AssignCheckpointId,
     DiscardState,
@@ -26,9 +26,10 @@ from dagster_flinkpy.checkpoint.messages import (
     AcknowledgeCheckpoint,
     CheckpointFailureReason,
     DeclineCheckpoint,
-    Task,
+    Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, SubtaskState
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.stimuli import (
     Acknowledge,
@@ -48,7 +49,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
 )
 from tests.checkpoint.samples import keyed
 
-TASKS = (Task("a", 0), Task("a", 1))
+TASKS = (Subtask("a", 0), Subtask("a", 1))
 HOOKS = ("hook", "other hook")
 RETAINED = 2
 CONCURRENT = 3
@@ -59,7 +60,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        config = CheckpointConfig(
+        config = CoordinatorConfig(
             interval=timedelta(seconds=1), max_concurrent=CONCURRENT, num_retained=RETAINED, tolerable_failed=10**6
         )
         self.coordinator = CheckpointCoordinator("j", 1, CheckpointPlan(TASKS, TASKS, TASKS, (), HOOKS), config)
@@ -67,7 +68,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         self.next_id = 1
         self.ids_wanted = 0
         self.hooked: dict[int, set[str]] = {}
-        self.collecting: dict[int, set[Task]] = {}
+        self.collecting: dict[int, set[Subtask]] = {}
         self.writing: list[int] = []
         self.replacing: list[int] = []
         self.committing: list[int] = []

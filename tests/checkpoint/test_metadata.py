@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, SubtaskState
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError
 from dagster_flinkpy.key_groups import KeyGroupRange
 from dagster_flinkpy.state.handles import KeyedSnapshot
@@ -174,11 +175,11 @@ BAD = {
     ),
     "operator state in a file of another folder": (
         lambda b: b["operators"][0]["subtasks"][0]["operator_state"][0].update(partitions=[{"file": "../../x"}]),
-        "no SHA-256 checksum",
+        "not a SHA-256 checksum",
     ),
     "raw state in a file of another folder": (
         lambda b: b["operators"][0]["subtasks"][0].update(raw_keyed=[{"key_group": 0, "file": "/etc/passwd"}]),
-        "no SHA-256 checksum",
+        "not a SHA-256 checksum",
     ),
     "path leads out": (
         lambda b: b["operators"][1]["subtasks"][0]["keyed"]["tables"][0]["runs"][0].update(path="../other/x"),

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.head import Head, read_head
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
-from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import content, metadata, operator

@@ -6,22 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dagster_flinkpy.checkpoint.metadata import (
-    CheckpointMetadata,
-    DistributionMode,
-    OperatorState,
-    OperatorStateHandle,
-    SubtaskState,
-)
-from dagster_flinkpy.checkpoint.restore import OperatorSpec, assign, reassign_key_groups, repartition_operator_state
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.restore import RestoreTarget, assign, reassign_key_groups, repartition_operator_state
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
-from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle
 from tests.checkpoint.samples import keyed, metadata, operator, source
 
 
-def spec(uid: str = "count", parallelism: int = 2, max_parallelism: int = 8, **more: bool) -> OperatorSpec:
-    return OperatorSpec(uid, parallelism, max_parallelism, **more)
+def spec(uid: str = "count", parallelism: int = 2, max_parallelism: int = 8, **more: bool) -> RestoreTarget:
+    return RestoreTarget(uid, parallelism, max_parallelism, **more)
 
 
 COUNT = metadata(5, operator())

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.checkpoint.restore import reassign_key_groups, repartition_operator_state
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
-from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle
 
 pytestmark = pytest.mark.golden
 

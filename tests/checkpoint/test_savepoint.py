@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.checkpoint.head import Head
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, DistributionMode, OperatorStateHandle
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.savepoint import (
     as_savepoint,
     files_location,
@@ -19,6 +19,7 @@ from dagster_flinkpy.checkpoint.savepoint import (
 )
 from dagster_flinkpy.datastream import SavepointFormatType
 from dagster_flinkpy.errors import ConfigurationError, CorruptStateError, RestoreError
+from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.operator_state import write_partitions
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -104,7 +105,7 @@ def test_copies_are_named_after_the_attempt_that_restores(tmp_path: Path) -> Non
         replace(
             subtask,
             operator_state=(OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, (part, {"arrow": "AAAA"})),),
-            raw_keyed=({"key_group": 1, **part},),
+            raw_keyed=({"key_group": subtask.keyed.key_groups.end, **part},),
             channel_state=(part,),
         )
         for subtask in counted.subtasks
@@ -119,7 +120,7 @@ def test_copies_are_named_after_the_attempt_that_restores(tmp_path: Path) -> Non
         assert {hashlib.sha256(job.get(path)[0]).hexdigest() for path in copy.files()} == {
             path[-72:-8] for path in stored.files()
         }
-        assert copy.operators[0].subtasks[0].raw_keyed[0]["key_group"] == 1
+        assert copy.operators[0].subtasks[0].raw_keyed[0]["key_group"] == 3
     assert not copies[0].files() & copies[1].files()
 
 
@@ -149,6 +150,6 @@ def test_a_native_savepoint_of_a_checkpoint_that_is_not_kept_is_given_up(
     if head is not None:
         job.put("HEAD", head.to_bytes())
     before = everything(job)
-    with pytest.raises(CorruptStateError, match="keeps checkpoint 3 no longer"):
+    with pytest.raises(CorruptStateError, match="no longer keeps checkpoint 3"):
         write_savepoint(STATE, job, job, SavepointFormatType.NATIVE)
     assert everything(job) == before

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata, OperatorState
-from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore, EntryStatus
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore, EntryStatus
 from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
@@ -135,6 +137,7 @@ def test_a_crash_between_metadata_and_head_leaves_an_orphan(store: CompletedChec
 
 
 def test_a_folder_without_metadata_uses_its_id_up_too(store: CompletedCheckpointStore, objects: Flaky) -> None:
+    store.begin_attempt("run-0", NOW)
     objects.put("chk-41/part", b"")
     objects.put("chk-x/_metadata", b"")
     assert store.begin_attempt("run-1", NOW).next_checkpoint_id == 42
@@ -189,6 +192,7 @@ def test_an_attempt_that_is_overtaken_while_it_begins_is_fenced(
     store: CompletedCheckpointStore, objects: Flaky
 ) -> None:
     other = CompletedCheckpointStore(LocalObjectStore(objects.url.removeprefix("file://")))
+    other.begin_attempt("run-1", NOW)
     objects.before[HEAD_KEY] = lambda: other.begin_attempt("run-new", NOW)
     with pytest.raises(FencedError, match="run-new"):
         store.begin_attempt("run-old", NOW)
@@ -256,7 +260,7 @@ def test_an_id_that_an_older_attempt_wrote_meanwhile_is_refused(store: Completed
     old = store.begin_attempt("run-old", NOW)
     new = store.begin_attempt("run-new", NOW)
     store.write_metadata(old, metadata(1, token=old.token))
-    with pytest.raises(CheckpointError, match="chk-1/_metadata exists already"):
+    with pytest.raises(CheckpointError, match="chk-1/_metadata already exists"):
         store.write_metadata(new, metadata(1, token=new.token))
 
 

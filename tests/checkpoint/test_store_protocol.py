@@ -9,16 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.counter import COUNTER_KEY
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata, OperatorState
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
-from dagster_flinkpy.checkpoint.store import (
-    COUNTER_KEY,
-    STATISTICS_KEY,
-    Attempt,
-    CompletedCheckpointStore,
-    EntryStatus,
-)
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore, EntryStatus
+from dagster_flinkpy.checkpoint.traces import STATISTICS_KEY
 from dagster_flinkpy.errors import (
     CheckpointError,
     CorruptMetadataError,
@@ -176,6 +174,7 @@ def test_without_a_counter_ids_go_on_after_the_checkpoints(
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"last": "x"}'])
 def test_a_damaged_counter_is_named(store: CompletedCheckpointStore, objects: Unreliable, data: bytes) -> None:
+    store.begin_attempt("run-0", NOW)
     objects.put(COUNTER_KEY, data)
     with pytest.raises(CorruptMetadataError, match="flights/counter"):
         store.begin_attempt("run-1", NOW)
@@ -265,6 +264,7 @@ def test_statistics_are_kept(store: CompletedCheckpointStore) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[]", b'{"version": 1}'])
 def test_damaged_statistics_are_written_anew(store: CompletedCheckpointStore, objects: Unreliable, data: bytes) -> None:
+    store.begin_attempt("run-0", NOW)
     objects.put(STATISTICS_KEY, data)
     attempt = store.begin_attempt("run-1", NOW)
     assert store.load_statistics(attempt).history == ()
@@ -347,3 +347,48 @@ def test_all_checkpoints_of_the_job_are_deleted_and_ids_go_on(
     found = read_head(objects)
     assert found is not None
     assert found[0].unclaimed == (1,)
+
+
+# --- hostile JSON -----------------------------------------------------------------------------------------------------
+
+HOSTILE = {
+    "deep": b'{"token": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "infinite": b'{"token": 1e999, "last": 1e999, "fencing_token": 1e999}',
+    "a bool": b'{"token": true, "last": true, "fencing_token": true}',
+    "text": b'{"token": "1", "last": "1", "fencing_token": "1"}',
+    "negative": b'{"token": -1, "last": -1, "fencing_token": -1}',
+    "too large": b'{"token": 9223372036854775808, "last": 9223372036854775808, "fencing_token": 9223372036854775808}',
+    "no object": b"[1]",
+    "no JSON": b"\xff",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("key", [LEADER_KEY, COUNTER_KEY, HEAD_KEY])
+def test_hostile_json_is_named_and_says_what_to_do(
+    store: CompletedCheckpointStore, objects: Unreliable, key: str, data: bytes
+) -> None:
+    store.begin_attempt("run-0", NOW)
+    objects.put(key, data)
+    with pytest.raises(CorruptMetadataError, match=rf"flights/{key} .*(delete the object|flinkpy checkpoints recover)"):
+        store.begin_attempt("run-1", NOW)
+    assert objects.get(key)[0] == data
+
+
+@pytest.mark.parametrize("time", ["acquired_at", "expires_at"])
+def test_a_time_that_no_calendar_has_is_hostile_too(
+    store: CompletedCheckpointStore, objects: Unreliable, time: str
+) -> None:
+    store.begin_attempt("run-0", NOW)
+    record = json.loads(objects.get(LEADER_KEY)[0])
+    objects.put(LEADER_KEY, json.dumps({**record, time: 10**18}).encode())
+    with pytest.raises(CorruptMetadataError, match=f"{time} is 1000000000000000000"):
+        store.leader()
+
+
+@pytest.mark.parametrize("data", [*HOSTILE.values(), b'{"version": 1, "counts": {"completed": 1e999}, "history": []}'])
+def test_hostile_statistics_are_none(store: CompletedCheckpointStore, objects: Unreliable, data: bytes) -> None:
+    attempt = store.begin_attempt("run-0", NOW)
+    objects.put(STATISTICS_KEY, data)
+    found = store.load_statistics(attempt)
+    assert (found.history, found.counts.completed) == ((), 0)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint import sweep as sweep_module
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.savepoint import write_savepoint
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import SweepResult, sweep
-from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError
+from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, HeadLostError
 from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.state_files import sha256_of, state_file
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -175,8 +176,10 @@ def test_nothing_is_swept_when_nobody_knows_what_is_needed(job: Job, tmp_path: P
     job.objects.put("chk-1/_metadata", good)
     head, _ = job.objects.get(HEAD_KEY)
     job.objects.delete(HEAD_KEY)
-    with pytest.raises(ConfigurationError, match="has no HEAD"):
+    with pytest.raises(HeadLostError, match="HEAD is missing"):
         sweep(job.objects, HOUR)
+    with pytest.raises(ConfigurationError, match="has no HEAD"):
+        sweep(LocalObjectStore(tmp_path / "elsewhere"), HOUR)
     job.objects.put(HEAD_KEY, head)
     with pytest.raises(ConfigurationError, match="negative"):
         sweep(job.objects, -HOUR)

@@ -73,3 +73,7 @@ def test_schemas_read_what_they_write() -> None:
     assert latin.serialize("ü") == b"\xfc"
     assert latin.deserialize(b"\xfc") == "ü"
     assert ByteArraySchema().deserialize(ByteArraySchema().serialize(b"x")) == b"x"
+
+
+def test_text_of_a_configuration_is_that_of_flink() -> None:
+    assert str(Configuration().set_string("a", "b").set_integer("c", 1)) == "{a=b, c=1}"

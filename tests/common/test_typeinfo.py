@@ -165,6 +165,22 @@ def test_empty_structs_keep_their_length() -> None:
         assert len(kind.from_arrow(kind.to_arrow([value, None, value]))) == 3
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        Types.TUPLE([LONG, STRING]),
+        Types.ROW([LONG]),
+        Types.ROW_NAMED(["a", "b"], [Types.LIST(LONG), Types.MAP(STRING, Types.INT())]),
+        Types.BASIC_ARRAY(LONG),
+        Types.OBJECT_ARRAY(Types.TUPLE([])),
+        Types.PICKLED_BYTE_ARRAY(),
+    ],
+    ids=str,
+)
+def test_a_type_is_shown_as_it_is_declared(kind: TypeInformation) -> None:
+    assert eval(str(kind), {"Types": Types}) == kind
+
+
 MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (LONG, "x", "declared LONG.*'x' is str"),
     (LONG, 1 << 63, "declared LONG.* is int, out of its range"),
@@ -172,7 +188,11 @@ MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (LONG, decimal.Decimal("1.5"), "declared LONG"),
     (LONG, True, "declared LONG.*True is bool"),
     (Types.SQL_DATE(), datetime.datetime(2020, 1, 1, 5), "declared SQL_DATE.* is datetime"),
-    (Types.SQL_TIMESTAMP(), datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc), "declared SQL_TIMESTAMP"),
+    (
+        Types.SQL_TIMESTAMP(),
+        datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc),
+        "time zone, which SQL_TIMESTAMP",
+    ),
     (Types.SQL_TIMESTAMP(), 5, "declared SQL_TIMESTAMP.*5 is int"),
     (Types.MAP(STRING, LONG), {None: 1}, "without the key None"),
     (Types.BYTE(), 128, "declared BYTE.*128"),

@@ -9,7 +9,7 @@ import cloudpickle
 import pytest
 
 from dagster_flinkpy.common.types import Row, RowKind, row_class, rows_of
-from dagster_flinkpy.key_groups import java_hash_code
+from dagster_flinkpy.key_hashes import java_hash_code
 
 
 def test_named_fields_keep_their_order() -> None:
@@ -38,7 +38,7 @@ def test_a_row_of_names_makes_rows() -> None:
     assert person("Alice").as_dict() == {"name": "Alice"}
     with pytest.raises(ValueError, match="2 fields, but got 3"):
         person("Alice", 11, 12)
-    with pytest.raises(TypeError, match="no names"):
+    with pytest.raises(TypeError, match="not names"):
         Row("name", [1])("Alice", 11)
 
 

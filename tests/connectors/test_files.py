@@ -90,6 +90,40 @@ def test_a_static_set_of_files_is_listed_once(tmp_path: Path) -> None:
     assert read_epoch(source, source.create_enumerator(enumerator.snapshot_state())) == ["1"]
 
 
+def monitor(*paths: Path) -> FileSource:
+    files = FileSource.for_record_stream_format(FORMAT, *map(str, paths))
+    return files.monitor_continuously(Duration.of_seconds(1)).build()
+
+
+def test_a_folder_may_be_monitored_before_the_first_file(tmp_path: Path) -> None:
+    source = monitor(tmp_path)
+    enumerator = source.create_enumerator(None)
+    assert read_epoch(source, enumerator) == []
+    write(tmp_path, a="1")
+    assert read_epoch(source, enumerator) == ["1"]
+    with pytest.raises(SourceReadError, match="missing"):
+        monitor(tmp_path / "missing").create_enumerator(None).plan_epoch(1)
+
+
+def test_a_file_that_grows_after_it_was_read_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, a="1\n")
+    source = monitor(tmp_path / "a", tmp_path)
+    enumerator = source.create_enumerator(None)
+    assert read_epoch(source, enumerator) == ["1"]
+    write(tmp_path, a="1\n2\n")
+    with pytest.raises(SourceReadError, match=r"1 file\(s\) .*/a'\) changed after the source had read them"):
+        enumerator.plan_epoch(1)
+
+
+def test_a_file_that_changes_before_it_is_read_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, a="1\n")
+    source = monitor(tmp_path)
+    ((split,),) = source.create_enumerator(None).plan_epoch(1)
+    write(tmp_path, a="1\n2\n")
+    with pytest.raises(SourceReadError, match=r"/a: it was changed after it was planned"):
+        list(source.read(split))
+
+
 @pytest.mark.parametrize("name", ["missing", "empty"])
 def test_a_path_without_files_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()

@@ -23,8 +23,8 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
-CONTEXT = WriterInitContext("job", "table", subtask=0, attempt=1, checkpoint_id=1, execution="e0")
-COMMITTER = CommitterInitContext("job", "table", attempt=1)
+CONTEXT = WriterInitContext("job", "table", subtask=0, fencing_token=1, checkpoint_id=1, execution="e0")
+COMMITTER = CommitterInitContext("job", "table", fencing_token=1)
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -93,7 +93,7 @@ def test_lingering_uploads_are_aborted_and_kept_ones_commit(location):
 
 
 def test_a_fenced_attempt_does_not_abort_what_a_newer_one_stages(location):
-    newer = stage(location, [1], attempt=COMMITTER.attempt + 1)
+    newer = stage(location, [1], fencing_token=COMMITTER.fencing_token + 1)
     stage(location, [2])
     assert committer(location).abort_lingering([]) == 1
     assert uploads(location) == [newer[0].committable["key"]]
@@ -110,6 +110,28 @@ def test_an_upload_of_somebody_else_with_a_like_name_is_left_alone(location):
     stage(location, [1])
     assert committer(location).abort_lingering([]) == 1
     assert uploads(location) == ["job.table.parquet"]
+
+
+def test_files_that_an_earlier_release_named_are_still_ours(location):
+    store = location.open()
+    staged = "a%2Eb.t%2Fu.0000000009.00000.1-e0.parquet"
+    store.create_upload(staged)
+    store.put("partition=p/a%2Eb.t%2Fu.0000000003.00000.1-e0.parquet", b"rows")
+    ours = ParquetSink(location).create_committer(CommitterInitContext("a.b", "t/u", 2))
+    others = ParquetSink(location).create_committer(CommitterInitContext("a", "b.t/u", 2))
+    assert (others.last_committed(), others.lingering([])) == (None, 0)
+    assert (ours.last_committed(), ours.lingering([])) == (3, 1)
+    assert ours.replace_partition("p", 4) == 1
+    assert ours.abort_lingering([]) == 1
+    assert uploads(location) == []
+
+
+@pytest.mark.parametrize(("mine", "other"), [("a.b", "a~b"), ("a~b", "a.b"), ("a.b", "a%2Eb"), ("a%2Eb", "a.b")])
+def test_uids_that_are_written_alike(location, mine, other):
+    stage(location, [1], uid=other)
+    committer = ParquetSink(location).create_committer(CommitterInitContext("job", mine, 2))
+    assert committer.abort_lingering([]) == 0
+    assert len(uploads(location)) == 1
 
 
 def test_lost_upload_is_an_error_that_names_the_file_and_the_checkpoint(location):
@@ -133,7 +155,7 @@ def test_a_lost_file_stops_later_checkpoints_but_not_its_neighbours(location):
 def test_another_object_of_that_name_is_an_error(location):
     requests = stage(location, [1])
     location.open().put(requests[0].committable["key"], b"something else")
-    with pytest.raises(SinkCommitError, match="another object has its name"):
+    with pytest.raises(SinkCommitError, match="another object has this name"):
         committer(location).commit(requests)
     assert uploads(location) == [requests[0].committable["key"]]
 
@@ -183,7 +205,7 @@ def test_large_output_goes_out_in_parts_and_row_groups(location):
 def test_name_says_who_wrote_it_and_when(tmp_path):
     location = StorageLocation(str(tmp_path))
     [request] = stage(location, [1], job_id="a.b", uid="c/d", subtask=3, checkpoint_id=12)
-    assert request.committable["key"] == "a%2Eb.c%2Fd.0000000012.00003.1-e0.parquet"
+    assert request.committable["key"] == "a~b.c%2Fd.0000000012.00003.1-e0.parquet"
     [request] = stage(location, [1], partition="2013-02-01|x/y")
     assert request.committable["key"] == "partition=2013-02-01%7Cx%2Fy/job.table.0000000001.00000.1-e0.parquet"
 

@@ -1,4 +1,7 @@
+import base64
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -67,7 +70,9 @@ def test_one_file_per_epoch_goes_round_the_subtasks_across_restores(tmp_path):
         enumerator = restored(source, enumerator)
     assert seen == [[["1.parquet"], []], [[], ["2.parquet"]], [["3.parquet"], []], [[], []]]
     assert ended == [False, False, True, True]
-    assert enumerator.snapshot_state() == {"last": "3.parquet", "present": 3, "planned": 3, "open": []}
+    position = enumerator.snapshot_state()
+    assert len(base64.b64decode(position.pop("files"))) == 3 * 16
+    assert position == {"last": "3.parquet", "present": 3, "planned": 3, "open": [], "ended": True}
 
 
 def test_a_plan_that_was_not_read_is_given_again(tmp_path):
@@ -134,6 +139,47 @@ def test_columns_that_do_not_fit_are_named_with_their_file(tmp_path, names, type
         list(source.read(only_split(source)))
 
 
+def test_a_column_that_is_there_twice_is_named_with_its_file(tmp_path):
+    table = pa.table([pa.array([1]), pa.array([2]), pa.array(["a"])], names=["n", "n", "s"])
+    pq.write_table(table, tmp_path / "1.parquet")
+    source = ParquetSource(str(tmp_path), row_type=ROW)
+    with pytest.raises(SourceReadError, match=r"1\.parquet: it has column 'n' more than once"):
+        list(source.read(only_split(source)))
+    with pytest.raises(SourceReadError, match=r"1\.parquet: it has column 'n' more than once"):
+        _ = ParquetSource(str(tmp_path)).produced_type
+    other = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["s"], [Types.STRING()]))
+    [(column, _)] = other.read(only_split(other))
+    assert column.to_pylist() == [{"s": "a"}], "columns that are not read do not matter"
+
+
+@pytest.mark.parametrize("bounded", [True, False, None])
+def test_a_folder_that_is_not_there_is_named(tmp_path, bounded):
+    for location in (tmp_path / "missing", tmp_path / "file"):
+        (tmp_path / "file").touch()
+        source = ParquetSource(str(location), row_type=ROW, bounded=bounded)
+        with pytest.raises(SourceReadError, match=f"there is no folder .*/{location.name}.*make the folder"):
+            source.create_enumerator(None).plan_epoch(1)
+
+
+def test_an_input_that_ends_needs_a_file(tmp_path):
+    (tmp_path / "1.csv").touch()
+    for bounded in (True, None):
+        with pytest.raises(SourceReadError, match=r"there is no file '\*\.parquet' in .* declare bounded=False"):
+            ParquetSource(str(tmp_path), row_type=ROW, bounded=bounded).create_enumerator(None).plan_epoch(1)
+    enumerator = ParquetSource(str(tmp_path), row_type=ROW, bounded=False).create_enumerator(None)
+    assert names(enumerator.plan_epoch(1)) == [[]]
+    write(tmp_path, "1.parquet", [1])
+    assert names(enumerator.plan_epoch(1)) == [["1.parquet"]]
+
+
+def test_a_bucket_that_is_not_there_is_named(s3_location):
+    missing = replace(s3_location, url="s3://no-such-bucket/in")
+    with pytest.raises(SourceReadError, match="no-such-bucket"):
+        ParquetSource(missing, row_type=ROW, bounded=False).create_enumerator(None).plan_epoch(1)
+    waiting = ParquetSource(s3_location.child("nothing-yet"), row_type=ROW, bounded=False)
+    assert names(waiting.create_enumerator(None).plan_epoch(1)) == [[]]
+
+
 def test_corrupt_file_is_named(tmp_path):
     write(tmp_path, "1.parquet", range(1000))
     whole = (tmp_path / "1.parquet").read_bytes()
@@ -164,7 +210,30 @@ def test_a_file_with_a_name_before_the_last_one_read_is_refused(tmp_path):
     read_all(enumerator, enumerator.plan_epoch(1))
     enumerator = restored(source, enumerator)
     write(tmp_path, "2.parquet", [2])
-    with pytest.raises(SourceReadError, match=r"1 file\(s\) were added .* before '3\.parquet'.*'2\.parquet'"):
+    with pytest.raises(SourceReadError, match=r"\('2\.parquet'\) came too late in .*'3\.parquet' was read already"):
+        enumerator.plan_epoch(1)
+
+
+def test_a_late_file_is_refused_though_another_one_was_deleted(tmp_path):
+    write(tmp_path, "0.parquet", [0])
+    write(tmp_path, "5.parquet", [5])
+    enumerator = ParquetSource(str(tmp_path), bounded=False).create_enumerator(None)
+    read_all(enumerator, enumerator.plan_epoch(1))
+    (tmp_path / "0.parquet").unlink()
+    write(tmp_path, "3.parquet", [3])
+    write(tmp_path, "6.parquet", [6])
+    with pytest.raises(SourceReadError, match=r"'3\.parquet'\) came too late"):
+        enumerator.plan_epoch(1)
+    (tmp_path / "3.parquet").rename(tmp_path / "7.parquet")
+    assert names(enumerator.plan_epoch(1)) == [["6.parquet", "7.parquet"]]
+
+
+def test_a_file_that_changed_after_it_was_read_is_refused(tmp_path):
+    write(tmp_path, "1.parquet", [1])
+    enumerator = ParquetSource(str(tmp_path), bounded=False).create_enumerator(None)
+    read_all(enumerator, enumerator.plan_epoch(1))
+    write(tmp_path, "1.parquet", [1, 2])
+    with pytest.raises(SourceReadError, match=r"'1\.parquet'\) changed in .* after the source had read them"):
         enumerator.plan_epoch(1)
 
 
@@ -252,3 +321,15 @@ def test_row_type_of_every_kind_of_column():
     )
     with pytest.raises(ConfigurationError, match=r"'i\.x' has type month_day_nano"):
         row_type_of(pa.schema([("i", pa.struct([("x", pa.month_day_nano_interval())]))]))
+
+
+def test_a_position_that_has_lost_its_last_file_is_refused(tmp_path: Path) -> None:
+    """Without it, the source would read all files once more."""
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "1.parquet")
+    source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["n"], [Types.LONG()]), bounded=False)
+    enumerator = source.create_enumerator(None)
+    enumerator.plan_epoch(1)
+    position = enumerator.snapshot_state()
+    assert position is not None and position.pop("last") == "1.parquet"
+    with pytest.raises(ValueError, match="'last' is missing"):
+        source.create_enumerator(position)

@@ -35,7 +35,7 @@ def shapes(graph: JobGraph) -> list[tuple[list[str], list[tuple[str, str, Partit
     ]
 
 
-def test_an_exchange_takes_the_place_of_a_blocking_edge(env: StreamExecutionEnvironment) -> None:
+def test_a_sink_and_a_source_take_the_place_of_a_blocking_edge(env: StreamExecutionEnvironment) -> None:
     pairs(env).blocking().key_by("key").reduce(lambda a, b: a).uid("last")
     graph = env.get_job_graph()
     assert [e.blocking for e in graph.edges] == [True]
@@ -52,7 +52,7 @@ def test_an_exchange_takes_the_place_of_a_blocking_edge(env: StreamExecutionEnvi
         assert not any(e.blocking for e in region.edges)
 
 
-def test_a_forward_edge_stays_chained_behind_the_exchange(env: StreamExecutionEnvironment) -> None:
+def test_a_forward_edge_stays_chained_behind_the_blocking_edge(env: StreamExecutionEnvironment) -> None:
     identity(pairs(env).set_parallelism(3).blocking(), "map")
     first, second = env.get_job_graph().regions()
     assert (first.number_of_stages, second.number_of_stages) == (1, 1)
@@ -80,7 +80,7 @@ def test_a_region_comes_behind_those_it_reads(env: StreamExecutionEnvironment) -
 def test_an_edge_that_parts_nothing_is_refused(env: StreamExecutionEnvironment) -> None:
     source = pairs(env)
     identity(source.union(identity(source.blocking(), "map")), "joined")
-    with pytest.raises(JobGraphError, match=r"blocking edges pairs -> map do not part the program"):
+    with pytest.raises(JobGraphError, match=r"blocking edges pairs -> map do not separate the program"):
         env.get_job_graph().regions()
 
 
@@ -88,7 +88,7 @@ def test_regions_in_a_circle_are_refused(env: StreamExecutionEnvironment) -> Non
     a, b = pairs(env, "a"), pairs(env, "b")
     identity(a.union(identity(b.blocking(), "b2")), "ab")
     identity(b.union(identity(a.blocking(), "a2")), "ba")
-    with pytest.raises(JobGraphError, match=r"blocking edges a -> a2, b -> b2 do not part"):
+    with pytest.raises(JobGraphError, match=r"blocking edges a -> a2, b -> b2 do not separate"):
         env.get_job_graph().regions()
 
 
@@ -98,13 +98,13 @@ def test_both_ends_need_a_uid(env: StreamExecutionEnvironment) -> None:
         env.get_job_graph().require_uids()
 
 
-def test_keys_come_behind_the_exchange(env: StreamExecutionEnvironment) -> None:
+def test_keys_come_behind_the_blocking_edge(env: StreamExecutionEnvironment) -> None:
     with pytest.raises(JobGraphError, match="call blocking\\(\\) before key_by"):
         pairs(env).key_by("key").blocking()
 
 
 def test_a_blocking_stream_is_no_operator(env: StreamExecutionEnvironment) -> None:
-    with pytest.raises(JobGraphError, match="no operator of its own"):
+    with pytest.raises(JobGraphError, match="is not an operator"):
         pairs(env).blocking().uid("x")
 
 
@@ -126,7 +126,7 @@ def test_a_spark_transform_is_the_source_of_its_region(env: StreamExecutionEnvir
         region.require_uids()
 
 
-def test_united_streams_come_to_a_spark_transform_through_one_exchange(env: StreamExecutionEnvironment) -> None:
+def test_united_streams_come_to_a_spark_transform_through_one_blocking_edge(env: StreamExecutionEnvironment) -> None:
     a, b = pairs(env, "a").set_parallelism(3), pairs(env, "b")
     a.union(b).transform_spark(same, PAIR).uid("t").blocking().map(lambda value: value, PAIR).uid("map")
     assert shapes(env.get_job_graph()) == [
@@ -142,7 +142,7 @@ def test_united_streams_come_to_a_spark_transform_through_one_exchange(env: Stre
 def test_a_spark_transform_that_parts_nothing_is_refused(env: StreamExecutionEnvironment) -> None:
     source = pairs(env)
     identity(source.union(source.transform_spark(same, PAIR).uid("t")), "joined")
-    with pytest.raises(JobGraphError, match=r"blocking edges pairs -> t do not part the program"):
+    with pytest.raises(JobGraphError, match=r"blocking edges pairs -> t do not separate the program"):
         env.get_job_graph().regions()
 
 
@@ -150,7 +150,7 @@ def test_what_a_spark_transform_cannot_read_is_refused(env: StreamExecutionEnvir
     stream, numbers = pairs(env), env.from_collection([1], Types.LONG())
     with pytest.raises(JobGraphError, match="before key_by"):
         stream.key_by("key").transform_spark(same, PAIR)
-    with pytest.raises(JobGraphError, match="call it before rebalance"):
+    with pytest.raises(JobGraphError, match="cannot follow rebalance"):
         stream.broadcast().transform_spark(same, PAIR)
     with pytest.raises(JobGraphError, match="needs records with fields"):
         numbers.transform_spark(same, PAIR)

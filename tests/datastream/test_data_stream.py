@@ -1,21 +1,24 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import (
     AggregateFunction,
     CoProcessFunction,
     DataStream,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
+    MapFunction,
     OutputTag,
     ProcessFunction,
     StreamExecutionEnvironment,
 )
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.execution import ExecutionSettings, get_executor
 from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
@@ -91,7 +94,7 @@ BAD: dict[str, Callable[[DataStream], Any]] = {
     "window reduce": lambda s: windowed(s).reduce(1),
     "allowed lateness": lambda s: windowed(s).allowed_lateness(-1),
     "output tag": lambda s: s.get_side_output(OutputTag("")),
-    "checkpoint interval": lambda s: s._env.enable_checkpointing(9),
+    "checkpoint interval": lambda s: s.get_execution_environment().enable_checkpointing(9),
 }
 
 
@@ -129,7 +132,7 @@ def test_what_is_no_operator_takes_no_settings(stream: DataStream, derive: Calla
         lambda: derived.set_max_parallelism(2),
         lambda: derived.slot_sharing_group("x"),
     ):
-        with pytest.raises(JobGraphError, match="no operator of its own"):
+        with pytest.raises(JobGraphError, match="is not an operator"):
             setting()
     assert stream._transformation.uid == "source"
 
@@ -229,13 +232,13 @@ class _Recorder:
 
     def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings):
         _Recorder.graph, _Recorder.settings = graph, settings
-        return iter(range(10))
+        return (("collect", i) for i in range(10))
 
 
 def test_programs_are_handed_to_the_registered_executor(
     env: StreamExecutionEnvironment, stream: DataStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.datastream.stream_execution_environment.get_executor", _Recorder)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", _Recorder)
     env.get_checkpoint_config().set_checkpoint_storage_dir("s3://bucket/checkpoints")
     stream.uid("numbers")
     assert env.execute("my job") == "done"
@@ -255,3 +258,67 @@ def test_without_a_registered_executor_it_is_said_what_to_import(monkeypatch: py
     monkeypatch.setattr("dagster_flinkpy.registry._registered", {})
     with pytest.raises(ConfigurationError, match="'executor'; import dagster_flinkpy"):
         get_executor()
+
+
+@pytest.mark.parametrize("fold", ["sum", "min_by"])
+def test_aggregated_fields_are_checked_against_the_type(fold: str) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    tuples = env.from_collection([("a", 1)], Types.TUPLE([Types.STRING(), Types.LONG()]))
+    rows = env.from_collection([("a", 1)], Types.ROW_NAMED(["name", "amount"], [Types.STRING(), Types.LONG()]))
+    for stream, field, said in [
+        (tuples, "amount", "tuples, whose fields have no names"),
+        (tuples, 2, "an index to 1"),
+        (rows, "price", "the fields name, amount only"),
+        (rows, 2, "the fields name, amount only"),
+    ]:
+        with pytest.raises(ConfigurationError, match=said):
+            getattr(stream.key_by(lambda value: value[0]), fold)(field)
+    getattr(tuples.key_by(lambda value: value[0]), fold)(1)
+    getattr(rows.key_by("name"), fold)("amount")
+
+
+def test_types_functions_and_assigners_of_a_wrong_kind_are_refused_where_they_are_given() -> None:
+    class Double(MapFunction):
+        def map(self, value: int) -> int:
+            return 2 * value
+
+    class Same(KeyedProcessFunction):
+        def process_element(self, value: int, ctx: KeyedProcessFunction.Context) -> Iterator[int]:
+            yield value
+
+    env = StreamExecutionEnvironment.get_execution_environment()
+    with pytest.raises(ConfigurationError, match=r"a collection needs a type from Types\.\*, not <class 'int'>"):
+        env.from_collection([1], int)  # type: ignore[arg-type]
+    numbers = env.from_collection([1], Types.LONG())
+    with pytest.raises(ConfigurationError, match=r"operator 'Map' needs a type from Types\.\*, not <class 'int'>"):
+        numbers.map(Double(), int)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"not the class Double: pass an instance, Double\(\)"):
+        numbers.map(Double)
+    with pytest.raises(ConfigurationError, match=r"not the class Same: pass an instance, Same\(\)"):
+        numbers.key_by(lambda v: v).process(Same)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"needs a ProcessFunction, .* call key_by\(\) first"):
+        numbers.process(Same())  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="needs the name of a field or a TimestampAssigner, not <function"):
+        WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(lambda row: row.at)  # type: ignore[arg-type]
+    assert numbers.map(str, Types.STRING()).get_type() == Types.STRING()  # a class may be a plain callable
+
+
+def test_types_that_are_none_are_refused_where_they_are_declared() -> None:
+    for declare in (
+        lambda: Types.ROW_NAMED(["a"], [str]),
+        lambda: Types.ROW([Types.LONG]),
+        lambda: Types.TUPLE([int]),
+        lambda: Types.LIST(int),
+        lambda: Types.MAP(Types.STRING(), float),
+    ):
+        with pytest.raises(ConfigurationError, match=r"needs types from Types\.\*, such as Types\.LONG\(\), not <"):
+            declare()  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"OutputTag 'late' needs a type from Types\.\*, not <class 'str'>"):
+        OutputTag("late", str)  # type: ignore[arg-type]
+    env = StreamExecutionEnvironment.get_execution_environment()
+    with pytest.raises(ConfigurationError, match=r"key_by\(\) needs a key type from Types\.\*, not <class 'str'>"):
+        env.from_collection(["a"]).key_by(lambda v: v, str)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"from_source\(\) needs a source, .* not 'orders'"):
+        env.from_source("orders", WatermarkStrategy.no_watermarks(), "orders")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"from_source\(\) needs a WatermarkStrategy, .* not None"):
+        env.from_source(CollectionSource([1], Types.LONG()), None, "orders")  # type: ignore[arg-type]

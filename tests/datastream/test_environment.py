@@ -85,7 +85,7 @@ def test_a_program_declared_later_holds_what_it_reads_of_one_that_ran(
         def execute(self, graph, settings):
             return [v.uid for v in graph.vertices]
 
-    monkeypatch.setattr("dagster_flinkpy.datastream.stream_execution_environment.get_executor", Executor)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", Executor)
     numbers = env.from_collection([1, 2], Types.INT()).map(lambda v: v + 1).uid("added")
     numbers.print().uid("first")
     assert env.execute() == ["collection_source", "added", "first"]
@@ -125,7 +125,7 @@ def test_streams_that_are_no_operator_refuse_settings(env: StreamExecutionEnviro
     numbers = env.from_collection([1], Types.INT())
     assert numbers.disable_chaining().start_new_chain().set_buffer_timeout(5).set_description("d").get_name()
     assert numbers.map(lambda v: v).force_non_parallel()._transformation.max_parallelism == 1
-    with pytest.raises(JobGraphError, match="is no operator of its own"):
+    with pytest.raises(JobGraphError, match="is not an operator"):
         numbers.key_by(lambda v: v).set_parallelism(2)
 
 

@@ -15,7 +15,6 @@ from dagster_flinkpy.datastream import (
     OutputTag,
     ProcessFunction,
     StreamExecutionEnvironment,
-    stream_execution_environment,
 )
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.execution import ExecutionSettings
@@ -23,11 +22,11 @@ from dagster_flinkpy.datastream.job_graph import (
     JobEdge,
     JobGraph,
     JobVertex,
-    Partitioner,
     PartitionerKind,
+    StreamPartitioner,
     build_job_graph,
 )
-from dagster_flinkpy.datastream.operators import KeyedProcessSpec
+from dagster_flinkpy.datastream.operator_specs import KeyedProcessSpec
 from dagster_flinkpy.errors import (
     ConfigurationError,
     DuplicateUidError,
@@ -128,7 +127,7 @@ def test_a_program_that_is_run_without_uids_and_keeps_no_checkpoints_warns_once(
         def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[object]:
             return iter(())
 
-    monkeypatch.setattr(stream_execution_environment, "get_executor", Executor)
+    monkeypatch.setattr("dagster_flinkpy.datastream.program.get_executor", Executor)
 
     def run() -> None:
         keyed = pairs(env).key_by("key").process(Keyed())
@@ -198,7 +197,7 @@ KEYS = {
     "fields": ("key", None, "number", None, "STRING", "LONG"),
     "declared types": (len, Types.INT(), len, Types.LONG(), "INT", "LONG"),
     "a field and a declared type": ("key", None, len, Types.LONG(), "STRING", "LONG"),
-    "several fields": (("key", "value"), None, ("number", "key"), None, "TupleTypeInfo", "TupleTypeInfo"),
+    "several fields": (("key", "value"), None, ("number", "key"), None, r"Types.TUPLE", r"Types.TUPLE"),
 }
 
 
@@ -285,7 +284,7 @@ def test_a_max_parallelism_that_was_not_set_follows_from_the_parallelism(env: St
     wider = graph.with_parallelism(100)
     assert {v.uid: v.max_parallelism for v in wider.vertices} == {"pairs": 256, "map": 150}
     assert wider.with_parallelism(2) == graph
-    with pytest.raises(ParallelismError, match=r"'map'.* 200 .*over its max parallelism 150"):
+    with pytest.raises(ParallelismError, match=r"'map'.* 200 .*above its max parallelism 150"):
         graph.with_parallelism(200)
 
 
@@ -311,7 +310,7 @@ def test_a_forward_edge_rebalances_between_different_parallelisms_and_only_there
 # --- stages and regions -----------------------------------------------------------------------------------------------
 
 
-def test_an_exchange_begins_a_stage_and_forward_edges_are_chained(env: StreamExecutionEnvironment) -> None:
+def test_a_shuffle_begins_a_stage_and_forward_edges_are_chained(env: StreamExecutionEnvironment) -> None:
     mapped = pairs(env).uid("pairs").map(identity, PAIR).uid("map")
     mapped.key_by("key").process(Keyed(), PAIR).uid("keyed").filter(bool).uid("filter").rebalance().map(identity).uid(
         "last"
@@ -323,7 +322,7 @@ def test_an_exchange_begins_a_stage_and_forward_edges_are_chained(env: StreamExe
     assert graph.number_of_stages == 3
 
 
-def test_a_forward_edge_past_an_exchange_is_not_chained(env: StreamExecutionEnvironment) -> None:
+def test_a_forward_edge_past_a_shuffle_is_not_chained(env: StreamExecutionEnvironment) -> None:
     source = pairs(env).uid("pairs")
     source.connect(source.rebalance()).process(Both()).uid("both")
     graph = env.get_job_graph()
@@ -383,7 +382,7 @@ def test_an_edge_of_a_side_output_that_is_not_declared_is_refused(env: StreamExe
     stream = pairs(env).uid("pairs")
     stream.get_side_output(OutputTag("known")).map(identity).uid("map")
     graph = env.get_job_graph()
-    edge = JobEdge(0, "pairs", "map", 0, Partitioner(PartitionerKind.FORWARD), PAIR, side_output="unknown")
+    edge = JobEdge(0, "pairs", "map", 0, StreamPartitioner(PartitionerKind.FORWARD), PAIR, side_output="unknown")
     with pytest.raises(ConfigurationError, match="no side output 'unknown'"):
         build_job_graph(graph.vertices, [edge])
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.datastream import (
     ExternalizedCheckpointRetention,
@@ -41,32 +41,40 @@ def test_defaults() -> None:
     config = StreamExecutionEnvironment.get_execution_environment().get_checkpoint_config()
     assert config.get_externalized_checkpoint_retention() is ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
     assert config.is_externalized_checkpoints_enabled()
-    assert CheckpointConfig.of_program(config).claim_mode is RecoveryClaimMode.NO_CLAIM
+    assert CoordinatorConfig.of_program(config).claim_mode is RecoveryClaimMode.NO_CLAIM
 
 
 @pytest.mark.parametrize("name", ["claim", "CLAIM", " Claim "])
 def test_claim_mode(name: str) -> None:
     env = configured(execution__state_recovery__claim_mode=name)
-    assert CheckpointConfig.of_program(env.get_checkpoint_config()).claim_mode is RecoveryClaimMode.CLAIM
+    assert CoordinatorConfig.of_program(env.get_checkpoint_config()).claim_mode is RecoveryClaimMode.CLAIM
 
 
 def test_what_to_restore() -> None:
     env = configured(
         execution__state_recovery__path="s3://b/savepoint-x", execution__state_recovery__ignore_unclaimed_state="true"
     )
-    settings = env._settings(None)
+    settings = env._program.settings(None)
     assert (settings.savepoint_path, settings.allow_non_restored_state) == ("s3://b/savepoint-x", True)
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"), [("TRUE", True), ("false", False), ("totals", ("totals",)), ("a; b.c;", ("a", "b.c"))]
+)
+def test_whose_state_may_stay_behind(text: str, allowed: object) -> None:
+    env = configured(execution__state_recovery__ignore_unclaimed_state=text)
+    assert env._program.settings(None).allow_non_restored_state == allowed
 
 
 def test_retention() -> None:
     env = configured(execution__checkpointing__externalized_checkpoint_retention="no-externalized-checkpoints")
-    policy = CheckpointConfig.of_program(env.get_checkpoint_config())
+    policy = CoordinatorConfig.of_program(env.get_checkpoint_config())
     assert policy.retention is ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
     assert not env.get_checkpoint_config().is_externalized_checkpoints_enabled()
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match="there are CLAIM, NO_CLAIM, LEGACY"):
+    with pytest.raises(ConfigurationError, match="use one of CLAIM, NO_CLAIM, LEGACY"):
         configured(execution__state_recovery__claim_mode="both")
 
 
@@ -75,15 +83,15 @@ def test_master_hooks_have_identifiers_of_their_own() -> None:
     hooks = Hook("ledger"), Hook("topic")
     for hook in hooks:
         config.add_master_hook(hook)
-    assert CheckpointConfig.of_program(config).master_hooks == hooks
+    assert CoordinatorConfig.of_program(config).master_hooks == hooks
     with pytest.raises(ConfigurationError, match="'ledger'"):
-        CheckpointConfig.of_program(config.add_master_hook(Hook("ledger")))
+        CoordinatorConfig.of_program(config.add_master_hook(Hook("ledger")))
 
 
 def test_state_backend() -> None:
-    columnar = CheckpointConfig.of_program(configured().get_checkpoint_config())
+    columnar = CoordinatorConfig.of_program(configured().get_checkpoint_config())
     assert columnar.state_backend is StateBackendType.COLUMNAR
-    hashmap = CheckpointConfig.of_program(configured(state__backend__type="hashmap").get_checkpoint_config())
+    hashmap = CoordinatorConfig.of_program(configured(state__backend__type="hashmap").get_checkpoint_config())
     assert hashmap.state_backend is StateBackendType.HASHMAP
     with pytest.raises(ConfigurationError, match="COLUMNAR, HASHMAP"):
         configured(state__backend__type="rocksdb")

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
+from tests.docs import reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -47,6 +56,23 @@ def test_the_reference_has_what_is_public(site: Path, package: str) -> None:
     module = importlib.import_module(f"dagster_flinkpy.{package}")
     missing = [name for name in module.__all__ if f'id="dagster_flinkpy.{package}.{name}"' not in page]
     assert not missing
+
+
+@pytest.mark.parametrize("path", reference.PAGES, ids=lambda path: path.stem)
+def test_the_reference_has_contents(path: Path) -> None:
+    page = path.read_text()
+    assert page == reference.with_contents(page), "run: python -m tests.docs.reference"
+
+
+@pytest.mark.parametrize(
+    "function",
+    [ParquetSource, ParquetSink, CollectionSource, NumberSequenceSource, StreamExecutionEnvironment.from_spark],
+    ids=lambda function: function.__name__,
+)
+def test_arguments_of_sources_and_sinks_are_on_their_page(function: Callable[..., Any]) -> None:
+    page = (DOCS / "api" / "sources-and-sinks.md").read_text()
+    names = set(inspect.signature(function).parameters) - {"self"}
+    assert names <= set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]*`", page))))
 
 
 def test_links_of_the_readme_lead_somewhere() -> None:

@@ -1,12 +1,14 @@
 """Every Python block of the documentation runs, and prints what the page says it prints.
 
-The blocks of a page share a namespace. What a block prints stands in its ``# ->`` comments, or in the ``text`` block
-that follows it.
+The blocks of a page share a namespace; those of the tutorial have only what the files of the page hold. What a block
+prints stands in its ``# ->`` comments, or in the ``text`` block that follows it.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 import sys
 from contextlib import redirect_stdout
 from dataclasses import dataclass
@@ -18,17 +20,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange import WireRow
-from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.pyflink.test_signatures import ABSENT
 from tests.runtime.harness import run_rows
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in sorted(DOCS.glob("**/*.md"))}
-WITH_SNIPPETS = [name for name, path in PAGES.items() if "```python" in path.read_text()]
-_BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?", re.MULTILINE | re.DOTALL)
+TYPED = "tutorial"
+"""The page whose blocks are typed, each in a process of its own."""
+WITH_SNIPPETS = [name for name, path in PAGES.items() if "```python" in path.read_text() and name != TYPED]
+_BLOCK = re.compile(
+    r"^```python(?: title=\"(?P<file>[\w.]+)\")?\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?",
+    re.MULTILINE | re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -38,6 +45,8 @@ class Snippet:
     """Of the page, where the code begins; from 1."""
     output: str
     """What it is to print."""
+    file: str | None = None
+    """The file it belongs to; None: it is typed in a shell."""
 
 
 def snippets_of(page: str) -> list[Snippet]:
@@ -45,7 +54,7 @@ def snippets_of(page: str) -> list[Snippet]:
     for block in _BLOCK.finditer(page):
         said = re.findall(r"# -> (.*)$", block["code"], re.MULTILINE)
         output = block["output"] if block["output"] is not None else "".join(f"{line}\n" for line in said)
-        found.append(Snippet(block["code"], page.count("\n", 0, block.start("code")) + 1, output))
+        found.append(Snippet(block["code"], page.count("\n", 0, block.start("code")) + 1, output, block["file"]))
     return found
 
 
@@ -66,8 +75,8 @@ def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> 
 def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Programs run in this process, DataFrames of theirs aside, in an empty folder."""
 
-    def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
-        return run_rows(epoch)
+    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
+        return run_rows(job)
 
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
     monkeypatch.chdir(tmp_path)
@@ -83,6 +92,29 @@ def test_the_snippets_of_a_page_print_what_it_says(
     snippets = snippets_of(PAGES[name].read_text())
     assert snippets
     run(snippets, PAGES[name].name, monkeypatch)
+
+
+def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
+    """From an empty folder, in the order of the page; each block in a new process that has read the file so far."""
+    shell = None
+    for snippet in snippets_of(PAGES[TYPED].read_text()):
+        if snippet.file is not None:
+            with (tmp_path / snippet.file).open("a") as file:
+                file.write(snippet.code)
+            shell = snippet.file
+            if not snippet.output:
+                continue  # what is typed next reads it
+        arguments = [shell] if snippet.file is not None else [shell, snippet.code]
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.docs.typed", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, f"line {snippet.line}: {done.stderr}"
+        assert done.stdout == snippet.output, f"line {snippet.line}"
 
 
 def test_the_program_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, without_spark: Path) -> None:

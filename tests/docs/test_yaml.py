@@ -12,7 +12,7 @@ from dagster._core.instance.ref import InstanceRef
 from dagster.components.testing import create_defs_folder_sandbox
 from dagster_postgres import DagsterPostgresStorage
 
-from dagster_flinkpy.orchestration.component import FlinkPipelineComponent
+from dagster_flinkpy.orchestration.component.pipeline_component import FlinkPipelineComponent
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -44,7 +44,7 @@ def switch_of(page: Page, sensor: str) -> Locator:
 def fill_launchpad(page: Page, launchpad: str, config: str) -> None:
     """Writes the config of a run."""
     page.goto(launchpad)
-    page.get_by_text("master:").first.wait_for()  # the config that there is
+    page.locator(".CodeMirror-line").filter(has_text="ops:").first.wait_for()  # the config that there is
     page.locator(".CodeMirror").first.click()
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(config)

@@ -20,7 +20,7 @@ BYTES = 150_000
 PREPARE = """
 from dagster import DagsterInstance
 from assets.definitions import daily_assets, defs
-from assets.demo import Demo
+from assets.demo.runner import Demo
 with DagsterInstance.get() as instance:
     demo = Demo(instance)
     demo.materialize_input()
@@ -126,7 +126,7 @@ class Pictures:
         page.goto(f"{self._url}/automation")
         switch_of(page, sensor).click()
         self._deployment.until("some runs", lambda: len(self._runs_of(sensor)) >= 3)
-        self._deployment.until("a skip", lambda: self._deployment.said("flights", sensor, "still at work"))
+        self._deployment.until("a skip", lambda: self._deployment.said("flights", sensor, "still working"))
         page.goto(f"{self._url}/locations/flights/sensors/{sensor}")
         page.get_by_role("button", name="View logs").first.wait_for()  # the table of ticks is there
         self._save("sensor")

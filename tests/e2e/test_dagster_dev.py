@@ -30,7 +30,7 @@ pytestmark = [
 # Two checkpoints of the stream, and three partitions of the job that has some.
 PREPARE = """
 from dagster import DagsterInstance
-from assets.demo import Demo
+from assets.demo.runner import Demo
 from tests.e2e.location import defs, visits, write_visits
 write_visits()
 with DagsterInstance.get() as instance:
@@ -183,7 +183,7 @@ def test_upkeep_of_the_job(deployment: Deployment) -> None:
         deployment.switch_on("small", sensor)
     for job in ("words_savepoint", "words_sweep"):
         deployment.until(f"a run of {job}", lambda job=job: deployment.runs(pipelineName=job, statuses=["SUCCESS"]))
-    said = "a savepoint of checkpoint 3, the last one, has been asked for"
+    said = "a savepoint of checkpoint 3, the last one, has already been requested"
     deployment.until("no second one", lambda: deployment.said("small", "words_savepoint_sensor", said))
     (savepoint,) = (deployment.home / "checkpoints").rglob("savepoint-words-*/_metadata")
     assert CheckpointMetadata.from_bytes(savepoint.read_bytes(), "savepoint").checkpoint_id == 3
@@ -196,7 +196,7 @@ def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) ->
     (run,) = deployment.until(
         "its run", lambda: deployment.runs(statuses=["SUCCESS"], tags=[{"key": "dagster/backfill", "value": backfill}])
     )
-    start = "partition 2024-03-04 starts from the end state of 2024-03-03, checkpoint 3"
+    start = "Partition 2024-03-04 starts from the end state of 2024-03-03: checkpoint 3"
     assert start in deployment.log(run["runId"])
     page.goto(f"{deployment.url}/runs/{run['runId']}?logs=starts")
     expect(page.get_by_text(start)).to_be_visible()

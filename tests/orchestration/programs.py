@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata, OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink
@@ -16,8 +17,8 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
-from dagster_flinkpy.runtime.job import JobConfig
-from dagster_flinkpy.runtime.reports import CompletedEpoch, OperatorReport, SubtaskReport
+from dagster_flinkpy.runtime.master.job import JobConfig
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
 END_OF_TIME = 2**63 - 1
 
@@ -111,6 +112,9 @@ class FakeAttempt:
     def finished(self) -> bool:
         return self._left == 0
 
+    def refuse_input_after_end(self) -> None:
+        pass
+
     def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
         if self._error is not None:
             raise self._error
@@ -148,7 +152,9 @@ class FakeAttempt:
 
     def _metadata(self, checkpoint_id: int) -> CheckpointMetadata:
         operators = tuple(
-            OperatorState(v.uid, v.name, 2, 16, subtasks=(SubtaskState(0), SubtaskState(1)))
+            OperatorState(
+                v.uid, v.name, 2, 16, subtasks=(SubtaskState(0, splits=({"split_id": "1"},)), SubtaskState(1))
+            )
             for v in self.graph.vertices
         )
         return CheckpointMetadata(

@@ -26,13 +26,14 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets, region_run
+from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.job_runs import refuse_other_location
-from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.orchestration.runs import region_run
+from dagster_flinkpy.orchestration.runs.job_runs import refuse_other_location
+from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import Count, word_count
-from tests.orchestration.test_partitions import letters
+from tests.orchestration.runs.test_partitioned_run import letters
 from tests.runtime.harness import run_rows, spark_order
 
 COUNTED = Types.TUPLE([Types.STRING(), Types.LONG()])
@@ -60,7 +61,7 @@ class Deployment:
 def deployment(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> Deployment:
-    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, epoch: run_rows(epoch, spark_order))
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
     return Deployment(tmp_path, instance, resources)
 
 
@@ -189,7 +190,7 @@ def test_two_code_locations_with_one_job_id(instance: DagsterInstance) -> None:
     other = run_of(instance, "old", STARTED)
     with pytest.raises(ConfigurationError, match="in two code locations") as refused:
         refuse_other_location(instance, mine, "words", [])
-    assert f"run {other.run_id} of 'old' is at work on it, and this run is of 'new'" in str(refused.value)
+    assert f"run {other.run_id} of 'old' is working on it, and this run is of 'new'" in str(refused.value)
     assert "flink_assets(name=...), or another checkpoint storage" in str(refused.value)
 
 

@@ -13,9 +13,9 @@ from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
-from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange import WireRow
-from dagster_flinkpy.runtime.job import JobAttempt
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.orchestration.programs import Count
 from tests.runtime.harness import run_rows
 
@@ -32,8 +32,8 @@ def program(table: Path) -> StreamExecutionEnvironment:
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
-        return run_rows(epoch)
+    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
+        return run_rows(job)
 
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
 
@@ -42,7 +42,7 @@ def rows(table: Path) -> list[Any]:
     return sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist())
 
 
-def test_a_region_depends_on_the_exchange_it_reads(tmp_path: Path) -> None:
+def test_a_region_depends_on_the_blocking_edge_it_reads(tmp_path: Path) -> None:
     first, second = flink_assets(program(tmp_path), name="words")
     assert [a.node_def.name for a in (first, second)] == ["words_words", "words_words_exchange_count"]
     key = AssetKey(["words", "words.exchange.count"])
@@ -68,7 +68,7 @@ def test_both_regions_in_one_run_and_the_second_alone(
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_a_selection_of_both_ends_of_the_exchange_runs_both_regions_in_order(
+def test_a_selection_of_both_ends_of_a_blocking_edge_runs_both_regions_in_order(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
 ) -> None:
     definitions = Definitions(flink_assets(program(tmp_path / "table"), name="words"), resources=resources)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig, CheckpointingMode
-from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode as DeclaredMode
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import MissingUidError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.flink_job import flink_jobs
@@ -25,12 +25,12 @@ def test_a_program_without_uids_is_an_error_and_no_warning_besides(tmp_path: Pat
 def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:
     env = word_count(tmp_path, ["a"]).enable_checkpointing(60_000)
     env.get_checkpoint_config().set_checkpoint_timeout(30_000)
-    env.get_checkpoint_config().set_checkpointing_mode(DeclaredMode.AT_LEAST_ONCE)
+    env.get_checkpoint_config().set_checkpointing_mode(CheckpointingMode.AT_LEAST_ONCE)
     env.get_config().set_latency_tracking_interval(500)
     [job] = flink_jobs(env, "words")
     storage = CheckpointStorageResource(url=str(tmp_path / "checkpoints"), num_retained=3)
     config = job.attempt(storage, SparkResource(), owner="test").config
-    assert config.checkpointing == CheckpointConfig(
+    assert config.checkpointing == CoordinatorConfig(
         interval=timedelta(minutes=1),
         timeout=timedelta(seconds=30),
         mode=CheckpointingMode.AT_LEAST_ONCE,

@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-HEAVY = {"pyspark", "pyarrow", "numpy", "pandas", "boto3", "botocore", "grpc_status", "rich", "duckdb"}
+HEAVY = {"pyspark", "pyarrow", "numpy", "pandas", "psutil", "boto3", "botocore", "grpc_status", "rich", "duckdb"}
 RUN = {  # what runs, checks and ticks need
     "checkpoint.coordinator",
     "checkpoint.metadata",
@@ -14,13 +15,18 @@ RUN = {  # what runs, checks and ticks need
     "checkpoint.store",
     "cli",
     "connectors.parquet_writer",
-    "orchestration.check_findings",
-    "runtime.job",
-    "runtime.restart_strategies",
+    "orchestration.runs.check_findings",
+    "runtime.master.job",
+    "runtime.master.restart_strategies",
     "state",
     "storage.local",
     "storage.s3",
 }
+
+
+@pytest.mark.parametrize("name", sorted(RUN))
+def test_the_modules_are_named_as_they_are(name: str) -> None:
+    assert find_spec(f"dagster_flinkpy.{name}") is not None
 
 
 @pytest.mark.parametrize("module", ["dagster_flinkpy", "dagster_flinkpy.orchestration", "assets.definitions"])

@@ -8,7 +8,7 @@ from dagster import EnvVar, build_resources
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, TwoPhaseCommitSinkResource
-from dagster_flinkpy.runtime.spark import SparkSettings
+from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 
 
@@ -20,12 +20,29 @@ def test_spark_settings() -> None:
         SparkResource(mode="remote").settings()
 
 
+@pytest.mark.parametrize("mode", ["local", "classic"])
+def test_the_mode_of_spark_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("SPARK_MODE", mode)
+    spark = SparkResource(mode=EnvVar("SPARK_MODE"))
+    assert spark.settings().mode == mode
+    with build_resources({"spark": spark}) as resources:
+        assert resources.spark.settings().mode == mode
+
+
+def test_a_mode_that_spark_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARK_MODE", "cluster")
+    with pytest.raises(ConfigurationError, match="'cluster' is not one of 'local', 'remote', 'classic'"):
+        SparkResource(mode=EnvVar("SPARK_MODE")).settings()
+    with pytest.raises(ConfigurationError, match="'cluster' is not one of 'local', 'remote', 'classic'"):
+        SparkResource(mode="cluster").settings()
+
+
 def test_storage_from_fields() -> None:
     storage = CheckpointStorageResource(
         url="s3://bucket/jobs", endpoint_url="http://host:9000", region="eu", access_key_id="k", secret_access_key="s"
     )
     assert storage.location() == StorageLocation("s3://bucket/jobs", "http://host:9000", "eu", "k", "s")
-    assert storage.num_retained == 1
+    assert storage.num_retained == 3
 
 
 def test_environment_variables_work_in_a_run_and_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,8 +76,9 @@ def test_sinks_share_a_place(tmp_path: Path) -> None:
 def test_lingering_transactions_of_a_job(tmp_path: Path) -> None:
     tables = TwoPhaseCommitSinkResource(url=str(tmp_path))
     store = tables.location().open()
-    mine = "rotations/a%2Eb.table.0000000001.00000.x.parquet"
-    for key in (mine, "rotations/a.table.0000000001.00000.x.parquet"):
+    mine = "rotations/a~b.table.0000000001.00000.x.parquet"
+    earlier = "rotations/a%2Eb.table.0000000001.00000.x.parquet"  # as an earlier release named it
+    for key in (mine, earlier, "rotations/a.table.0000000001.00000.x.parquet"):
         store.upload_part(key, store.create_upload(key), 1, b"rows")
-    assert [upload.key for upload in tables.lingering("a.b")] == [mine]
+    assert [upload.key for upload in tables.lingering("a.b")] == [earlier, mine]
     assert tables.lingering("c") == []

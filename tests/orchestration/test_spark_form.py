@@ -5,10 +5,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from dagster import AssetKey, DagsterInstance, materialize
+from dagster import AssetKey, DagsterInstance, DailyPartitionsDefinition, materialize
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import flink_assets
@@ -76,4 +77,52 @@ def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str
     run = materialize(assets, instance=instance, resources=resources)
     assert run.success
     assert {e.asset_key for e in run.get_asset_materialization_events()} == {k for a in assets for k in a.keys}
-    assert sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist()) == [(0, 9), (1, 7), (2, 8)]
+    rows = [(0, 9), (1, 7), (2, 8)]
+    assert sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist()) == rows
+    again = materialize(assets, instance=instance, resources=resources)
+    assert again.success
+    assert len(again.get_asset_materialization_events()) == 4
+    assert sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist()) == sorted(rows * 2), "read again"
+
+
+@pytest.mark.spark
+def test_each_run_reads_the_dataframe(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+    """Sums so far, by group: each run adds the table as it is now."""
+    table = tmp_path / "table"
+    rows = [1]
+
+    def now(spark: Any) -> Any:
+        return spark.createDataFrame([(n, 0) for n in rows], "n long, group long")
+
+    def program() -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment().set_max_parallelism(16)
+        stream = env.from_spark(now, type_info=NUMBERS).uid("numbers")
+        stream.key_by("group").sum("n").uid("sums").sink_to(ParquetSink(str(table))).uid("table")
+        return env
+
+    for n in (2, 3):
+        assert materialize(flink_assets(program, name="job"), instance=instance, resources=resources).success
+        rows.append(n)
+    assert sorted(pq.read_table(table).column("n").to_pylist()) == [1, 2, 4]
+
+
+@pytest.mark.spark
+def test_a_partition_reads_its_part_of_the_dataframe(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    days = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-03")
+
+    def sales(spark: Any, partition: TimePartition) -> Any:
+        """The numbers of a day."""
+        return spark.createDataFrame([(partition.start.day, 0)], "n long, group long")
+
+    def program() -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment().set_max_parallelism(16)
+        stream = env.from_spark(sales, type_info=NUMBERS).uid("numbers")
+        stream.key_by("group").sum("n").uid("sums").sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+        return env
+
+    assets = flink_assets(program, name="job", partitions_def=days)
+    for key in ("2024-03-01", "2024-03-02", "2024-03-02"):
+        assert materialize(assets, instance=instance, resources=resources, partition_key=key).success
+    assert sorted(pq.read_table(tmp_path / "table").column("n").to_pylist()) == [1, 3]

@@ -24,8 +24,7 @@ NOISE = ("No module named google", "PYFLINK_CYTHON_ENABLED", "Using Any for unsu
 
 def programs() -> dict[str, Path]:
     """The programs by name."""
-    files = [*(HERE / "programs").glob("*.py"), *(HERE / "examples").rglob("*.py")]
-    return {file.stem: file for file in sorted(files)}
+    return {file.stem: file for file in sorted((HERE / "programs").glob("*.py"))}
 
 
 def printed(text: str) -> str:

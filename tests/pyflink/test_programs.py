@@ -13,14 +13,14 @@ from types import ModuleType
 import pytest
 
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange import WireRow
-from dagster_flinkpy.runtime.job import JobAttempt
-from dagster_flinkpy.runtime.server_state import RUNTIME_DIR_VARIABLE
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
 from tests.pyflink.generate import EXPECTED, printed, programs
 from tests.runtime.harness import run_rows
 
-ON_SPARK = ["files", "objects", "word_count"]
+ON_SPARK = ["files", "log_levels", "objects"]
 ONE_BY_ONE = ["window_late"]
 """Programs that need a watermark after each record."""
 
@@ -40,8 +40,8 @@ def run(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_program_prints_what_it_prints_under_pyflink(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def on_harness(self: JobAttempt, epoch: Epoch) -> list[WireRow]:
-        return run_rows(epoch)
+    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
+        return run_rows(job)
 
     monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
     if name in ONE_BY_ONE:

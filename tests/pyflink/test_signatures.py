@@ -87,9 +87,7 @@ ABSENT = {
         datastream.StreamExecutionEnvironment.get_buffer_timeout
         datastream.StreamExecutionEnvironment.get_execution_plan
     """,
-    "Workers have the packages of the Spark they run on; user modules travel with the program": """
-        datastream.StreamExecutionEnvironment.add_python_archive
-        datastream.StreamExecutionEnvironment.set_python_requirements
+    "Workers run the Python of the Spark they run on": """
         datastream.StreamExecutionEnvironment.set_python_executable
         datastream.StreamExecutionEnvironment.register_cached_file
     """,

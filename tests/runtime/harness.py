@@ -12,17 +12,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from dagster_flinkpy.common.clock import Clock, SystemClock
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operators import CollectSpec
+from dagster_flinkpy.datastream.operator_specs import CollectSpec
 from dagster_flinkpy.datastream.transformation import Transformation
-from dagster_flinkpy.runtime.clock import Clock, SystemClock
-from dagster_flinkpy.runtime.epoch import Epoch, SubtaskInput
-from dagster_flinkpy.runtime.exchange import WIRE_SCHEMA, WireRow, rows_of
-from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.results import EpochResults
-from dagster_flinkpy.runtime.shipping import dump_epoch, load_epoch
-from dagster_flinkpy.runtime.task import StageTask
+from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
+from dagster_flinkpy.runtime.master.in_process import run_in_process
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
 
 _CLOCKS: dict[str, ManualClock] = {}
@@ -82,39 +81,27 @@ Corrupt = Callable[[int, pa.Table], pa.Table]
 """Changes the rows on their way to a stage, for tests of what a task does with bad input."""
 
 
-def run_rows(epoch: Epoch, order: Order = spark_order, corrupt: Corrupt = lambda stage, rows: rows) -> list[WireRow]:
+def run_rows(job: EpochJob, order: Order = spark_order, corrupt: Corrupt = lambda stage, rows: rows) -> list[WireRow]:
     """Runs all stages of an epoch; gives the rows meant for the driver. Each task unpickles the epoch, as in Spark."""
-    graph, program = epoch.graph, dump_epoch(epoch)
-    width = graph.stage_parallelism(0)
-    inputs = [iter([pa.record_batch({"id": pa.array([i])})]) for i in range(width)]  # what spark.range() gives
-    rows = _run_stage(program, 0, inputs)
-    for stage in range(1, graph.number_of_stages):
-        width = graph.stage_parallelism(stage)
+
+    def shuffle(stage: int, rows: pa.Table, width: int) -> list[list[pa.RecordBatch]]:
         rows = corrupt(stage, rows)
-        partition = rows.column("target").to_numpy() % width
-        inputs = [
-            iter(order(rows.filter(pa.array(partition == i))).to_batches(max_chunksize=_ROWS_PER_BATCH))
-            for i in range(width)
+        targets = rows.column("target").to_numpy() % width
+        return [
+            order(rows.filter(pa.array(targets == i))).to_batches(max_chunksize=_ROWS_PER_BATCH) for i in range(width)
         ]
-        rows = _run_stage(program, stage, inputs)
-    return [row for batch in rows.to_batches() for row in rows_of(batch)]
+
+    return list(run_in_process(job, shuffle))
 
 
-def _run_stage(program: bytes, stage: int, inputs: Iterable[Iterable[pa.RecordBatch]]) -> pa.Table:
-    batches = [
-        batch for i, rows in enumerate(inputs) for batch in StageTask(load_epoch(program), stage, i).run(iter(rows))
-    ]
-    return pa.Table.from_batches(batches, WIRE_SCHEMA).combine_chunks()
-
-
-def make_epoch(
+def make_job(
     graph: JobGraph,
     folder: Path,
     *,
     checkpoint_id: int = 1,
     inputs: Mapping[tuple[str, int], SubtaskInput] | None = None,
     ended: Iterable[str] = (),
-) -> Epoch:
+) -> EpochJob:
     """An epoch of a graph; without ``inputs`` the sources read all they would in their first epoch, and end."""
     if inputs is None:
         inputs, ended = {}, list(ended)
@@ -125,11 +112,11 @@ def make_epoch(
                 for i, splits in enumerate(enumerator.plan_epoch(v.parallelism)):
                     inputs[v.uid, i] = SubtaskInput(splits=tuple(splits))
                 ended += [v.uid] if enumerator.exhausted else []
-    return Epoch(
+    return EpochJob(
         graph=graph,
         job_id="job",
         checkpoint_id=checkpoint_id,
-        attempt=1,
+        fencing_token=1,
         job_storage=StorageLocation(str(folder / "job")),
         inputs=inputs,
         ended_sources=frozenset(ended),
@@ -137,27 +124,28 @@ def make_epoch(
     )
 
 
-def run_epoch(epoch: Epoch, order: Order = spark_order, **options: Any) -> EpochResults:
+def run_epoch(job: EpochJob, order: Order = spark_order, **options: Any) -> EpochResults:
     """Runs an epoch and sorts what came back."""
-    return EpochResults.of(run_rows(epoch, order, **options))
+    return EpochResults.of(run_rows(job, order, **options))
 
 
 def collect_graph(stream: DataStream) -> JobGraph:
     """The program of a stream, with a collect operator at its end."""
-    collect = Transformation("Collect", CollectSpec(), [stream._inputs], stream.get_type(), uid="collect")
-    return stream._env._build([*stream._env._transformations, collect])
+    collect = Transformation("Collect", CollectSpec(), [stream._upstream.inputs], stream.get_type(), uid="collect")
+    program = stream._upstream.program
+    return program.build([*program.transformations, collect])
 
 
-def collected(graph: JobGraph, columns: Iterable[pa.Array]) -> list[Any]:
+def collected(graph: JobGraph, columns: Mapping[str, Iterable[pa.Array]]) -> list[Any]:
     """The records that the graph's collect operator brought back."""
     (vertex,) = (v for v in graph.vertices if isinstance(v.spec, CollectSpec))
-    return [record for column in columns for record in vertex.output_type.from_arrow(column)]
+    return [record for column in columns.get(vertex.uid, ()) for record in vertex.output_type.from_arrow(column)]
 
 
 def collect_all(stream: DataStream, folder: Path, order: Order = spark_order) -> list[Any]:
     """Runs a program as one epoch; what failed is raised."""
     graph = collect_graph(stream)
-    results = run_epoch(make_epoch(graph, folder), order)
+    results = run_epoch(make_job(graph, folder), order)
     if results.failure is not None:
         raise results.failure.error
     results.check_consistent()
@@ -193,8 +181,8 @@ class HarnessAttempt(JobAttempt):
         self._order = order
         self._clock = clock or SystemClock()
 
-    def _on_spark(self, epoch: Epoch) -> list[WireRow]:
-        return run_rows(replace(epoch, clock=self._clock), self._order)
+    def _on_spark(self, job: EpochJob) -> list[WireRow]:
+        return run_rows(replace(job, clock=self._clock), self._order)
 
 
 def run_job(

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.spark import SparkSettings
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 

@@ -16,9 +16,9 @@ from dagster_flinkpy.datastream import KeyedProcessFunction
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.runtime.exchange import Kind, rows_of
-from dagster_flinkpy.runtime.task import StageTask
-from tests.runtime.harness import make_epoch
+from dagster_flinkpy.runtime.shuffle.wire import Kind, rows_of
+from dagster_flinkpy.runtime.task.task import StageTask
+from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
 
 RECORD = Types.ROW_NAMED(["key", "payload"], [Types.LONG(), Types.STRING()])
@@ -60,13 +60,13 @@ def main(mib: int, folder: Path) -> None:
     records = env.from_source(Records(mib), WatermarkStrategy.no_watermarks(), "records").uid("records")
     copied = records.rebalance().map(lambda value: value, RECORD).uid("map")
     copied.key_by("key").process(Count(), RECORD).uid("count").global_().map(lambda value: value.key, Types.LONG())
-    epoch = make_epoch(env.get_job_graph(), folder)
-    assert epoch.graph.number_of_stages == 4
+    job = make_job(env.get_job_graph(), folder)
+    assert job.graph.number_of_stages == 4
     rows: Iterator[pa.RecordBatch] = iter(())
-    for stage in range(epoch.graph.number_of_stages):
-        rows = StageTask(epoch, stage, 0).run(rows)
+    for stage in range(job.graph.number_of_stages):
+        rows = StageTask(job, stage, 0).run(rows)
     acks = [row for batch in rows for row in rows_of(batch) if row.kind is Kind.ACK]
-    assert len(acks) == len(epoch.graph.vertices)
+    assert len(acks) == len(job.graph.vertices)
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
 
 

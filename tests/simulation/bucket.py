@@ -48,6 +48,8 @@ class Bucket:
         self.uploads: dict[str, _Upload] = {}
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
+        self.looked_at = 0
+        """Uploads that were made when a job that ended last began to look for what is open."""
         self.on_put: Callable[[str, bytes | None, bytes], None] = lambda key, old, new: None
         self.on_delete: Callable[[str], None] = lambda key: None
         self.on_abort: Callable[[str, str], None] = lambda key, upload_id: None

@@ -16,9 +16,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.config import CheckpointConfig
-from dagster_flinkpy.checkpoint.messages import AcknowledgeCheckpoint, CheckpointFailureReason, DeclineCheckpoint, Task
-from dagster_flinkpy.checkpoint.metadata import DistributionMode, OperatorStateHandle, SubtaskState
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, partition_folder
@@ -32,12 +37,12 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
-from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.exchange import Kind, WireRow
+from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
-from dagster_flinkpy.runtime.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.results import EpochResults
-from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
+from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, RunHandle, TableSnapshot
 from dagster_flinkpy.state.operator_state import file_of, state_file
 from dagster_flinkpy.state.run_file import upload_run
 from dagster_flinkpy.storage import ObjectStore
@@ -146,13 +151,13 @@ def read_seen(handles: Iterable[OperatorStateHandle], read: Callable[[str], byte
 class _Task:
     """One try of a subtask of a stage: what it does between barriers, for all barriers of the Spark job."""
 
-    epoch: Epoch
+    job: EpochJob
     index: int
     execution: str
 
     @property
     def _store(self) -> ObjectStore:
-        return self.epoch.job_storage.open()
+        return self.job.job_storage.open()
 
     def _read(self, path: str) -> bytes:
         try:
@@ -165,11 +170,11 @@ class _SourceTask(_Task):
     def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
         """Per barrier: acknowledgements, records."""
         world = here()
-        seen = read_seen(self.epoch.input("numbers", self.index).operator_state, self._read)
+        seen = read_seen(self.job.input("numbers", self.index).operator_state, self._read)
         done: list[tuple[list[dict[str, Any]], list[int]]] = []
-        for interval in self.epoch.intervals:
+        for epoch in self.job.epochs:
             world.step()
-            splits = interval.splits.get(("numbers", self.index), ())
+            splits = epoch.splits.get(("numbers", self.index), ())
             seen = seen + [split.properties["n"] for split in splits]
             records = [s.properties["n"] * SPLIT_RECORDS + r for s in splits for r in range(SPLIT_RECORDS)]
             state = SubtaskState(
@@ -177,7 +182,7 @@ class _SourceTask(_Task):
                 operator_state=(OperatorStateHandle("seen", DistributionMode.SPLIT_DISTRIBUTE, self._stored(seen)),),
                 splits=tuple(split.advanced(SPLIT_RECORDS, finished=True).to_json() for split in splits),
             )
-            done.append(([_ack("numbers", interval.checkpoint_id, state)], records))
+            done.append(([_ack("numbers", epoch.checkpoint_id, state)], records))
         return done
 
     def _stored(self, seen: Sequence[int]) -> tuple[Any, ...]:
@@ -185,7 +190,7 @@ class _SourceTask(_Task):
             return tuple({"n": n} for n in seen)
         data = json.dumps(seen).encode()
         sha256 = hashlib.sha256(data).hexdigest()
-        by = self.epoch.written_by
+        by = self.job.written_by
         with suppress(PreconditionFailedError):
             self._store.put(state_file(sha256, by), data, if_none_match=True)
         return tuple({"file": sha256, "by": by, "row": row} for row in range(len(seen)))
@@ -193,7 +198,7 @@ class _SourceTask(_Task):
 
 class _CountTask(_Task):
     def run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """Acknowledgements of both operators; takes the records of each interval."""
+        """Acknowledgements of both operators; takes the records of each epoch."""
         try:
             return self._run(records)
         except StorageError:
@@ -202,17 +207,17 @@ class _CountTask(_Task):
             raise
 
     def _run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        world, epoch = here(), self.epoch
+        world, job = here(), self.job
         self._uploads: list[StagedUpload] = []
-        width = epoch.graph.vertex("count").parallelism
+        width = job.graph.vertex("count").parallelism
         groups = self._groups = compute_key_group_range_for_operator_index(MAX_PARALLELISM, width, self.index)
-        given = epoch.input("count", self.index).keyed
+        given = job.input("count", self.index).keyed
         runs = list(_table(given, "counts"))
         state = _merged(runs, self._read)
         turns = {key: value for key, (_, value) in _merged(_table(given, "turns"), self._read).items()}
         held = _merged(_table(given, "held"), self._read)
         acks = []
-        for interval, arrived in zip(epoch.intervals, records, strict=True):
+        for epoch, arrived in zip(job.epochs, records, strict=True):
             world.step()
             rows: list[list[int]] = []
             touched: dict[Any, tuple[int, Any]] = {}
@@ -228,7 +233,7 @@ class _CountTask(_Task):
                         held[key] = (group, [row])
                     else:
                         rows.append(row)
-            if "numbers" in interval.ended_sources:
+            if "numbers" in epoch.ended_sources:
                 rows += [row for _, waiting in held.values() for row in waiting]
                 held = {}
             if touched:
@@ -242,24 +247,24 @@ class _CountTask(_Task):
             waiting = [self._write(_rows(held))] if held else []
             tables = (_snapshot("counts", runs), _snapshot("turns", [turning]), _snapshot("held", waiting))
             keyed = KeyedSnapshot(groups, tables)
-            acks.append(_ack("count", interval.checkpoint_id, SubtaskState(self.index, keyed=keyed)))
-            acks.append(_ack("files", interval.checkpoint_id, self._written(interval.checkpoint_id, rows)))
+            acks.append(_ack("count", epoch.checkpoint_id, SubtaskState(self.index, keyed=keyed)))
+            acks.append(_ack("files", epoch.checkpoint_id, self._written(epoch.checkpoint_id, rows)))
         return acks
 
     def _write(self, rows: Rows) -> RunHandle:
-        return _write_run(rows, self._groups, self._store, self.epoch.written_by)
+        return _write_run(rows, self._groups, self._store, self.job.written_by)
 
     def _written(self, checkpoint_id: int, rows: Sequence[Any]) -> SubtaskState:
         if not rows:
             return SubtaskState(self.index)
         init = WriterInitContext(
-            job_id=self.epoch.job_id,
+            job_id=self.job.job_id,
             uid="files",
             subtask=self.index,
-            attempt=self.epoch.attempt,
+            fencing_token=self.job.fencing_token,
             checkpoint_id=checkpoint_id,
             execution=self.execution,
-            partition=self.epoch.partition,
+            partition=self.job.partition,
         )
         key = f"{partition_folder(init.partition)}{file_name(init)}"
         upload = StagedUpload(SimulatedStore(here(), OUT), key, part_bytes=64)
@@ -292,9 +297,9 @@ class _Stage:
 class _SparkJob:
     """Runs the tasks of an epoch as actors; they outlive a driver that crashes, or is interrupted too late."""
 
-    def __init__(self, world: World, epoch: Epoch, name: str, until_ms: int) -> None:
+    def __init__(self, world: World, job: EpochJob, name: str, until_ms: int) -> None:
         self._world = world
-        self._epoch = epoch
+        self._job = job
         self._name = name
         self._until_ms = until_ms
         self._tries = 0
@@ -306,14 +311,14 @@ class _SparkJob:
             StorageError: A task failed as often as it is tried.
             TimeoutError: It took too long.
         """
-        width = self._epoch.graph.stage_parallelism(0)
+        width = self._job.graph.stage_parallelism(0)
         try:
-            sources = self._stage(range(width), lambda i, e: _SourceTask(self._epoch, i, e).run())
+            sources = self._stage(range(width), lambda i, e: _SourceTask(self._job, i, e).run())
             records = [
                 [record for each in sources for record in each[position][1]]
-                for position in range(len(self._epoch.intervals))
+                for position in range(len(self._job.epochs))
             ]
-            counted = self._stage(range(width), lambda i, e: _CountTask(self._epoch, i, e).run(records))
+            counted = self._stage(range(width), lambda i, e: _CountTask(self._job, i, e).run(records))
         except StorageError:
             raise
         except FlinkPyError as error:
@@ -393,7 +398,7 @@ class SimulatedAttempt(JobAttempt):
         config = JobConfig(
             JOB,
             SimulatedLocation(URL),
-            checkpointing=CheckpointConfig(
+            checkpointing=CoordinatorConfig(
                 interval=interval,
                 timeout=_TIMEOUT,
                 max_concurrent=3,
@@ -406,26 +411,38 @@ class SimulatedAttempt(JobAttempt):
         super().__init__(program(width), config, owner=name, on_progress=world.note, **attempt)
         self._world = world
         self._name = name
+        self.aborted_open = False
+        """Whether nothing failed when it last looked for what is open."""
         self._strays = False
         self._results = EpochResults()
-        self._before: dict[int, dict[Task, SubtaskState]] = {}
+        self._before: dict[int, dict[Subtask, SubtaskState]] = {}
         """What was acknowledged of the checkpoints so far."""
 
-    def _on_spark(self, epoch: Epoch) -> list[WireRow]:
+    def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
-        world.step(f"Spark job of checkpoint {epoch.checkpoint_id}, {len(epoch.intervals)} barriers")
+        world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
         until = world.now_ms + int(_TIMEOUT.total_seconds() * 1000)
         try:
-            return _SparkJob(world, epoch, f"{self._name}/{epoch.checkpoint_id}", until).run()
+            return _SparkJob(world, job, f"{self._name}/{job.checkpoint_id}", until).run()
         except TimeoutError:
             self._session.timed_out = True
             raise CheckpointError("the Spark job was interrupted") from None
+
+    def _abort_left_open(self) -> None:
+        self._world.bucket.looked_at = self._world.bucket.uploads_made
+        super()._abort_left_open()
+
+    def _abort_lingering(self) -> int:
+        self.aborted_open = False
+        aborted = super()._abort_lingering()
+        self.aborted_open = True
+        return aborted
 
     def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
         self._results = super()._run_spark_job(checkpoint_id)
         return self._results
 
-    def _acknowledge(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+    def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """In any order, and with messages in between that are not for this checkpoint, or for a later one."""
         rng, chaos = self._world.rng, self._world.chaos
         shuffled = list(states.items())
@@ -454,26 +471,26 @@ class SimulatedAttempt(JobAttempt):
             again = replace(message, state=SubtaskState(message.subtask))
             super()._drive(Acknowledge(self._world.clock(), again))
 
-    def _stray_messages(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+    def _stray_messages(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Of another attempt, another job, for a checkpoint nobody knows; all with a state that would be wrong."""
         now = self._world.clock()
         for task in states:
             wrong = SubtaskState(task.subtask)
-            for job_id, attempt, number in (
+            for job_id, token, number in (
                 (JOB, self.token - 1, checkpoint_id),
                 (JOB, self.token + 1, checkpoint_id),
                 ("another", self.token, checkpoint_id),
                 (JOB, self.token, checkpoint_id + 1000),
                 (JOB, self.token, checkpoint_id - 1),
             ):
-                message = AcknowledgeCheckpoint(job_id, number, attempt, task.uid, task.subtask, wrong)
+                message = AcknowledgeCheckpoint(job_id, number, token, task.uid, task.subtask, wrong)
                 self._drive(Acknowledge(now, message))
             reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-            for attempt, number in ((self.token - 1, checkpoint_id), (self.token, checkpoint_id - 1)):
-                decline = DeclineCheckpoint(JOB, number, attempt, task.uid, task.subtask, reason, {})
+            for token, number in ((self.token - 1, checkpoint_id), (self.token, checkpoint_id - 1)):
+                decline = DeclineCheckpoint(JOB, number, token, task.uid, task.subtask, reason, {})
                 self._drive(Decline(now, decline))
 
-    def _late_messages(self, checkpoint_id: int, states: Mapping[Task, SubtaskState]) -> None:
+    def _late_messages(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         now = self._world.clock()
         for task, state in states.items():
             message = AcknowledgeCheckpoint(JOB, checkpoint_id, self.token, task.uid, task.subtask, state)

@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from dagster_flinkpy.checkpoint import savepoint, shared_state_registry
+from dagster_flinkpy.checkpoint import leadership, savepoint, shared_state_registry
 from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
+from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
@@ -18,16 +19,17 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, PendingCheckpoint
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, HeadReplaced
-from dagster_flinkpy.checkpoint.store import Attempt, CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.traces import Traces
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
-from dagster_flinkpy.runtime import job as job_loop
-from dagster_flinkpy.runtime import restoring
-from dagster_flinkpy.runtime.committers import Committers
-from dagster_flinkpy.runtime.epoch import Epoch
-from dagster_flinkpy.runtime.job import JobAttempt
-from dagster_flinkpy.runtime.restoring import Restore
-from dagster_flinkpy.runtime.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.runtime.master import starting_point as restoring
+from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
+from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep
@@ -80,7 +82,7 @@ def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | 
     return store.put(key, data)
 
 
-@_mutation("a takeover leaves HEAD as it is", completed_checkpoint_store, "put_if", "has to commit it")
+@_mutation("a takeover leaves HEAD as it is", leadership, "put_if", "has to commit it")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     if key == HEAD_KEY and if_match is not None:
         found = read_head(store)
@@ -103,7 +105,7 @@ def _unfenced(owner: Any, name: str, value: Any, noticed: str) -> Mutation:
 
 MUTATIONS |= {
     "state files are named by content only, and who deletes them is not fenced": _unfenced(
-        Epoch, "written_by", "", "names it"
+        EpochJob, "written_by", "", "names it"
     ),
     "an attempt aborts what newer ones have staged, and is not fenced": _unfenced(
         StagedFileCommitter, "_is_mine", lambda committer, key: True, "whose upload is gone"
@@ -131,10 +133,10 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
     "_finalize",
     "became visible, but no completed checkpoint names it",
 )
-def _(real: Wrapped, attempt: JobAttempt, checkpoint_id: int, write: Wrapped, done: Any) -> Any:
+def _(real: Wrapped, attempt: JobAttempt, what: str, checkpoint_id: int, write: Wrapped, done: Any) -> Any:
     if isinstance(done, HeadReplaced):
         attempt._commit(attempt._metadata)
-    return real(attempt, checkpoint_id, write, done)
+    return real(attempt, what, checkpoint_id, write, done)
 
 
 @_mutation(
@@ -276,7 +278,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoi
     "__init__",
     "which an earlier try has restored",
     retry=0.8,
-    crash=0.01,
+    step_hangs=0.04,
     restore=0.8,
     partitioned=0,
 )
@@ -313,10 +315,10 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     return real(*args, **{**options, "dry_run": True})
 
 
-@_mutation("draining does not end the input of the tasks", JobAttempt, "_plan_intervals", "still holds", partitioned=0)
+@_mutation("draining does not end the input of the tasks", JobAttempt, "_plan_epochs", "still holds", partitioned=0)
 def _(real: Wrapped, attempt: JobAttempt, checkpoint_id: int) -> Any:
-    intervals = real(attempt, checkpoint_id)
-    return [replace(each, ended_sources=frozenset()) for each in intervals] if attempt._draining else intervals
+    epochs = real(attempt, checkpoint_id)
+    return [replace(each, ended_sources=frozenset()) for each in epochs] if attempt._draining else epochs
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------
@@ -428,7 +430,7 @@ def _(real: Wrapped, attempt: JobAttempt, error: Any) -> bool:
 @_mutation("an acknowledgement of another attempt is taken", CheckpointCoordinator, "handle", "but counted")
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     if isinstance(stimulus, Acknowledge):
-        stimulus = replace(stimulus, message=replace(stimulus.message, attempt=coordinator._attempt))
+        stimulus = replace(stimulus, message=replace(stimulus.message, fencing_token=coordinator._fencing_token))
     return real(coordinator, stimulus)
 
 
@@ -464,7 +466,7 @@ def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> Ackno
     "the id counter is not advanced",
     CompletedCheckpointStore,
     "assign_checkpoint_id",
-    "though the id is this attempt's alone",
+    "although only this attempt may use its id",
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any) -> int:
     return (attempt.head.checkpoint_id or 0) + 1
@@ -490,6 +492,18 @@ def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any)
 )
 def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> None:
     attempt._abort_lingering()
+
+
+@_mutation(
+    "what a finished job has left open is not aborted", JobAttempt, "_abort_left_open", "neither committed nor aborted"
+)
+def _(real: Wrapped, attempt: JobAttempt) -> None:
+    pass
+
+
+@_mutation("a job whose HEAD is lost starts from nothing", leadership, "find_traces", "went back", lost_head=1)
+def _(real: Wrapped, store: ObjectStore) -> Traces:
+    return Traces()
 
 
 @_mutation("sources start from the beginning after a restore", SplitPlanner, "__init__", "but counted")

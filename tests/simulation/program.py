@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import (
@@ -205,7 +206,7 @@ def program(parallelism: int) -> JobGraph:
     """The program at a parallelism."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
-    numbers = env.from_source(_Numbers(), None, "numbers").uid("numbers")
+    numbers = env.from_source(_Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
     counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
     counts.sink_to(_Files()).uid("files")
     return env.get_job_graph()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 from dagster_flinkpy.checkpoint import savepoint
-from dagster_flinkpy.runtime import job as job_loop
+from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
+from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.invariants import Invariants
 from tests.simulation.mutations import MUTATIONS
@@ -43,6 +46,7 @@ def _one_thread(world: World) -> Iterator[None]:
         for name, module in list(sys.modules.items()):
             if name.startswith("dagster_flinkpy.") and hasattr(module, "ThreadPoolExecutor"):
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", SerialExecutor))
+        stack.enter_context(mock.patch.object(Watchdog, "run", _watchdog(world)))
         stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
         stack.enter_context(mock.patch.object(job_loop, "_wait", world.sleep))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
@@ -50,6 +54,29 @@ def _one_thread(world: World) -> Iterator[None]:
             stack.enter_context(mock.patch.object(module, "secrets", token_hex))
         simulate_in(world)
         yield
+
+
+def _watchdog(world: World) -> Callable[..., Any]:
+    """Runs steps without a thread; a step that hangs goes on as an actor of its own."""
+
+    def run(watchdog: Watchdog, what: str, step: Callable[..., Any], *args: Any) -> Any:
+        if watchdog._hung is not None:
+            raise watchdog._hung
+        if not world.chaos.step_hangs or world.rng.random() >= world.chaos.step_hangs:
+            return step(*args)
+
+        def go_on() -> None:
+            world.sleep(world.rng.choice((0.1, 5, 100, 1_000)))
+            with suppress(FlinkPyError):
+                step(*args)
+
+        world.note(f"{what} hangs")
+        if world.rng.random() < 0.7:
+            world.spawn(world.current.name, go_on)
+        watchdog._hung = CheckpointTimeoutError(what)
+        raise watchdog._hung
+
+    return run
 
 
 def simulate(seed: int, mutation: str | None = None) -> Outcome:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
+from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CommittableLostError,
@@ -13,12 +15,13 @@ from dagster_flinkpy.errors import (
     CorruptStateError,
     FencedError,
     FlinkPyError,
+    HeadLostError,
     RestoreError,
     StateSchemaError,
 )
 from tests.simulation.invariants import Asked, Invariants
 from tests.simulation.job import SimulatedAttempt
-from tests.simulation.program import PARTITION_SPLITS, PARTITIONS, partition
+from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, partition
 from tests.simulation.upkeep import GRACE, Upkeep
 from tests.simulation.world import Actor, Chaos, World
 
@@ -77,15 +80,17 @@ class Supervisor:
             if rng.random() < 0.05:
                 world.sleep(1.5 * GRACE.total_seconds())
         # Zombies may still come back, but nothing fails any more.
-        world.chaos = Chaos(switch=world.chaos.switch)
+        world.chaos = Chaos(switch=world.chaos.switch, lost_head=world.chaos.lost_head)
         for _ in range(_PEACEFUL_TRIES):
             self._finished = False
             self._start(self._what_is_left())
             world.wait_for(lambda: self._drivers[-1].over)
             if self._finished and world.wait_for(self._all_over, world.now_ms + 1_000_000):
                 break
-        # Whatever zombies have left is cleared up by an attempt that has nothing else to do.
         world.wait_for(lambda: world.alone)
+        if rng.random() < world.chaos.lost_head:
+            self._lose_head()
+        # Whatever zombies have left is cleared up by an attempt that has nothing else to do.
         self._start(self._what_is_left())
         world.wait_for(lambda: world.alone)
         self._invariants.check_end()
@@ -179,6 +184,8 @@ class Supervisor:
                 with attempt:
                     self._drive(attempt, run, asked)
                     self._finished = True
+                if attempt.finished and attempt.aborted_open and world.pair and not world.lists_late:
+                    self._invariants.check_nothing_is_open()
             except _NEVER as error:
                 # What somebody has asked for may have been subsumed, claimed or disposed of meanwhile.
                 gone = run.restore_from in self._invariants.savepoints.given_up
@@ -190,6 +197,28 @@ class Supervisor:
                     world.report(f"{name} failed, though nothing fails any more: {error}")
 
         self._drivers.append(self._world.spawn(name, drive))
+
+    def _lose_head(self) -> None:
+        """Takes HEAD away: nobody may begin, nor change anything. Then it is put back."""
+        world, objects, key = self._world, self._world.bucket.objects, f"{JOB}/{HEAD_KEY}"
+        head = objects.pop(key, None)
+        if head is None:
+            return
+        world.note("HEAD is lost")
+        before = dict(objects)
+        self.attempts += 1
+        name = f"attempt-{self.attempts}"
+        self._invariants.asked[name] = Asked()
+
+        def begin() -> None:
+            with suppress(HeadLostError), SimulatedAttempt(world, self._scenario, name, width=1):
+                world.report(f"{name} begins, though HEAD is lost")
+
+        attempt = world.spawn(name, begin)
+        world.wait_for(lambda: attempt.over)
+        if objects != before:
+            world.report(f"{name} changed something, though HEAD is lost")
+        objects[key] = head
 
     def _drive(self, attempt: SimulatedAttempt, run: _Run, asked: Asked) -> None:
         """What the code of a run does with an attempt."""

@@ -56,6 +56,8 @@ class Chaos:
     task_fails: float = 0.0
     """Per task of a Spark job."""
     task_hangs: float = 0.0
+    step_hangs: float = 0.0
+    """Per step that the driver's watchdog runs: the attempt gives up; the step is carried out later, or never."""
     speculation: float = 0.0
     """Per task of a Spark job: it runs twice, and the first to end is taken."""
     stray_messages: float = 0.0
@@ -70,6 +72,8 @@ class Chaos:
     """Per attempt: the next one tries the same again."""
     upkeep: float = 0.5
     """Per attempt: somebody sweeps, disposes or the like beside it."""
+    lost_head: float = 0.2
+    """At the end: HEAD is gone when an attempt begins."""
 
     @staticmethod
     def draw(rng: random.Random) -> Chaos:
@@ -92,6 +96,7 @@ class Chaos:
             task_hangs=some(0.03),
             speculation=some(0.3),
             stray_messages=some(1.0),
+            step_hangs=some(0.03),
         )
 
 
@@ -256,6 +261,11 @@ class World:
     def alone(self) -> bool:
         """Whether one actor is left."""
         return len(self._actors) == 1
+
+    @property
+    def pair(self) -> bool:
+        """Whether two actors are left: the supervisor, and one that it has started."""
+        return len(self._actors) == 2
 
     def clock(self) -> int:
         """What the clock of the current actor says."""

@@ -8,8 +8,11 @@ import numpy as np
 import pytest
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.key_groups import KeyGroupRange, key_groups_of_hashes
-from dagster_flinkpy.state import ColumnarKeyedStateBackend, KeyedSnapshot, RunCache
+from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.handles import KeyedSnapshot
 from dagster_flinkpy.state.keys import hash_keys
 from dagster_flinkpy.storage.local import LocalObjectStore
 

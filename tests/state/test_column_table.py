@@ -16,8 +16,8 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.state import StateTtlConfig, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import read_table
 from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.reader import read_table
 
 from .conftest import MAX_PARALLELISM, groups_of, touch
 
@@ -130,7 +130,7 @@ def test_a_batch_loads_only_its_keys_and_a_range_only_its_part(make_backend):
     slots = part.touch_column(column, hash_keys(key_type, column))
     assert VALUE.from_arrow(table.lookup(slots)) == [(key, "x") for key in mine]
     foreign = key_type.to_arrow([key for key in keys if key not in mine])
-    with pytest.raises(ConfigurationError, match="of key group"):
+    with pytest.raises(ConfigurationError, match="belongs to key group"):
         part.touch_column(foreign, hash_keys(key_type, foreign))
 
 
@@ -162,7 +162,7 @@ def test_flushed_state_is_read_again(make_backend):
 def test_one_operator_uses_state_in_one_way(make_backend):
     backend = make_backend(key_type=Types.LONG())
     backend.get_state(DESCRIPTOR)
-    with pytest.raises(ConfigurationError, match="per record and in columns"):
+    with pytest.raises(ConfigurationError, match="by record and by column"):
         backend.get_columns(DESCRIPTOR, "VALUE")
 
 

@@ -101,5 +101,5 @@ def test_twice_registered_fires_once(make_backend):
 def test_timers_are_used_in_one_way(make_backend):
     backend = make_backend(key_type=KEY)
     backend.get_timers("timers", WINDOWS)
-    with pytest.raises(ConfigurationError, match="per record and in columns"):
+    with pytest.raises(ConfigurationError, match="by record and by column"):
         backend.get_column_timers("timers", WINDOWS)

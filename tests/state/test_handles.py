@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.errors import CorruptMetadataError, PathEscapesPrefixError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import KeyedSnapshot, RunHandle, TableSnapshot
-from dagster_flinkpy.state.handles import count_key_groups
+from dagster_flinkpy.state.handles import KeyedSnapshot, RunHandle, TableSnapshot, count_key_groups
 
 HASH = "0123456789abcdef" * 4
 LONG = {"type": "LONG"}

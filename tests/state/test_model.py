@@ -23,19 +23,14 @@ from dagster_flinkpy.datastream.state import (
     ReducingStateDescriptor,
     ValueStateDescriptor,
 )
-from dagster_flinkpy.key_groups import (
-    compute_key_group_range_for_operator_index,
-    compute_operator_index_for_key_group,
-    key_groups_of_hashes,
-)
-from dagster_flinkpy.state import (
-    ColumnarKeyedStateBackend,
-    HeapKeyedStateBackend,
-    KeyedSnapshot,
-    RunCache,
-    read_table,
-)
+from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index, compute_operator_index_for_key_group
+from dagster_flinkpy.key_hashes import key_groups_of_hashes
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
 from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 MAX_PARALLELISM = 16

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import RunCache
+from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import APPEND, TableLayout, make_sort_keys, merge_runs, sorted_rows
 from dagster_flinkpy.state.runs import RunFiles, Runs

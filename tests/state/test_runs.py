@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import CorruptStateError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import RunCache
+from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.layout import TableLayout, make_sort_keys
 from dagster_flinkpy.state.operator_state import INLINE_BELOW

@@ -11,7 +11,8 @@ from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import CorruptStateError, StateSchemaError
 from dagster_flinkpy.key_groups import KeyGroupRange
-from dagster_flinkpy.state import KeyedSnapshot, read_table
+from dagster_flinkpy.state.handles import KeyedSnapshot
+from dagster_flinkpy.state.reader import read_table
 from dagster_flinkpy.state.schema_evolution import can_evolve, evolve
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.state.conftest import MakeBackend, touch
@@ -99,10 +100,19 @@ def test_all_else_is_refused_and_both_types_are_named(
     before = make_backend(key_type=STRING)
     before.get_state(ValueStateDescriptor("state", stored))
     after = make_backend(before.snapshot(), key_type=STRING)
-    with pytest.raises(StateSchemaError, match=r"state 'state' was .* before and is declared as .* now") as error:
+    with pytest.raises(StateSchemaError, match=r"state 'state' was .* and is now declared as") as error:
         after.get_state(ValueStateDescriptor("state", declared))
-    assert str(stored.to_json()) in str(error.value)
-    assert str(declared.to_json()) in str(error.value)
+    assert str(stored) in str(error.value)
+    assert str(declared) in str(error.value)
+
+
+def test_one_name_for_two_states_is_refused(make_backend: MakeBackend) -> None:
+    backend = make_backend(key_type=STRING)
+    backend.get_state(ValueStateDescriptor("state", INT))
+    backend.get_state(ValueStateDescriptor("state", INT))
+    for descriptor in (ValueStateDescriptor("state", STRING), MapStateDescriptor("state", STRING, INT)):
+        with pytest.raises(StateSchemaError, match=r"declares state 'state' twice: as VALUE of Types.INT\(\) and as "):
+            backend.get_state(descriptor)
 
 
 def test_kind_and_map_key_and_time_to_live_stay(make_backend: MakeBackend) -> None:

@@ -197,14 +197,20 @@ def test_keys_of_several_columns_are_tuples_or_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("descriptor", "data", "arguments", "error", "message"),
     [
-        (COUNT, {"k": ["a", None], "v": [1, 2]}, {}, ConfigurationError, "1 rows have no key"),
-        (COUNT, {"k": ["a"] * 2, "v": [1, 2]}, {}, ConfigurationError, "several rows with {'key': 'a'}"),
-        (COUNT, {"k": ["a"], "w": [1]}, {}, ConfigurationError, r"there is no column 'v', but \['k', 'w'\]"),
+        (COUNT, {"k": ["a", None], "v": [1, 2]}, {}, ConfigurationError, "1 rows have a null in their key"),
+        (COUNT, {"k": ["a"] * 2, "v": [1, 2]}, {}, ConfigurationError, "several rows have {'key': 'a'}"),
+        (
+            COUNT,
+            {"k": ["a"], "w": [1]},
+            {},
+            ConfigurationError,
+            r"there is no column 'v'; the columns are \['k', 'w'\]",
+        ),
         (COUNT, {"k": ["a"], "v": [1.5]}, {}, TypeMismatchError, "column 'v' of double, which cannot become int64"),
-        (COUNT, {"k": [b"a"], "v": [1]}, {}, TypeMismatchError, "key column 'k' is binary; say its key_type"),
-        (COUNT, {"k": ["a"], "v": [1]}, {"map_key": "k"}, ConfigurationError, "map_key is for map state"),
-        (SEEN, {"k": ["a"], "v": [1]}, {}, ConfigurationError, "map state needs it"),
-        (COUNT, {"k": ["a"], "v": [1]}, {"value": ["v"]}, ConfigurationError, "it takes one column"),
+        (COUNT, {"k": [b"a"], "v": [1]}, {}, TypeMismatchError, "key column 'k' is binary; pass key_type"),
+        (COUNT, {"k": ["a"], "v": [1]}, {"map_key": "k"}, ConfigurationError, "no other state takes it"),
+        (SEEN, {"k": ["a"], "v": [1]}, {}, ConfigurationError, "map state needs map_key"),
+        (COUNT, {"k": ["a"], "v": [1]}, {"value": ["v"]}, ConfigurationError, "give it one column"),
         (TOTAL, {"k": ["a"], "v": [1]}, {"value": ["v"]}, ConfigurationError, r"has the fields \['count', 'sum'\]"),
     ],
 )
@@ -219,9 +225,9 @@ def test_keys_of_two_types_and_states_of_one_name() -> None:
     writer = write_savepoint().with_keyed_state("op", COUNT, {"k": [1], "v": [1]}, key="k", value="v")
     with pytest.raises(StateSchemaError, match=r"keys of .*LONG.*and state 'sum' of .*STRING"):
         writer.with_keyed_state("op", SUM, {"k": ["1"], "v": [1]}, key="k", value="v")
-    with pytest.raises(ConfigurationError, match="operator 'op' has a state 'count' already"):
+    with pytest.raises(ConfigurationError, match="operator 'op' already has a state 'count'"):
         writer.with_keyed_state("op", COUNT, {"k": [1], "v": [1]}, key="k", value="v")
-    with pytest.raises(ConfigurationError, match="operator 'op' has a state 'count' already"):
+    with pytest.raises(ConfigurationError, match="operator 'op' already has a state 'count'"):
         writer.with_list_state("op", ListStateDescriptor("count", Types.LONG()), [1])
     with pytest.raises(ParallelismError, match="parallelism 5 and max parallelism 4"):
         write_savepoint(parallelism=5, max_parallelism=4)
@@ -253,9 +259,11 @@ def test_an_operator_is_renamed_and_another_one_removed(savepoint: str, tmp_path
     target = writer.write(str(tmp_path / "savepoint"))
     assert read_savepoint(target).operators == ("events", "all")
     assert rows_of(target, "all") == rows_of(savepoint)
-    with pytest.raises(ConfigurationError, match=r"there is no operator 'kinds', but \['events', 'all'\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"there is no operator 'kinds'; the operators are \['events', 'all'\]"
+    ):
         writer.remove_operator("kinds")
-    with pytest.raises(ConfigurationError, match="there is an operator 'events' already"):
+    with pytest.raises(ConfigurationError, match="there is already an operator 'events'"):
         writer.change_operator_identifier("all", "events")
 
 
@@ -286,11 +294,11 @@ def test_two_savepoints_become_one(savepoint: str, tmp_path: Path) -> None:
     assert read_savepoint(target).operators == ("events", "kinds", "collect", "counts")
     assert rows_of(target) == rows_of(savepoint)
     assert rows_of(target, "counts") == {**rows_of(other, "counts"), "part": {"{'value': 1}", "{'value': 2}"}}
-    with pytest.raises(ConfigurationError, match="there is an operator 'counts' already"):
+    with pytest.raises(ConfigurationError, match="there is already an operator 'counts'"):
         writer.with_operators_of(other)
-    with pytest.raises(RestoreError, match=r"has no operator 'else', but \['counts'\]"):
+    with pytest.raises(RestoreError, match=r"has no operator 'else'; its operators are \['counts'\]"):
         writer.with_operators_of(other, ["else"])
-    with pytest.raises(ConfigurationError, match="has a savepoint already"):
+    with pytest.raises(ConfigurationError, match="already has a savepoint"):
         writer.write(target)
 
 

@@ -22,6 +22,19 @@ def job(tmp_path: Path) -> ObjectStore:
     return LocalObjectStore(tmp_path)
 
 
+def test_the_leader_says_which_run_it_is_of_and_an_older_record_does_not(job: ObjectStore) -> None:
+    lease.acquire(job, "a name that names run-2 too", TTL, NOON, led_by="run-1")
+    data, etag = job.get("leader")
+    found = lease.read(job)
+    assert found is not None
+    assert found.led_by == "run-1"
+    older = {name: value for name, value in json.loads(data).items() if name != "led_by"}
+    job.put("leader", json.dumps(older).encode(), if_match=etag)
+    found = lease.read(job)
+    assert found is not None
+    assert found.led_by == ""
+
+
 def test_first_leader(job: ObjectStore) -> None:
     assert lease.read(job) is None
     leader = lease.acquire(job, "run-1", TTL, NOON)
@@ -35,6 +48,7 @@ def test_first_leader(job: ObjectStore) -> None:
         "acquired_at": NOON,
         "nonce": nonce,
         "committed": None,
+        "led_by": "",
     }
     lease.check(job, leader)
 

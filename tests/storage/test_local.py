@@ -4,6 +4,7 @@ import fcntl
 import multiprocessing
 import multiprocessing.synchronize
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,7 +84,7 @@ def test_a_lock_file_that_was_pruned_while_waiting_for_it_is_not_believed(
     flock, taken = fcntl.flock, []
 
     def flock_too_late(descriptor: int, operation: int) -> None:
-        if operation == fcntl.LOCK_EX and not taken:
+        if operation & fcntl.LOCK_EX and not taken:
             taken.append(os.fstat(descriptor).st_ino)
             lock.unlink()
         flock(descriptor, operation)
@@ -92,6 +93,36 @@ def test_a_lock_file_that_was_pruned_while_waiting_for_it_is_not_believed(
     with _locked(tmp_path), lock.open("rb") as another, pytest.raises(BlockingIOError):
         flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert taken
+
+
+HELD = """
+import sys
+from pathlib import Path
+from dagster_flinkpy.storage.local import _locked
+
+with _locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    input()
+"""
+
+
+def test_a_stopped_process_that_holds_the_lock_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.storage.local._LOCK_TIMEOUT_SECONDS", 0.1)
+    store, command = LocalObjectStore(tmp_path), [sys.executable, "-c", HELD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        holder.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        named = rf"cannot write .*/k: the lock .*/lock was not free .* process {holder.pid} \(.*python.*, stopped\)"
+        with pytest.raises(StorageError, match=re.compile(named, re.DOTALL)):
+            store.put("k", b"new")
+        assert f"Waiting at most 0.1 s for the lock {tmp_path / '.flinkpy' / 'lock'}, held by" in caplog.text
+        assert store.head("k") is None
+        holder.kill()
+    store.put("k", b"new")
+    assert store.get("k")[0] == b"new"
 
 
 # --- a crash at any step ----------------------------------------------------------------------------------------------
@@ -245,3 +276,36 @@ def test_a_part_that_was_tampered_with_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="part 1 of upload"):
         store.complete_upload("k", upload, [part])
     assert store.head("k") is None
+
+
+# --- places that cannot be written or listed --------------------------------------------------------------------------
+
+
+def test_a_file_system_without_folders_is_named() -> None:
+    store = LocalObjectStore("/proc/flinkpy")
+    for write in (lambda: store.put("k", b"1"), lambda: store.create_upload("k")):
+        with pytest.raises(StorageError, match=r"cannot write in /proc/flinkpy: a folder .* Choose another path"):
+            write()
+
+
+def test_a_file_or_a_broken_link_in_the_way_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for name in ("file", "link"):
+        with pytest.raises(StorageError, match=f"cannot write in .*/{name}: it is a file, or a link"):
+            LocalObjectStore(tmp_path / name / "below").put("k", b"1")
+
+
+def test_a_folder_that_cannot_be_listed_is_no_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "k").touch()
+    scan = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "below":
+            raise PermissionError(13, "Permission denied", str(path))
+        return scan(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(StorageError, match=r"cannot list .*/below: Permission denied\. Check the path"):
+        list(LocalObjectStore(tmp_path).list())

@@ -94,3 +94,43 @@ def test_a_forked_process_uses_the_store(s3_location: StorageLocation) -> None:
     child.join()
     assert child.exitcode == 0
     assert [found.key for found in s3_location.open().list()] == ["child", "parent"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        "",
+        "localhost:9000",
+        "127.0.0.1",
+        "//host",
+        "http://",
+        "https://:9000",
+        "ftp://host",
+        "http://h:x",
+        "http://[::1",
+    ],
+)
+def test_endpoints_that_are_no_url(endpoint: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"endpoint URL .* must be http://host:port"):
+        StorageLocation("s3://bucket", endpoint)
+
+
+@pytest.mark.parametrize("endpoint", ["http://127.0.0.1:9000", "https://s3.example.org/path", "http://[::1]:9000"])
+def test_endpoints(endpoint: str) -> None:
+    assert StorageLocation("s3://bucket", endpoint).endpoint_url == endpoint
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("AWS_ENDPOINT_URL", "localhost:9000"), ("AWS_PROFILE", "nobody"), ("AWS_DEFAULT_REGION", "a b")],
+)
+def test_an_environment_that_no_client_can_be_made_of(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigurationError, match=f"no S3 client can be made: .*{name}"):
+        s3_client(access_key_id=name, secret_access_key="x")
+
+
+@pytest.mark.parametrize("url", ["", "  ", "file://[bad/x", "sc://[bad", "s3://", "s3:///x"])
+def test_what_is_no_place_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"s3://bucket/prefix|is not a URL"):
+        StorageLocation(url)

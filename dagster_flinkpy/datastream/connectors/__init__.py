@@ -1,4 +1,4 @@
-"""Sources and sinks (``pyflink.datastream.connectors``); each is imported when its name is used."""
+"""Sources and sinks (``pyflink.datastream.connectors``), each imported on first use."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""What a source and a sink are (``pyflink.datastream.connectors.base``; Flink FLIP-27 and FLIP-143).
+"""The interfaces of sources and sinks (``pyflink.datastream.connectors.base``; Flink: FLIP-27 and FLIP-143).
 
-A source is a set of splits that can be read again from an offset. A sink writes in two phases: what a writer prepared
-becomes visible only when the committer is told that the checkpoint is complete.
+A source is a set of splits that can be read again from an offset. A sink writes in two phases: what a writer prepares
+becomes visible when the committer commits it, after the checkpoint has completed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
@@ -30,30 +30,51 @@ __all__ = [
     "SplitEnumeratorContext",
     "TwoPhaseCommittingSink",
     "WriterInitContext",
+    "position_field",
 ]
 
 Json = dict[str, Any]
+T = TypeVar("T")
+
+
+def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) -> T:
+    """Returns a part of a stored source position.
+
+    Args:
+        position: The position.
+        name: The name of the part.
+        kind: The type of the part.
+        least: The least allowed number.
+
+    Raises:
+        ValueError: It is missing or has another type.
+    """
+    value = position.get(name)
+    if type(value) is not kind or (isinstance(value, int) and value < least):
+        found = f"is {value!r:.100}" if name in position else "is missing"
+        raise ValueError(f"{name!r} {found}, but must be of type {kind.__name__}")
+    return value
 
 
 @dataclass(frozen=True)
 class SourceSplit:
-    """A replayable piece of input. Everything in it is JSON, for it goes into checkpoint metadata."""
+    """A replayable piece of input. Everything in it is JSON, because it becomes part of checkpoint metadata."""
 
     split_id: str
     """Unique within the source, e.g. a file name."""
     properties: Json = field(default_factory=dict)
     """What the reader needs to find the input."""
     offset: int = 0
-    """Records of the split that were read already."""
+    """The number of records of the split that have been read."""
     finished: bool = False
     """Whether the split has been read to its end."""
 
     def advanced(self, offset: int, *, finished: bool) -> SourceSplit:
-        """The split after reading up to ``offset``."""
+        """Returns the split after reading up to ``offset``."""
         return replace(self, offset=offset, finished=finished)
 
     def to_json(self) -> Json:
-        """For checkpoint metadata."""
+        """Returns a description for checkpoint metadata."""
         return {
             "split_id": self.split_id,
             "properties": self.properties,
@@ -63,33 +84,46 @@ class SourceSplit:
 
     @staticmethod
     def from_json(data: Json) -> SourceSplit:
-        """What :meth:`to_json` wrote."""
-        return SourceSplit(data["split_id"], data["properties"], data["offset"], data["finished"])
+        """Returns what `to_json` described.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        return SourceSplit(
+            position_field(data, "split_id", str),
+            position_field(data, "properties", dict),
+            position_field(data, "offset", int),
+            position_field(data, "finished", bool),
+        )
 
 
 @dataclass(frozen=True)
 class SplitEnumeratorContext:
-    """Where an enumerator runs (Flink: ``SplitEnumeratorContext``)."""
+    """The context of an enumerator (Flink: ``SplitEnumeratorContext``)."""
 
     job_id: str
-    attempt: int
-    """Fencing token of the execution attempt."""
+    fencing_token: int
+    """The fencing token of the execution attempt."""
     spark: Callable[[], AbstractContextManager[Any]]
-    """Gives the job's Spark session; what runs in it is interrupted when the checkpoint expires."""
+    """Returns the job's Spark session, whose work is interrupted when the checkpoint expires."""
+    run_id: str | None = None
+    """The run that the attempt belongs to, the same for all its tries; None: the attempt is a run of its own."""
+    progress: Callable[[str], None] = lambda line: None
+    """Receives one-line messages for people. Default: they are dropped."""
 
 
 class SplitEnumerator(ABC):
-    """Finds splits and hands them out; runs on the driver (Flink: ``SplitEnumerator``, an operator coordinator)."""
+    """Finds splits and assigns them to subtasks, on the driver (Flink: ``SplitEnumerator``)."""
 
     def start(self, context: SplitEnumeratorContext) -> None:  # noqa: B027 - most enumerators need neither
-        """Called once, before the first epoch is planned."""
+        """Is called once, before the first epoch is planned."""
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:  # noqa: B027
-        """Called when a checkpoint is complete and its sinks have committed (Flink: ``CheckpointListener``)."""
+        """Is called when a checkpoint is complete and its sinks have committed (Flink: ``CheckpointListener``)."""
 
     @abstractmethod
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        """The splits each subtask reads until the next barrier; empty lists where there is nothing to read.
+        """Returns the splits that each subtask reads until the next barrier; a list may be empty.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -97,43 +131,61 @@ class SplitEnumerator(ABC):
 
     @abstractmethod
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        """Takes back the splits of :meth:`plan_epoch` with the offsets that were reached."""
+        """Takes back the splits of `plan_epoch`, with the offsets that were reached."""
 
     @property
     @abstractmethod
     def exhausted(self) -> bool:
         """Whether the input is bounded and the splits planned so far are all of it.
 
-        Asked after :meth:`plan_epoch`: when it is true, the epoch ends with the last watermark.
+        It is called after `plan_epoch`. If true, the epoch ends with the last watermark. A source that has ended never
+        starts again, so the answer is part of the state.
         """
+
+    def unread(self) -> Sequence[str]:
+        """Returns the names of input that exists and has not been assigned, for messages.
+
+        It is called for a source that has ended: input that arrived since would never be read, which is an error.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+        """
+        return ()
 
     @abstractmethod
     def snapshot_state(self) -> Json:
-        """State for the checkpoint, as JSON."""
+        """Returns the state of the enumerator, as JSON, for the checkpoint."""
 
 
 class Source(ABC):
-    """Where records come from."""
+    """A source of records."""
 
     @property
     @abstractmethod
     def produced_type(self) -> TypeInformation:
-        """Type of the records."""
+        """The type of the records."""
 
     @abstractmethod
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        """An enumerator, fresh or from the state of :meth:`SplitEnumerator.snapshot_state`."""
+        """Returns an enumerator, either new or restored from what `SplitEnumerator.snapshot_state` returned."""
 
     @abstractmethod
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        """Reads a split from its offset on; runs in a subtask.
+        """Reads a split from its offset on, in a subtask.
 
         Yields:
-            A column of records (of ``produced_type.arrow_type``) and the offset after it, batch by batch.
+            Batch by batch, a column of records (of ``produced_type.arrow_type``) and the offset after it.
 
         Raises:
             SourceReadError: The input cannot be read; the message names it.
         """
+
+    def continuous(self) -> Source:
+        """Returns the source for a job that Dagster runs repeatedly. It never ends, unless declared bounded.
+
+        ``env.execute()`` uses the source as it is declared. Default: the source itself.
+        """
+        return self
 
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""
@@ -142,70 +194,74 @@ class Source(ABC):
 
 @dataclass(frozen=True)
 class WriterInitContext:
-    """Who is writing."""
+    """The context of a writer."""
 
     job_id: str
     uid: str
-    """Uid of the sink's operator."""
+    """The uid of the sink's operator."""
     subtask: int
-    attempt: int
-    """Fencing token of the execution attempt."""
+    fencing_token: int
+    """The fencing token of the execution attempt."""
     checkpoint_id: int
-    """The checkpoint whose barrier ends what is written."""
+    """The checkpoint whose barrier ends the epoch."""
     execution: str
-    """Unique for each try of the subtask, Spark's own retries and speculative copies included."""
+    """Unique for each execution of the subtask, including Spark's retries and speculative copies."""
     partition: str | None = None
-    """Dagster partition of the run, where there is one."""
+    """The Dagster partition of the run, if any."""
 
 
 class SinkWriter(ABC):
-    """Writes one epoch of one subtask; nothing may be visible before the commit."""
+    """Writes one epoch of one subtask. Nothing may become visible before the commit."""
 
     @abstractmethod
     def write(self, column: pa.Array) -> None:
-        """Takes a column of records (of the stream's type)."""
+        """Writes a column of records of the stream's type."""
 
     @abstractmethod
     def prepare_commit(self) -> list[Json]:
-        """Flushes and gives the committables, as JSON, for the checkpoint (Flink: ``PrecommittingSinkWriter``)."""
+        """Flushes, and returns the committables for the checkpoint, as JSON (Flink: ``PrecommittingSinkWriter``)."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Drops what was written."""
+        """Discards what was written."""
 
 
 class Sink(ABC):
-    """Where records go."""
+    """A sink of records."""
 
     @abstractmethod
     def validate(self, type_info: TypeInformation | None) -> None:
-        """Says at build time whether records of this type can be written; None: no type was declared.
+        """Checks that the sink can write records of a type, when the program is declared.
 
         Raises:
-            ConfigurationError: They cannot; the message says what to do.
+            ConfigurationError: It cannot; the message says what to do.
         """
 
     @abstractmethod
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
-        """A writer for one subtask and epoch."""
+        """Returns a writer for one subtask and epoch."""
 
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""
         return set()
 
+    def uri(self) -> str | None:
+        """Returns where the records are, without credentials; ``dagster/uri`` of the asset. Default: not known."""
+        return None
+
 
 @dataclass(frozen=True)
 class CommitterInitContext:
-    """Who is committing."""
+    """The context of a committer."""
 
     job_id: str
     uid: str
-    attempt: int
+    fencing_token: int
 
 
 @dataclass(frozen=True)
 class CommitRequest:
-    """One committable and where it comes from (Flink: ``Committer.CommitRequest``)."""
+    """A committable and its origin (Flink: ``Committer.CommitRequest``)."""
 
     checkpoint_id: int
     subtask: int
@@ -213,48 +269,55 @@ class CommitRequest:
 
 
 class SinkCommitter(ABC):
-    """Second phase; runs on the driver after the checkpoint is complete."""
+    """Runs the second phase, on the driver, after the checkpoint has completed."""
 
     @abstractmethod
     def commit(self, requests: Sequence[CommitRequest]) -> int:
-        """Makes committables visible. Idempotent: what is committed already is a normal outcome.
+        """Makes committables visible. It is idempotent: some may have been committed before.
 
         Returns:
-            How many of them had been committed before.
+            The number of committables that had been committed before.
 
         Raises:
-            CommittableLostError: One is neither committed nor staged any more; the others were tried.
-            SinkCommitError: One cannot be committed, and trying again will not help.
+            CommittableLostError: One is neither committed nor staged any more. The others were tried.
+            SinkCommitError: One cannot be committed, and a retry cannot fix it.
         """
 
     def replace_partition(self, partition: str, checkpoint_id: int) -> int:
-        """Removes what older checkpoints committed to a partition, after this one was committed; says how much.
+        """Removes what older checkpoints committed to a partition, and returns how much.
 
-        Called in jobs that are partitioned by time, where a partition may be run again. Idempotent.
+        It is called after a commit, in jobs partitioned by time, where a partition may run again. It is idempotent.
 
         Args:
-            partition: As in `WriterInitContext`.
+            partition: The partition, as in `WriterInitContext`.
             checkpoint_id: The checkpoint that holds the partition now.
 
         Raises:
-            ConfigurationError: The sink cannot do that.
+            ConfigurationError: The sink does not support it.
         """
         raise ConfigurationError(
             f"{type(self).__qualname__} cannot replace partition {partition!r}: it has no replace_partition method"
         )
 
+    def last_committed(self) -> int | None:
+        """Returns the newest checkpoint that this job and uid committed something of, or None if unknown.
+
+        It is called if the job's own record is lost. Default: None.
+        """
+        return None
+
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """How many open transactions :meth:`abort_lingering` would abort. Default: none that anybody knows of."""
+        """Returns the number of open transactions that `abort_lingering` would abort. Default: 0."""
         return 0
 
     @abstractmethod
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Aborts the open transactions of this job and uid, those of ``keep`` aside; says how many there were."""
+        """Aborts the open transactions of this job and uid except those of ``keep``, and returns their number."""
 
 
 class TwoPhaseCommittingSink(Sink):
-    """A sink whose writers' committables are committed after the checkpoint."""
+    """A sink that commits what its writers prepared after the checkpoint has completed."""
 
     @abstractmethod
     def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
-        """A committer for the sink."""
+        """Returns a committer for the sink."""

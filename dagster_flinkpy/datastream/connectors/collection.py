@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
-from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["CollectionSource", "SliceEnumerator"]
-
-Json = dict[str, Any]
 
 
 class CollectionSource(Source):
@@ -22,8 +21,12 @@ class CollectionSource(Source):
     Args:
         values: The records.
         type_info: Their type.
-        records_per_epoch: Records between two barriers; None: all of them.
-        batch_size: Records of one batch.
+        records_per_epoch: The number of records between two barriers, or None for all.
+        batch_size: The number of records in a batch.
+
+    Raises:
+        ConfigurationError: The type is none.
+        TypeMismatchError: A record does not have the type.
     """
 
     def __init__(
@@ -34,6 +37,8 @@ class CollectionSource(Source):
         records_per_epoch: int | None = None,
         batch_size: int = 8192,
     ) -> None:
+        if not isinstance(type_info, TypeInformation):
+            raise ConfigurationError(f"a collection needs a type from Types.*, not {type_info!r}")
         # Values without a type are pickled by the worker that reads them: their classes travel with the program.
         untyped = isinstance(type_info, PickledBytesTypeInfo)
         self._values = list(values) if untyped else type_info.to_arrow(values)
@@ -46,7 +51,7 @@ class CollectionSource(Source):
         return self._type_info
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        return SliceEnumerator(len(self._values), self._records_per_epoch, (restored or {}).get("next", 0))
+        return SliceEnumerator(len(self._values), self._records_per_epoch, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         end = split.properties["end"]
@@ -57,13 +62,23 @@ class CollectionSource(Source):
 
 
 class SliceEnumerator(SplitEnumerator):
-    """Deals out consecutive slices."""
+    """Assigns consecutive slices. Its state is the first record not assigned yet, and whether the input has ended.
 
-    def __init__(self, total: int, per_epoch: int | None, start: int) -> None:
-        self._total, self._per_epoch, self._next = total, per_epoch, start
+    Args:
+        total: The number of records.
+        per_epoch: The number of records between two barriers, or None for all.
+        restored: The state of an earlier enumerator.
+    """
+
+    def __init__(self, total: int, per_epoch: int | None, restored: Json | None) -> None:
+        self._total, self._per_epoch = total, per_epoch
+        self._next, self._ended = 0, False
+        if restored is not None:
+            self._next = position_field(restored, "next", int)
+            self._ended = restored.get("ended", False) is True
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        count = self._total - self._next
+        count = 0 if self._ended else max(self._total - self._next, 0)
         count = count if self._per_epoch is None else min(count, self._per_epoch)
         splits: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
         bounds = [self._next + count * i // parallelism for i in range(parallelism + 1)]
@@ -71,6 +86,7 @@ class SliceEnumerator(SplitEnumerator):
             if bounds[i] < bounds[i + 1]:
                 splits[i] = [SourceSplit(f"{bounds[i]}-{bounds[i + 1]}", {"end": bounds[i + 1]}, bounds[i])]
         self._next += count
+        self._ended = self._ended or self._next >= self._total
         return splits
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
@@ -78,7 +94,11 @@ class SliceEnumerator(SplitEnumerator):
 
     @property
     def exhausted(self) -> bool:
-        return self._next >= self._total
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        more = self._total - self._next
+        return [f"{more} record(s) of the collection"] if more > 0 else []
 
     def snapshot_state(self) -> Json:
-        return {"next": self._next}
+        return {"next": self._next, "ended": self._ended}

@@ -1,6 +1,6 @@
 """Files as source and sink (``pyflink.datastream.connectors.file_system``).
 
-Declarations; what reads and writes files is found through the registry.
+These are declarations. The registry knows what reads and writes the files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 def _absolute(path: str) -> str:
-    """The path for any process: workers have another working directory."""
+    """Returns an absolute path, because workers have another working directory."""
     return path if "://" in path else os.path.abspath(path)
 
 
@@ -57,12 +57,12 @@ class StreamFormat:
 
     @staticmethod
     def text_line_format(charset_name: str = "UTF-8") -> StreamFormat:
-        """Each line is a record, without its end."""
+        """Makes each line a record, without its line end."""
         return StreamFormat(check_charset(charset_name))
 
 
 class FileSourceBuilder:
-    """Builds a :class:`FileSource`.
+    """Builds a `FileSource`.
 
     Args:
         stream_format: How a file becomes records.
@@ -73,35 +73,36 @@ class FileSourceBuilder:
         self._source = FileSource(stream_format, paths)
 
     def monitor_continuously(self, discovery_interval: Duration) -> FileSourceBuilder:
-        """Reads files that arrive later, too. Folders are listed when a checkpoint begins, whatever the interval."""
+        """Also reads files that arrive later. Folders are listed when an epoch begins; the interval has no effect."""
         if discovery_interval.millis <= 0:
             raise ConfigurationError(f"discovery_interval must be positive, not {discovery_interval.millis} ms")
         self._source = replace(self._source, bounded=False)
         return self
 
     def process_static_file_set(self) -> FileSourceBuilder:
-        """Reads the files that are there when the program starts, then ends; the default."""
+        """Reads the files that exist when the program starts, then ends. Files that arrive later are an error."""
         self._source = replace(self._source, bounded=True)
         return self
 
     def build(self) -> FileSource:
-        """The source."""
+        """Returns the source."""
         return self._source
 
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """Reads text files; one split per file. Hidden files (``.`` or ``_`` first) below folders are left out."""
+    """Reads text files, one split per file. Files in folders are skipped if their name starts with ``.`` or ``_``."""
 
     stream_format: StreamFormat
     paths: tuple[str, ...]
     """Files and folders, local or ``s3://bucket/prefix``."""
-    bounded: bool = True
-    """Whether it ends with the files that were there at the start."""
+    bounded: bool | None = None
+    """Whether it ends with the files that existed at the start. None: it ends when ``env.execute()`` runs the
+    program, and goes on from run to run in Dagster."""
 
     @staticmethod
     def for_record_stream_format(stream_format: StreamFormat, *paths: str) -> FileSourceBuilder:
-        """Files of a format.
+        """Returns a builder of a source that reads files of a format.
 
         Args:
             stream_format: How a file becomes records.
@@ -123,27 +124,30 @@ class FileSource(Source):
         batches: Iterator[tuple[pa.Array, int]] = resolve("file_reader")(self, split)
         return batches
 
+    def continuous(self) -> FileSource:
+        return replace(self, bounded=False) if self.bounded is None else self
+
     def kinds(self) -> set[str]:
         return {"file"}
 
 
 @dataclass(frozen=True)
 class RollingPolicy:
-    """When a file is closed and another one begun. A checkpoint always ends it: files of an epoch are committed."""
+    """When a file is closed and a new one started. A checkpoint always closes it."""
 
     part_size: int | None = None
-    """Bytes after which a file is full; None: only checkpoints end it."""
+    """The number of bytes after which a file is full, or None if only checkpoints close it."""
 
     @staticmethod
     def default_rolling_policy(
         part_size: int = 1024 * 1024 * 128, rollover_interval: int = 60 * 1000, inactivity_interval: int = 60 * 1000
     ) -> RollingPolicy:
-        """Ends files at a size.
+        """Closes files at a size.
 
         Args:
-            part_size: Bytes.
-            rollover_interval: Without effect: no file outlives its checkpoint.
-            inactivity_interval: Without effect, likewise.
+            part_size: The size in bytes.
+            rollover_interval: Has no effect: no file outlives its checkpoint.
+            inactivity_interval: Has no effect, either.
         """
         if part_size <= 0:
             raise ConfigurationError(f"part_size must be positive, not {part_size}")
@@ -151,7 +155,7 @@ class RollingPolicy:
 
     @staticmethod
     def on_checkpoint_rolling_policy() -> RollingPolicy:
-        """Ends files at checkpoints only."""
+        """Closes files at checkpoints only."""
         return RollingPolicy()
 
 
@@ -164,22 +168,22 @@ class BucketAssigner:
     """The folder below the base path that records go to."""
 
     time_format: str = ""
-    """For ``strftime``; empty: the base path itself."""
+    """The name of the folder, for ``strftime``; empty for the base path itself."""
     timezone_id: str | None = None
 
     @staticmethod
     def base_path_bucket_assigner() -> BucketAssigner:
-        """All files lie in the base path."""
+        """Puts all files into the base path."""
         return BucketAssigner()
 
     @staticmethod
     def date_time_bucket_assigner(format_str: str = "yyyy-MM-dd--HH", timezone_id: str | None = None) -> BucketAssigner:
-        """A folder per hour, or per what the format says, of the time of writing.
+        """Puts records into a folder per hour of the time of writing, or per period of another format.
 
         Args:
             format_str: Java's ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm`` and ``ss``, and text between single quotes;
                 other letters are refused.
-            timezone_id: e.g. ``Europe/Berlin``; None: that of the machine.
+            timezone_id: A time zone such as ``Europe/Berlin``. Default: that of the machine.
         """
         parts = format_str.split("'")
         time_format = ""
@@ -195,29 +199,29 @@ class BucketAssigner:
         return BucketAssigner(time_format, timezone_id)
 
     def bucket_id(self, now: datetime) -> str:
-        """The folder at this time (with a zone)."""
+        """Returns the folder at this time, which must have a time zone."""
         zone = None if self.timezone_id is None else ZoneInfo(self.timezone_id)
         return now.astimezone(zone).strftime(self.time_format)
 
 
 @dataclass(frozen=True)
 class OutputFileConfig:
-    """Names of the files."""
+    """The names of the files."""
 
     part_prefix: str = "part"
     part_suffix: str = ""
 
     @staticmethod
     def builder() -> OutputFileConfig.OutputFileConfigBuilder:
-        """A builder with the prefix ``part`` and no suffix."""
+        """Returns a builder with the prefix ``part`` and no suffix."""
         return OutputFileConfig.OutputFileConfigBuilder()
 
     def get_part_prefix(self) -> str:
-        """What names start with."""
+        """Returns the start of file names."""
         return self.part_prefix
 
     def get_part_suffix(self) -> str:
-        """What names end with."""
+        """Returns the end of file names."""
         return self.part_suffix
 
     class OutputFileConfigBuilder:
@@ -228,25 +232,25 @@ class OutputFileConfig:
             self.part_suffix = ""
 
         def with_part_prefix(self, prefix: str) -> OutputFileConfig.OutputFileConfigBuilder:
-            """Sets what names start with."""
+            """Sets the start of file names."""
             self.part_prefix = prefix
             return self
 
         def with_part_suffix(self, suffix: str) -> OutputFileConfig.OutputFileConfigBuilder:
-            """Sets what names end with."""
+            """Sets the end of file names."""
             self.part_suffix = suffix
             return self
 
         def build(self) -> OutputFileConfig:
-            """The names."""
+            """Returns the configuration of the names."""
             return OutputFileConfig(self.part_prefix, self.part_suffix)
 
 
 @dataclass(frozen=True)
 class FileSink(TwoPhaseCommittingSink):
-    """Writes records as lines of text; a reader sees the files of completed checkpoints only.
+    """Writes records as lines of text. Readers only see files of completed checkpoints.
 
-    Files are named ``{prefix}-{job}.{uid}.{checkpoint}.{subtask}.{execution}-{number}{suffix}``; a subtask without
+    Files are named ``{prefix}-{job}.{uid}.{checkpoint}.{subtask}.{execution}-{number}{suffix}``. A subtask without
     records writes none.
     """
 
@@ -254,13 +258,13 @@ class FileSink(TwoPhaseCommittingSink):
     """A folder, local or ``s3://bucket/prefix``."""
     encoder: Encoder
     bucket_assigner: BucketAssigner = BucketAssigner("%Y-%m-%d--%H")
-    """By default a folder per hour, as in Flink."""
+    """Default: a folder per hour, as in Flink."""
     rolling_policy: RollingPolicy = RollingPolicy()
     output_file_config: OutputFileConfig = OutputFileConfig()
 
     @staticmethod
     def for_row_format(base_path: str, encoder: Encoder) -> FileSink.RowFormatBuilder:
-        """Files of records one behind another.
+        """Returns a builder of a sink that writes records one after another.
 
         Args:
             base_path: A folder, local or ``s3://bucket/prefix``.
@@ -280,7 +284,7 @@ class FileSink(TwoPhaseCommittingSink):
             return self
 
         def with_bucket_check_interval(self, interval: int) -> FileSink.RowFormatBuilder:
-            """Accepted without effect: checkpoints end files."""
+            """Has no effect: checkpoints end files."""
             return self
 
         def with_output_file_config(self, output_file_config: OutputFileConfig) -> FileSink.RowFormatBuilder:
@@ -294,7 +298,7 @@ class FileSink(TwoPhaseCommittingSink):
             return self
 
         def build(self) -> FileSink:
-            """The sink."""
+            """Returns the sink."""
             return self._sink
 
     def validate(self, type_info: TypeInformation | None) -> None:

@@ -1,4 +1,4 @@
-"""Numbers in order (``pyflink.datastream.connectors.number_seq``)."""
+"""A sequence of numbers (``pyflink.datastream.connectors.number_seq``)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["NumberSequenceSource"]
 
 
 class NumberSequenceSource(Source):
-    """The whole numbers from ``start`` to ``end``, both included; each subtask reads a slice of them in order.
+    """Produces the integers from ``start`` to ``end``, both inclusive. Each subtask reads a slice in order.
 
     Args:
         start: The first number.
@@ -34,7 +34,7 @@ class NumberSequenceSource(Source):
         return Types.LONG()
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
-        return SliceEnumerator(self._end - self._start + 1, None, (restored or {}).get("next", 0))
+        return SliceEnumerator(self._end - self._start + 1, None, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         import numpy as np

@@ -1,4 +1,4 @@
-"""Sources that can be read partition by partition of time."""
+"""Sources that can be read one time partition at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PartitionedSource", "TimePartition"]
 
 @dataclass(frozen=True)
 class TimePartition:
-    """A partition of time (Dagster: a time window of a partitions definition)."""
+    """A time partition (Dagster: a time window of a partitions definition)."""
 
     key: str
     """Dagster's partition key, such as ``2013-02-01``."""
@@ -22,18 +22,18 @@ class TimePartition:
     end: datetime
     """With time zone; exclusive."""
     ordinal: int
-    """Its place among all partitions of the definition, from 0 on."""
+    """Its index among all partitions of the definition, from 0."""
 
 
 class PartitionedSource(Source):
-    """A source of a job that is partitioned by time, where one epoch reads one partition."""
+    """A source for jobs that are partitioned by time, where each epoch reads one partition."""
 
     @abstractmethod
     def for_partition(self, partition: TimePartition) -> Source:
-        """The input of one partition, as a bounded source.
+        """Returns the input of one partition, as a bounded source.
 
-        It gives the same records each time it is called for a partition, or the partition cannot be run again.
+        It must return the same records each time for a partition, or the partition cannot be run again.
 
         Raises:
-            ConfigurationError: This source cannot be read by partition.
+            ConfigurationError: The source cannot be read by partition.
         """

@@ -1,43 +1,47 @@
-"""Spark DataFrames in a program: one as a bounded source, and a stream that passes through one.
+"""Spark DataFrames in a program: as a source, and as a transformation of a stream.
 
-What executes them is found by the registry. Their functions run on the driver, so they do not travel with the program.
+The registry knows what executes them. Their functions run on the driver, so they are not shipped with the program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
-from dagster_flinkpy.datastream.connectors.exchange import ExchangeSource
+from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.registry import resolve
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    DataFrameFactory = Callable[[SparkSession], DataFrame]
+    DataFrameFactory = Callable[[SparkSession], DataFrame] | Callable[[SparkSession, TimePartition], DataFrame]
     DataFrameFunction = Callable[[DataFrame], DataFrame]
 
-__all__ = ["ROWTIME", "SparkSource", "SparkTransform"]
+__all__ = ["ROWTIME", "PartitionedSparkSource", "SparkSource", "SparkTransform"]
 
 ROWTIME = "rowtime"
-"""Column of a record's event time in `transform_spark`: milliseconds, null where it has none (Flink: ``rowtime``)."""
+"""The column with the event time of records in `transform_spark`: milliseconds or null (Flink: ``rowtime``)."""
 
 
 @dataclass(frozen=True)
 class SparkSource(Source):
-    """Reads a DataFrame, all of it in one epoch."""
+    """Reads a DataFrame, all of it in one epoch: once, or once in each run."""
 
-    df_factory: DataFrameFactory | None
-    """Makes the DataFrame; None on the workers."""
+    df_factory: Callable[..., DataFrame] | None
+    """Returns the DataFrame; None on the workers."""
     type_info: TypeInformation
     location: Any = None
-    """The job's prefix of segments, a ``StorageLocation``; set when the job runs."""
+    """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
     uid: str = ""
-    """Uid of the operator; set when the job runs."""
+    """The uid of the operator; set when the job runs."""
+    bounded: bool | None = None
+    """Whether the input ends when the DataFrame has been read; if not, each run reads it. None: it ends when
+    ``env.execute()`` runs the program, and each run reads it in Dagster."""
 
     @property
     def produced_type(self) -> TypeInformation:
@@ -49,23 +53,38 @@ class SparkSource(Source):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("exchange_reader")(self.location, self.uid, split)
+        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(self.location, self.uid, split)
         return batches
+
+    def continuous(self) -> SparkSource:
+        return replace(self, bounded=False) if self.bounded is None else self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (None, self.type_info, self.location, self.uid)
 
 
 @dataclass(frozen=True)
-class SparkTransform(ExchangeSource):
-    """Reads what an exchange sink has written as a DataFrame, and what a function makes of it."""
+class PartitionedSparkSource(SparkSource, PartitionedSource):
+    """Reads the DataFrame of a partition of time, for which the factory has a second argument."""
+
+    def for_partition(self, partition: TimePartition) -> SparkSource:
+        factory = self.df_factory
+        assert factory is not None, "partitions are read on the driver"
+        return SparkSource(
+            lambda spark: factory(spark, partition), self.type_info, self.location, self.uid, bounded=True
+        )
+
+
+@dataclass(frozen=True)
+class SparkTransform(BlockingEdgeSource):
+    """Reads what the sink of a blocking edge has written as a DataFrame, and applies a function to it."""
 
     function: DataFrameFunction | None = None
-    """Is given the records of one checkpoint; None on the workers."""
+    """Takes the records of one checkpoint; None on the workers."""
     input_type: RowTypeInfo | TupleTypeInfo | None = None
-    """Of the stream; None on the workers."""
+    """The type of the stream; None on the workers."""
     uid: str = ""
-    """Uid of the operator; set when the job runs."""
+    """The uid of the operator; set when the job runs."""
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         enumerator: SplitEnumerator = resolve("spark_transform_enumerator")(self, restored)
@@ -73,7 +92,7 @@ class SparkTransform(ExchangeSource):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("exchange_reader")(self.location, self.uid, split)
+        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(self.location, self.uid, split)
         return batches
 
     def __reduce__(self) -> tuple[Any, ...]:

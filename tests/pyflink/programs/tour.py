@@ -16,7 +16,7 @@ from pyflink.datastream import (
     StreamExecutionEnvironment,
 )
 
-LINES = ["To be, or not to be,--that is the question:--", "Whether 'tis nobler", "", "to be to be"]
+LINES = ["A key, its keys; one KEY", "the keeper's key -- a keyhole", "", "one key one"]
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What runs the pipelines, and where their state is kept."""
+"""The Spark that runs the pipelines, and where their state is kept."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A word count: how often each word was seen so far. Put your own program in its place."""
+"""A word count: how often each word has been seen so far. Replace it with your own program."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ COUNTS = Types.ROW_NAMED(["word", "count"], [Types.STRING(), Types.LONG()])
 
 
 class Count(KeyedProcessFunction):
-    """How often each word was seen so far."""
+    """Counts how often each word has been seen so far."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -24,7 +24,7 @@ class Count(KeyedProcessFunction):
 
 
 def pipeline(table: str) -> StreamExecutionEnvironment:
-    """The program; it is called when Dagster loads it, so it reads no data and touches no Spark."""
+    """Builds the program. Dagster calls it when it loads the code, so it must not read data or use Spark."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
     lines = CollectionSource(["to", "be", "or", "not", "to", "be"], Types.STRING(), records_per_epoch=3)
     words = env.from_source(lines, WatermarkStrategy.no_watermarks(), "words").uid("words")

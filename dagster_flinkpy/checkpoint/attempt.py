@@ -1,0 +1,64 @@
+"""An execution attempt that leads a job, and what it knows about the job's checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from dagster_flinkpy.checkpoint.head import Head
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
+from dagster_flinkpy.storage import lease
+
+__all__ = ["Attempt"]
+
+
+@dataclass
+class Attempt:
+    """An execution attempt that leads the job; created by ``CompletedCheckpointStore.begin_attempt``."""
+
+    leader: lease.Leader
+    latest: CheckpointMetadata | None
+    """The latest completed checkpoint."""
+    next_checkpoint_id: int
+    """The next checkpoint id, which is greater than every known id."""
+    head: Head
+    head_etag: str
+    """The ETag of ``HEAD`` as this attempt last wrote it."""
+    former: lease.LeaderRecord | None = None
+    """The previous leader of the job, or None."""
+    committed: int | None = None
+    """The checkpoint up to which all sinks are known to have committed; recorded when the attempt ends."""
+    counter_etag: str | None = None
+    """The ETag of ``counter`` as this attempt last saw it, or None if it does not exist."""
+    statistics_etag: str | None = None
+    """The ETag of ``statistics`` as this attempt last saw it, or None if it does not exist."""
+    left_behind: str = ""
+    """If the attempt starts although HEAD was lost: the remaining objects of the job, in words; otherwise empty."""
+    written: dict[int, str] = field(default_factory=dict)
+    """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
+    released: set[int] = field(default_factory=set)
+    """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
+    registry: SharedStateRegistry = field(default_factory=SharedStateRegistry)
+    """Which state files its checkpoints name."""
+    savepoints: dict[str, set[str]] = field(default_factory=dict)
+    """The state files that each native savepoint names, by the path of its ``_metadata``. They never change."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self.leader.token
+
+    def start_after(self, checkpoint_id: int) -> None:
+        """Uses only ids above this one, such as that of the savepoint that the attempt starts from."""
+        self.next_checkpoint_id = max(self.next_checkpoint_id, checkpoint_id + 1)
+
+    def claim(self, checkpoint_id: int) -> None:
+        """Makes a checkpoint the job's own, to be deleted when it is subsumed."""
+        head = self.head
+        unclaimed = tuple(i for i in head.unclaimed if i != checkpoint_id)
+        self.head = replace(head, unclaimed=unclaimed, retained=tuple(sorted({*head.retained, checkpoint_id})))
+
+    def leave_unclaimed(self, checkpoint_id: int) -> None:
+        """Keeps a retained checkpoint even when it is subsumed; takes effect with the next completed checkpoint."""
+        if checkpoint_id not in self.head.unclaimed:
+            self.head = replace(self.head, unclaimed=(*self.head.unclaimed, checkpoint_id))

@@ -1,0 +1,180 @@
+"""What has changed in a program since a checkpoint was taken, and what that means for its state. Nothing is read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_program import OperatorProgram, describe_setting_change, operator_program
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.restore import is_lost
+from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
+
+__all__ = ["Change", "Evolution", "OperatorEvolution", "StateOutcome", "evolution_since"]
+
+
+class Change(Enum):
+    """What became of an operator."""
+
+    ADDED = "added"
+    REMOVED = "removed"
+    CHANGED = "changed"
+    UNCHANGED = "unchanged"
+    UNKNOWN = "unknown"
+    """The checkpoint does not say what the operator did."""
+
+
+class StateOutcome(Enum):
+    """What becomes of the state of an operator."""
+
+    KEPT = "kept"
+    DROPPED = "dropped"
+    REFUSED = "refused"
+    """It has no operator, and may not be left behind: the restore fails."""
+    EMPTY = "starts empty"
+    NONE = "none"
+    """There is none, before or after."""
+
+
+@dataclass(frozen=True)
+class OperatorEvolution:
+    """What became of one operator and of its state."""
+
+    uid: str
+    change: Change
+    state: StateOutcome
+    rows: int = 0
+    """Rows of keyed state and timers in the checkpoint, as they are stored: a key may have several."""
+    details: tuple[str, ...] = ()
+    """Which settings have changed, and how."""
+
+    def __str__(self) -> str:
+        said = self.change.value
+        if self.details:
+            said += f": {'; '.join(self.details)}"
+        rows = f" ({self.rows:,} rows)" if self.rows else ""
+        outcome = {
+            StateOutcome.KEPT: f"; its state is kept{rows}",
+            StateOutcome.DROPPED: f"; its state is dropped{rows}",
+            StateOutcome.REFUSED: f"; its state{rows} would be lost, so the restore is refused",
+            StateOutcome.EMPTY: "; starts empty",
+            StateOutcome.NONE: "",
+        }[self.state]
+        return f"operator {self.uid!r} {said}{outcome}"
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """What has changed between a checkpoint and a program."""
+
+    since: str
+    """The checkpoint or savepoint, for people."""
+    operators: tuple[OperatorEvolution, ...]
+    """The program's operators in their order, then those that are gone. Those without state and uid are left out."""
+    not_needed: tuple[str, ...] = ()
+    """What ``allow_non_restored_state`` names although no such state would be left behind."""
+
+    @property
+    def changes(self) -> tuple[OperatorEvolution, ...]:
+        """The operators that are not as they were."""
+        return tuple(o for o in self.operators if o.change not in (Change.UNCHANGED, Change.UNKNOWN))
+
+    @property
+    def refused(self) -> tuple[OperatorEvolution, ...]:
+        """The operators whose state makes a restore fail."""
+        return tuple(o for o in self.operators if o.state is StateOutcome.REFUSED)
+
+    @property
+    def lines(self) -> list[str]:
+        """What there is to say, for a log; nothing if nothing has changed."""
+        lines = []
+        if self.changes:
+            counts = Counter(o.change.value for o in self.changes)
+            summary = ", ".join(f"{count} {change}" for change, count in sorted(counts.items()))
+            lines = [f"what changed since {self.since}: {summary}", *map(str, self.changes)]
+        return [*lines, *self.remarks]
+
+    @property
+    def remarks(self) -> list[str]:
+        """What there is to say beside the changes: what is unknown, and what was allowed for nothing."""
+        lines = []
+        unknown = [o.uid for o in self.operators if o.change is Change.UNKNOWN]
+        if unknown:
+            uids = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+            lines.append(
+                f"{self.since} does not say what {uids} did, so whether that has changed is unknown; the next "
+                "checkpoint will say it"
+            )
+        if self.not_needed:
+            names = ", ".join(map(repr, self.not_needed))
+            lines.append(f"allow_non_restored_state names {names}, of which {self.since} has no state to leave behind")
+        return lines
+
+
+def evolution_since(
+    metadata: CheckpointMetadata, graph: JobGraph, *, allow_non_restored_state: NonRestoredState = False
+) -> Evolution:
+    """Compares a program with a checkpoint or savepoint.
+
+    An operator is found by its uid. It has changed if its kind, one of its settings, its key selector or the code of a
+    function of it has. Code that these functions call is not compared; nor is bytecode of two Python versions.
+
+    Args:
+        metadata: The checkpoint or savepoint.
+        graph: The program.
+        allow_non_restored_state: Whether state without an operator may be left behind, or the uids of which it may.
+    """
+    stored = {operator.uid: operator for operator in metadata.operators}
+    stateful = {v.uid: v.spec.keeps_state for v in graph.vertices}
+    lost = {uid for uid, operator in stored.items() if is_lost(operator, stateful)}
+    dropped = {uid for uid in lost if may_stay_behind(allow_non_restored_state, uid)}
+
+    def outcome(uid: str) -> StateOutcome:
+        if uid in lost:
+            return StateOutcome.DROPPED if uid in dropped else StateOutcome.REFUSED
+        if not stateful.get(uid):
+            return StateOutcome.NONE
+        return StateOutcome.KEPT if uid in stored and stored[uid].has_state else StateOutcome.EMPTY
+
+    found = []
+    for vertex in graph.vertices:
+        if vertex.uid_set:
+            before = stored.get(vertex.uid)
+            change, details = _change(before, graph, vertex)
+            found.append(OperatorEvolution(vertex.uid, change, outcome(vertex.uid), _rows(before), details))
+    for operator in metadata.operators:
+        if operator.uid not in stateful and (operator.program is not None or operator.has_state):
+            found.append(OperatorEvolution(operator.uid, Change.REMOVED, outcome(operator.uid), _rows(operator)))
+    names = () if isinstance(allow_non_restored_state, bool) else sorted(allow_non_restored_state)
+    not_needed = tuple(uid for uid in names if uid not in dropped and uid not in metadata.master_states)
+    since = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
+    return Evolution(since, tuple(found), not_needed)
+
+
+def _change(before: OperatorState | None, graph: JobGraph, vertex: JobVertex) -> tuple[Change, tuple[str, ...]]:
+    if before is None:
+        return Change.ADDED, ()
+    if before.program is None:
+        return Change.UNKNOWN, ()
+    details = _details(before.program, operator_program(graph, vertex.uid))
+    return Change.CHANGED if details else Change.UNCHANGED, details
+
+
+def _details(before: OperatorProgram, now: OperatorProgram) -> tuple[str, ...]:
+    if before.kind != now.kind:
+        return (f"was {before.kind.replace('_', ' ')}, is now {now.kind.replace('_', ' ')}",)
+    same_python = before.python == now.python
+    # A setting that only one side has is one that another release does not know.
+    changes = (
+        describe_setting_change(name, before.settings[name], text, same_python=same_python)
+        for name, text in now.settings.items()
+        if name in before.settings
+    )
+    return tuple(change for change in changes if change is not None)
+
+
+def _rows(operator: OperatorState | None) -> int:
+    return 0 if operator is None else sum(s.keyed.rows for s in operator.subtasks if s.keyed is not None)

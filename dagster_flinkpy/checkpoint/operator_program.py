@@ -1,0 +1,269 @@
+"""What an operator does: its settings and a hash of the user's code, to tell two versions of a program apart.
+
+It is equal in every process with the same Python version: it covers bytecode without line numbers and file names, and
+nothing that depends on memory addresses or hash seeds. It does not cover functions that the user's functions call.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import logging
+import re
+import sys
+import types
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from typing import Any
+
+from dagster_flinkpy.checkpoint.json_values import Json, extra_fields, text
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSinkSpec,
+    BlockingEdgeSourceSpec,
+    OperatorSpec,
+    SparkSourceSpec,
+    SparkTransformSpec,
+)
+from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["OperatorProgram", "describe_setting_change", "operator_code_version", "operator_program"]
+
+_LIBRARIES = (__name__.partition(".")[0], "builtins", "abc", "typing", "pyarrow")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+_MEMBERS = (staticmethod, classmethod, property, *_PLAIN)
+_NOT_CODE = ("__module__", "__doc__", "__firstlineno__")
+_HASH = re.compile("@[0-9a-f]{12}$")
+_MOST_VALUES = 200_000
+"""What holds more values than this is not compared: a table of millions, or a client with all its connections."""
+
+
+@dataclass(frozen=True)
+class OperatorProgram:
+    """What an operator did when a checkpoint was taken."""
+
+    kind: str
+    """Of the operator, such as ``window``."""
+    python: str
+    """The Python version, such as ``3.11``: bytecode is comparable within one only."""
+    settings: dict[str, str]
+    """By name a short text; where this is not all of it, ``@`` and a hash follow."""
+    extra: dict[str, Json] = field(default_factory=dict)
+    """Fields this release does not know."""
+
+    def to_json(self) -> dict[str, Json]:
+        """Encodes it for ``_metadata``."""
+        return {**self.extra, "kind": self.kind, "python": self.python, "settings": self.settings}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Json]) -> OperatorProgram:
+        """Decodes what :meth:`to_json` returned."""
+        settings = {text(name): text(value) for name, value in data["settings"].items()}
+        return cls(text(data["kind"]), text(data["python"]), settings, extra_fields(cls, data))
+
+
+def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
+    """Describes what an operator does.
+
+    Args:
+        graph: The program.
+        uid: Uid of the operator.
+    """
+    vertex = graph.vertex(uid)
+    values = _settings(vertex.spec)
+    for edge in graph.inputs(uid):
+        if edge.partitioner.kind is PartitionerKind.HASH:
+            name = "key selector" if len(graph.inputs(uid)) == 1 else f"key selector of {edge.source}"
+            values[name] = edge.partitioner.selector
+    settings = {name: said for name, value in values.items() if (said := _setting(value)) is not None}
+    return OperatorProgram(vertex.spec.kind, f"{sys.version_info.major}.{sys.version_info.minor}", settings)
+
+
+def describe_setting_change(name: str, before: str, now: str, *, same_python: bool) -> str | None:
+    """Says how a setting of an operator has changed.
+
+    Args:
+        name: Of the setting.
+        before: Its text in the checkpoint.
+        now: Its text in the program.
+        same_python: Whether both were described by the same Python version.
+
+    Returns:
+        The change, for people; None if there is none, or none that could be known.
+    """
+    if before == now:
+        return None
+    was, is_now = _HASH.sub("", before), _HASH.sub("", now)
+    if was != is_now:
+        return f"{name} was {was}, is now {is_now}"
+    return f"{name}: the code or the settings of {is_now} changed" if same_python else None
+
+
+def _settings(spec: OperatorSpec) -> dict[str, Any]:
+    """Returns what the user has set, by name, and nothing that a run adds to it."""
+    if isinstance(spec, (SparkSourceSpec, SparkTransformSpec)):
+        return {"function": spec.user_functions()[0]}
+    if isinstance(spec, (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)):
+        return {}
+    return {each.name.replace("_", " "): getattr(spec, each.name) for each in fields(spec)}
+
+
+def _setting(value: Any) -> str | None:
+    """Describes a setting in a line; None if that cannot be done, or would take too long."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    lines: list[str] = []
+    try:
+        _describe(value, _Inside(left=[_MOST_VALUES]), lines)
+        label = _label(value)
+    except Exception:  # it runs code of the user, such as __repr__, and must not end a run that needs none of this
+        return None
+    return f"{label}@{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()[:12]}"
+
+
+def _label(value: Any) -> str:
+    """Names a value without its contents, which may be secret."""
+    if isinstance(value, TypeInformation):
+        return str(value)
+    if isinstance(value, tuple) and all(isinstance(name, str) for name in value):
+        return ", ".join(value)
+    if isinstance(value, (types.FunctionType, types.MethodType)):
+        return value.__qualname__.rpartition("<locals>.")[2]
+    cls = type(value)
+    known = cls.__module__.partition(".")[0] == _LIBRARIES[0]
+    if known and isinstance(value, (WindowAssigner, Trigger)):
+        plain = {name.lstrip("_"): of for name, of in vars(value).items() if isinstance(of, _PLAIN)}
+        return f"{cls.__name__}({', '.join(f'{name}={of!r}' for name, of in plain.items())})"
+    return cls.__qualname__
+
+
+class _TooLong(Exception):
+    """A value holds too many others."""
+
+
+@dataclass(frozen=True)
+class _Inside:
+    """Where a description is."""
+
+    ids: tuple[int, ...] = ()
+    """The ids of the values that contain what is described."""
+    left: list[int] | None = None
+    """How many values may still be described; None: any number."""
+
+    def step(self) -> None:
+        """Counts a value.
+
+        Raises:
+            _TooLong: There were too many.
+        """
+        if self.left is not None:
+            self.left[0] -= 1
+            if self.left[0] < 0:
+                raise _TooLong
+
+
+def operator_code_version(graph: JobGraph, uid: str) -> str:
+    """Returns a hash that changes with the code or the settings of an operator and of its inputs' key selectors.
+
+    Args:
+        graph: The program.
+        uid: Uid of the operator.
+    """
+    selectors = [(edge.partitioner.kind, edge.partitioner.selector) for edge in graph.inputs(uid)]
+    lines: list[str] = []
+    _describe((graph.vertex(uid).spec, selectors), _Inside(), lines)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12]
+
+
+def _describe(value: Any, inside: _Inside, lines: list[str]) -> None:
+    """Adds lines that describe a value."""
+    inside.step()
+    if isinstance(value, _PLAIN):
+        lines.append(repr(value))
+        return
+    if id(value) in inside.ids:
+        lines.append("(recursion)")
+        return
+    inside = _Inside((*inside.ids, id(value)), inside.left)
+    if isinstance(value, type):
+        _class(value, inside, lines)
+    elif isinstance(value, StorageLocation):
+        lines.append(value.url)  # endpoint and credentials are not part of the code
+    elif isinstance(value, (logging.Logger, types.ModuleType)):
+        lines.append(
+            value.name if isinstance(value, logging.Logger) else value.__name__
+        )  # what they hold is not the user's
+    elif isinstance(value, TypeInformation):
+        lines.append(json.dumps(value.to_json(), sort_keys=True))
+    elif isinstance(value, Enum):
+        lines.append(f"{type(value).__qualname__}.{value.name}")
+    elif isinstance(value, (tuple, list)):
+        _all(type(value).__name__, value, inside, lines)
+    elif isinstance(value, (set, frozenset)):
+        lines += ("set", *sorted(_text(item, inside) for item in value))
+    elif isinstance(value, dict):
+        lines += ("dict", *sorted(f"{_text(k, inside)}: {_text(v, inside)}" for k, v in value.items()))
+    elif isinstance(value, functools.partial):
+        _all("partial", (value.func, value.args, value.keywords), inside, lines)
+    elif isinstance(value, types.MethodType):
+        _all("method", (value.__func__, value.__self__), inside, lines)
+    elif isinstance(value, types.FunctionType):
+        cells = [cell.cell_contents for cell in value.__closure__ or () if _filled(cell)]
+        _all("function", (value.__code__, value.__defaults__, value.__kwdefaults__, cells), inside, lines)
+    elif isinstance(value, types.CodeType):
+        _all("code", (value.co_code, value.co_names, value.co_varnames, value.co_consts), inside, lines)
+    elif isinstance(value, (staticmethod, classmethod)):
+        _all("method", (value.__func__,), inside, lines)
+    elif isinstance(value, property):
+        _all("property", (value.fget,), inside, lines)
+    else:
+        _instance(value, inside, lines)
+
+
+def _all(what: str, values: Any, inside: _Inside, lines: list[str]) -> None:
+    lines.append(f"{what} of {len(values)}")
+    for value in values:
+        _describe(value, inside, lines)
+
+
+def _text(value: Any, inside: _Inside) -> str:
+    lines: list[str] = []
+    _describe(value, inside, lines)
+    return " ".join(lines)
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:  # a name that is assigned later
+        return False
+    return True
+
+
+def _class(cls: type, inside: _Inside, lines: list[str]) -> None:
+    """Describes a class: one of the user by its methods, one of a library by its name."""
+    for base in cls.__mro__:
+        lines.append(f"class {base.__module__}.{base.__qualname__}")
+        if base.__module__.partition(".")[0] not in _LIBRARIES:
+            for name, member in sorted(vars(base).items()):
+                if name not in _NOT_CODE and (callable(member) or isinstance(member, _MEMBERS)):
+                    lines.append(name)
+                    _describe(member, inside, lines)
+
+
+def _instance(value: Any, inside: _Inside, lines: list[str]) -> None:
+    _class(type(value), inside, lines)
+    if is_dataclass(value):
+        _describe({field.name: getattr(value, field.name) for field in fields(value)}, inside, lines)
+    elif hasattr(value, "__dict__"):
+        _describe({name: of for name, of in vars(value).items() if not _is_cached(type(value), name)}, inside, lines)
+    elif " at 0x" not in repr(value):  # a timedelta, an Arrow type, ...
+        lines.append(repr(value))
+
+
+def _is_cached(cls: type, name: str) -> bool:
+    """Whether an attribute is a cached property, which exists or not depending on what the process did before."""
+    return isinstance(getattr(cls, name, None), functools.cached_property)

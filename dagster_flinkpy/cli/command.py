@@ -1,0 +1,40 @@
+"""The command ``flinkpy`` as a whole: its groups, and what becomes of errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from dagster_flinkpy.cli.checkpoints import checkpoints
+from dagster_flinkpy.cli.doctor import doctor
+from dagster_flinkpy.cli.leader import leader
+from dagster_flinkpy.cli.savepoint import savepoint
+from dagster_flinkpy.cli.state import state
+from dagster_flinkpy.errors import FlinkPyError
+
+__all__ = ["main"]
+
+
+class _Commands(click.Group):
+    """Prints an error of the library as one line, without a traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (FlinkPyError, OSError) as error:
+            message = str(error) or type(error).__name__
+            raise click.ClickException(" ".join(message.split())) from error
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="dagster-flinkpy")
+def main() -> None:
+    """Show and manage the checkpoints, savepoints and state of dagster-flinkpy jobs.
+
+    DIR and PATH are local paths or s3://bucket/prefix.
+    """
+
+
+for _command in (checkpoints, savepoint, leader, state, doctor):
+    main.add_command(_command)

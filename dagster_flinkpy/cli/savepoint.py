@@ -1,0 +1,382 @@
+"""``flinkpy savepoint``: what is done with single savepoints and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import click
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint, trigger_savepoint
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
+from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.checkpoint.verify import restore_drill, verify_checkpoint
+from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
+from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
+from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.orchestration.program import RestoreForecast
+    from dagster_flinkpy.runtime.master.job import JobAttempt
+
+__all__ = ["savepoint"]
+
+
+@click.group()
+def savepoint() -> None:
+    """Single savepoints and checkpoints."""
+
+
+_target = click.option(
+    "--target", metavar="PATH", help="Folder to write the savepoint to. Default: the folder of the job."
+)
+_type = click.option(
+    "--type",
+    "format_type",
+    type=click.Choice([each.name.lower() for each in SavepointFormatType]),
+    default="canonical",
+    show_default=True,
+    callback=lambda context, option, name: SavepointFormatType[name.upper()],
+    help="native: refers to files of the job's checkpoints and must stay next to them.",
+)
+_program = click.option(
+    "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
+)
+_allow_all = click.option(
+    "--allow-non-restored-state", is_flag=True, help="Leave any state behind whose operator no longer exists."
+)
+_allow_uids = click.option(
+    "--allow-non-restored-uid",
+    "allowed_uids",
+    metavar="UID",
+    multiple=True,
+    help="Leave the state of this operator behind, which no longer exists. Can be given several times.",
+)
+_remote = click.option("--remote", metavar="URL", help="Spark Connect server for the program. Default: a local one.")
+
+
+def _folder(path: str | None, endpoint_url: str | None) -> StorageLocation | None:
+    return None if path is None else location_of(path, endpoint_url)
+
+
+@contextmanager
+def _attempt(program: str, job: StorageLocation, remote: str | None, what: str, **options: Any) -> Iterator[JobAttempt]:
+    """Runs an execution attempt of the program, as a Dagster job does; reports its progress on standard error."""
+    from dagster_flinkpy.orchestration.program import load_program, program_attempt
+    from dagster_flinkpy.orchestration.resources import SparkResource
+
+    spark = SparkResource() if remote is None else SparkResource(mode="remote", remote=remote)
+    console = Console(stderr=True)
+
+    def tell(line: str) -> None:
+        console.print(escape(line), soft_wrap=True)
+
+    with (
+        console.status(f"{what} ..."),
+        program_attempt(
+            load_program(program), job, spark=spark, owner=owner_of(what), on_progress=tell, **options
+        ) as attempt,
+    ):
+        yield attempt
+
+
+@savepoint.command("trigger")
+@click.argument("directory", metavar="DIR")
+@_target
+@_type
+@endpoint_url_option
+def trigger(directory: str, target: str | None, format_type: SavepointFormatType, endpoint_url: str | None) -> None:
+    """Keep the latest checkpoint of the job in DIR as a savepoint, and print its path.
+
+    Works while the job is running.
+    """
+    click.echo(trigger_savepoint(location_of(directory, endpoint_url), _folder(target, endpoint_url), format_type))
+
+
+@savepoint.command("stop")
+@click.argument("directory", metavar="DIR")
+@_target
+@_type
+@click.option(
+    "--drain", is_flag=True, help="Advance event time to its end first, so that all timers fire. Needs --program."
+)
+@_program
+@_remote
+@endpoint_url_option
+def stop(
+    directory: str,
+    target: str | None,
+    format_type: SavepointFormatType,
+    drain: bool,
+    program: str | None,
+    remote: str | None,
+    endpoint_url: str | None,
+) -> None:
+    """Stop the job in DIR with a savepoint, and print its path.
+
+    Later runs find the job finished until a savepoint is restored.
+    """
+    job, folder, what = location_of(directory, endpoint_url), _folder(target, endpoint_url), "savepoint stop"
+    if program is not None:
+        with _attempt(program, job, remote, what) as attempt:
+            path = attempt.stop_with_savepoint(None if folder is None else folder.url, format_type, drain=drain)
+    elif drain:
+        raise click.UsageError("--drain fires timers, which needs the program: add --program module:function")
+    else:
+        path = stop_with_savepoint(job, folder, format_type, owner=owner_of(what), now_ms=current_millis())
+    click.echo(path)
+
+
+@savepoint.command("restore")
+@click.argument("path", metavar="PATH")
+@click.argument("directory", metavar="DIR")
+@click.option(
+    "--allow-pickled-state", is_flag=True, help="Restore pickled state. Whoever wrote it can run code in the job."
+)
+@_program
+@click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator from now on. Needs --program.")
+@_allow_all
+@_allow_uids
+@click.option(
+    "--claim-mode",
+    type=click.Choice([each.name.lower() for each in RecoveryClaimMode]),
+    help="Who owns the savepoint afterwards: the job (claim) or still you (no_claim, the default). Needs --program.",
+)
+@_remote
+@endpoint_url_option
+def restore(
+    path: str,
+    directory: str,
+    allow_pickled_state: bool,
+    program: str | None,
+    parallelism: int | None,
+    allow_non_restored_state: bool,
+    allowed_uids: tuple[str, ...],
+    claim_mode: str | None,
+    remote: str | None,
+    endpoint_url: str | None,
+) -> None:
+    """Make the savepoint in PATH the latest checkpoint of the job in DIR, which need not exist yet.
+
+    Without --program the savepoint is not checked against the program until the next run.
+    """
+    job, savepoint, what = location_of(directory, endpoint_url), location_of(path, endpoint_url), "savepoint restore"
+    if program is not None:
+        options: dict[str, Any] = {
+            "restore_from": savepoint.url,
+            "parallelism": parallelism,
+            "claim_mode": RecoveryClaimMode.NO_CLAIM if claim_mode is None else RecoveryClaimMode[claim_mode.upper()],
+            "allow_non_restored_state": allow_non_restored_state or allowed_uids,
+            "allow_pickled_state": allow_pickled_state,
+        }
+        with _attempt(program, job, remote, what, **options) as attempt:
+            checkpoint_id = attempt.commit_restored().checkpoint_id
+    elif parallelism is not None or allow_non_restored_state or allowed_uids or claim_mode is not None:
+        raise click.UsageError(
+            "--parallelism, --allow-non-restored-state, --allow-non-restored-uid and --claim-mode need --program"
+        )
+    else:
+        checkpoint_id = restore_savepoint(
+            job, savepoint, owner=owner_of(what), now_ms=current_millis(), allow_pickled_state=allow_pickled_state
+        )
+    click.echo(f"{directory} continues from {path}, now its checkpoint {checkpoint_id}")
+
+
+@savepoint.command("plan")
+@click.argument("path", metavar="PATH")
+@click.option(
+    "--program",
+    metavar="MODULE:NAME",
+    required=True,
+    help="The program, or the function that builds it; FILE.py:NAME works too.",
+)
+@click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator that the run would ask for.")
+@_allow_all
+@_allow_uids
+@json_option("the plan")
+@endpoint_url_option
+def plan(
+    path: str,
+    program: str,
+    parallelism: int | None,
+    allow_non_restored_state: bool,
+    allowed_uids: tuple[str, ...],
+    endpoint_url: str | None,
+    as_json: bool,
+) -> None:
+    """Show what would happen if the program started on the state in PATH, without starting it.
+
+    PATH is a savepoint, a chk-N folder, or the folder of a job. The command fails if the restore would.
+    """
+    from dagster_flinkpy.orchestration.program import load_program, plan_restore
+
+    metadata = open_checkpoint(location_of(path, endpoint_url)).metadata
+    found = plan_restore(load_program(program), metadata, parallelism, allow_non_restored_state or allowed_uids)
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    else:
+        _print_plan(found, console_of_width())
+    if found.problem is not None:
+        raise click.ClickException(found.problem)
+
+
+def _print_plan(found: RestoreForecast, console: Console) -> None:
+    table = plain_table("uid", "operator", "state", "#rows", "what changed")
+    for each in found.evolution.operators:
+        row = (each.uid, each.change.value, each.state.value, f"{each.rows:,}", "; ".join(each.details) or "-")
+        table.add_row(*map(escape, row))
+    console.print(table)
+    for line in (*found.evolution.remarks, *found.parallelism):
+        console.print(escape(line))
+
+
+@savepoint.command("dispose")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@endpoint_url_option
+def dispose(paths: tuple[str, ...], endpoint_url: str | None) -> None:
+    """Delete the savepoint in each PATH. A PATH may also be a chk-N folder that was restored without being claimed."""
+    with progress("deleting", "savepoints", len(paths)) as advance:
+        for path in paths:
+            dispose_savepoint(
+                location_of(path, endpoint_url), owner=owner_of("savepoint dispose"), now_ms=current_millis()
+            )
+            advance(1)
+            click.echo(f"deleted {path}")
+
+
+@savepoint.command("verify")
+@click.argument("path", metavar="PATH")
+@click.option("--drill", is_flag=True, help="Also read the state as a restore at another parallelism would.")
+@endpoint_url_option
+def verify(path: str, drill: bool, endpoint_url: str | None) -> None:
+    """Verify the checksums of all state files in PATH: a savepoint, a chk-N folder, or the folder of a job."""
+    stored = open_checkpoint(location_of(path, endpoint_url))
+    with progress("reading", "files", len(stored.metadata.files())) as advance:
+        found = verify_checkpoint(stored.metadata, stored.files.open(), on_read=advance)
+    if found.problems:
+        raise click.ClickException("; ".join(found.problems))
+    click.echo(f"{found.files:,} files, {found.bytes:,} bytes: all checksums match")
+    if drill:
+        with progress("restoring", "subtasks") as advance:
+            result = restore_drill(stored.metadata, stored.files.open(), on_read=advance)
+        rows = sum(result.after.values())
+        click.echo(f"{rows:,} rows of keyed state and timers, the same at parallelism {result.parallelism}")
+
+
+@savepoint.command("describe")
+@click.argument("path", metavar="PATH")
+@click.option("--uid", help="Show only this operator, with its subtasks.")
+@json_option("all of the metadata, or with --uid that of the operator")
+@endpoint_url_option
+def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_json: bool) -> None:
+    """Show the contents of PATH: a savepoint, a chk-N folder, or the folder of a job for its latest checkpoint."""
+    metadata = open_checkpoint(location_of(path, endpoint_url)).metadata
+    if uid is not None:
+        metadata = replace(metadata, operators=(_operator(metadata, uid),))
+    if as_json:
+        click.echo(json.dumps(metadata.to_json(), indent=2))
+        return
+    console = console_of_width()
+    if uid is not None:
+        _print_subtasks(metadata.operators[0], console)
+        return
+    facts = Table.grid(padding=(0, 2))
+    for name, value in _facts(metadata):
+        facts.add_row(f"[bold]{name}[/]", value)
+    console.print(facts)
+    names = "uid|name|#parallelism|#max parallelism|states|#rows|#bytes|#splits|#to commit|watermark"
+    table = plain_table(*names.split("|"))
+    for operator in metadata.operators:
+        table.add_row(*_operator_row(operator))
+    console.print(table)
+    metrics = plain_table("uid", "metric", "#value")
+    for operator in metadata.operators:
+        for metric, number in _metrics(operator.subtasks).items():
+            metrics.add_row(operator.uid, escape(metric), f"{number:,}")
+    if metrics.row_count:
+        console.print(metrics)
+
+
+def _operator(metadata: CheckpointMetadata, uid: str) -> OperatorState:
+    operator = metadata.operator(uid)
+    if operator is None:
+        known = ", ".join(each.uid for each in metadata.operators)
+        raise click.ClickException(f"no operator has uid {uid!r}; the uids are: {known}")
+    return operator
+
+
+def _print_subtasks(operator: OperatorState, console: Console) -> None:
+    table = plain_table("#subtask", "key groups", "#rows", "#bytes", "#records in", "#records out", "rows")
+    loads = [subtask.keyed.rows if subtask.keyed else 0 for subtask in operator.subtasks]
+    for subtask, rows in zip(operator.subtasks, loads, strict=True):
+        groups, numbers = subtask.keyed.key_groups if subtask.keyed else None, subtask.metrics
+        table.add_row(
+            str(subtask.index),
+            "-" if groups is None else f"{groups.start}..{groups.end}",
+            *(f"{value:,}" for value in (rows, subtask.state_bytes)),
+            *(f"{int(numbers.get(name, 0)):,}" for name in ("records_in", "records_out")),
+            bar(rows, max(loads)),
+        )
+    console.print(table)
+    by_subtask = [_metrics([subtask]) for subtask in operator.subtasks]
+    metrics = plain_table("metric", *(f"#subtask {subtask.index}" for subtask in operator.subtasks))
+    for name in dict.fromkeys(name for values in by_subtask for name in values):
+        metrics.add_row(escape(name), *(f"{values[name]:,}" if name in values else "-" for values in by_subtask))
+    if metrics.row_count:
+        console.print(metrics)
+    by_group = rows_by_key_group(operator)
+    for what, values in (("subtasks", loads), ("key groups", by_group)):
+        if (uneven := skew(values)) is not None:
+            console.print(f"skew of {what}: the largest is {uneven:.2f} times the mean")
+
+
+def _metrics(subtasks: Iterable[SubtaskState]) -> dict[str, int | float]:
+    """Returns late records that were dropped, and the metrics of user functions."""
+    found = [subtask.metrics for subtask in subtasks]
+    late = [int(metrics[LATE_RECORDS_DROPPED]) for metrics in found if LATE_RECORDS_DROPPED in metrics]
+    return {**({LATE_RECORDS_DROPPED: sum(late)} if late else {}), **user_metrics(found)}
+
+
+def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
+    return [
+        ("job", metadata.job_id),
+        (metadata.kind.value, str(metadata.checkpoint_id)),
+        ("parent", "-" if metadata.parent_id is None else str(metadata.parent_id)),
+        ("taken", time_of(datetime_of_millis(metadata.timestamp_ms))),
+        ("attempt", str(metadata.fencing_token)),
+        *([] if metadata.partition is None else [("partition", metadata.partition)]),
+        ("end of input", "yes" if metadata.end_of_input else "no"),
+        ("state", f"{metadata.state_bytes:,} bytes in {len(metadata.files())} files"),
+    ]
+
+
+def _operator_row(operator: OperatorState) -> list[str]:
+    tables = [table for subtask in operator.subtasks if subtask.keyed for table in subtask.keyed.tables]
+    handles = [handle for subtask in operator.subtasks for handle in subtask.operator_state]
+    # A subtask that has read nothing has none; an idle one does not hold event time back either.
+    watermarks = [subtask.watermark for subtask in operator.subtasks if subtask.watermark is not None]
+    return [
+        operator.uid,
+        operator.name,
+        str(operator.parallelism),
+        str(operator.max_parallelism),
+        ", ".join(dict.fromkeys([table.name for table in tables] + [handle.name for handle in handles])) or "-",
+        f"{sum(table.rows for table in tables):,}",
+        f"{operator.state_bytes:,}",
+        str(sum(len(subtask.splits) for subtask in operator.subtasks)),
+        str(sum(len(subtask.committables) for subtask in operator.subtasks)),
+        watermark_of(min(watermarks)) if watermarks else "-",
+    ]

@@ -1,0 +1,123 @@
+"""``flinkpy state``: the state in savepoints and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import click
+import pyarrow as pa
+from rich.console import Console
+from rich.markup import escape
+
+from dagster_flinkpy.cli.common import endpoint_url_option, location_of
+from dagster_flinkpy.cli.terminal import console_of_width, plain_table
+from dagster_flinkpy.state_processor import StoredState, read_savepoint
+
+__all__ = ["state"]
+
+
+@click.group()
+def state() -> None:
+    """The state in savepoints and checkpoints."""
+
+
+@state.command("read")
+@click.argument("path", metavar="PATH")
+@click.option("--uid", required=True, help="Uid of the operator.")
+@click.option("--state", "name", required=True, help="Name of the state.")
+@click.option("--format", "form", type=click.Choice(["table", "json", "parquet"]), default="table", show_default=True)
+@click.option("--output", type=click.Path(dir_okay=False), help="File to write. Default: standard output.")
+@click.option(
+    "--limit", type=click.IntRange(min=0), help="Maximum number of rows. Default: 20 for a table, otherwise all."
+)
+@endpoint_url_option
+def read_state(
+    path: str, uid: str, name: str, form: str, output: str | None, limit: int | None, endpoint_url: str | None
+) -> None:
+    """Print a state in PATH: a savepoint, a chk-N folder, or the folder of a job for its latest checkpoint.
+
+    json writes one object per line. Pickled values are shown as bytes and never unpickled.
+    """
+    if form == "parquet" and output is None:
+        raise click.UsageError("--format parquet needs --output FILE")
+    stored = read_savepoint(location_of(path, endpoint_url)).state(uid, name)
+    if limit is None and form == "table":
+        limit = 20
+    tables = _limited(_by_subtask(stored), limit)
+    first = next(tables)
+    tables = chain([first], tables)
+    if form == "parquet":
+        import pyarrow.parquet as pq
+
+        with pq.ParquetWriter(output, first.schema) as writer:
+            for table in tables:
+                writer.write_table(table)
+        return
+    with click.open_file(output or "-", "w") as file:
+        if form == "json":
+            for table in tables:
+                for row in table.to_pylist():
+                    file.write(json.dumps(row, default=_plain) + "\n")
+        else:
+            _print_rows(first.schema, tables, console_of_width(file))
+
+
+@state.command("sql")
+@click.argument("path", metavar="PATH")
+@click.argument("query")
+@click.option(
+    "--key", "keys", multiple=True, help="Read only this key: text, or JSON if keys are not strings. Repeatable."
+)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@endpoint_url_option
+def query(path: str, query: str, keys: tuple[str, ...], form: str, endpoint_url: str | None) -> None:
+    """Run a SELECT statement over the states in PATH, with DuckDB.
+
+    Each state is a table UID.STATE with the columns that "state read" prints, such as:
+
+    flinkpy state sql s3://shop/checkpoints/orders "select key, value from totals.total order by value desc limit 10"
+    """
+    from dagster_flinkpy.state_processor.sql import query_state
+
+    rows = query_state(read_savepoint(location_of(path, endpoint_url)), query, keys=keys)
+    if form == "json":
+        for row in rows.to_pylist():
+            click.echo(json.dumps(row, default=_plain))
+    else:
+        _print_rows(rows.schema, iter([rows]), console_of_width())
+
+
+def _by_subtask(stored: StoredState) -> Iterator[pa.Table]:
+    for subtask, rows in zip(stored.subtasks, stored.to_tables(), strict=True):
+        yield rows.add_column(0, "subtask", pa.array([subtask] * rows.num_rows, pa.int32()))
+
+
+def _limited(tables: Iterator[pa.Table], limit: int | None) -> Iterator[pa.Table]:
+    """Yields the first rows, and at least one table so that the columns are known."""
+    for table in tables:
+        yield table if limit is None else table.slice(0, limit)
+        if limit is not None:
+            limit -= table.num_rows
+            if limit <= 0:
+                return
+
+
+def _print_rows(schema: pa.Schema, tables: Iterator[pa.Table], console: Console) -> None:
+    numbers = {f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)}
+    table = plain_table(*(f"#{name}" if name in numbers else name for name in schema.names))
+    for rows in tables:
+        for row in rows.to_pylist():
+            table.add_row(*("" if value is None else _cell(value) for value in row.values()))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    return escape(json.dumps(value, default=_plain) if isinstance(value, (dict, list, bytes)) else str(value))
+
+
+def _plain(value: Any) -> str:
+    """Converts a value that JSON has no type for."""
+    return value.hex() if isinstance(value, bytes) else str(value)

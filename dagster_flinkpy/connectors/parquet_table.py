@@ -1,0 +1,119 @@
+"""Reads the table that a Parquet sink has committed: a folder of files, perhaps with a folder for each partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.ranged_file import RangedFile
+from dagster_flinkpy.connectors.staged_files import partition_folder
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["ParquetTable", "table_schema"]
+
+_THREADS = 8
+"""How many files are read at the same time."""
+
+
+def table_schema(type_info: TypeInformation) -> pa.Schema:
+    """Returns the columns that records of a type have in a table: the fields of rows and tuples, or else ``value``."""
+    flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
+    return pa.schema(list(type_info.arrow_type) if flat else [("value", type_info.arrow_type)])
+
+
+@dataclass(frozen=True)
+class ParquetTable:
+    """The committed rows of a Parquet sink. Nothing is read until one of its methods is called.
+
+    Files that an older version of the program wrote have null in columns that they lack.
+    """
+
+    location: StorageLocation
+    """The folder of the sink."""
+    schema: pa.Schema
+    """The columns to read."""
+    partitions: Sequence[str] | None = None
+    """Dagster partitions to read. None: all rows."""
+
+    def select(self, columns: Sequence[str]) -> ParquetTable:
+        """Returns the table with some of its columns.
+
+        Raises:
+            ConfigurationError: It has no such column.
+        """
+        if unknown := [name for name in columns if name not in self.schema.names]:
+            raise ConfigurationError(f"table {self.location.url} has no column {unknown[0]!r}: {self.schema.names}")
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        return ParquetTable(self.location, schema, self.partitions)
+
+    def files(self) -> list[tuple[str, int]]:
+        """Lists the committed files: key below the location, and size in bytes.
+
+        Raises:
+            StorageError: The folder cannot be listed.
+        """
+        store = self.location.open()
+        folders = [""] if self.partitions is None else [partition_folder(key) for key in self.partitions]
+        # A listing for each of a few folders, or else one of all.
+        wanted = tuple(folders)
+        listed = [store.list(folder) for folder in folders] if len(folders) <= _THREADS else [store.list()]
+        return [
+            (info.key, info.size)
+            for infos in listed
+            for info in infos
+            if info.key.endswith(".parquet") and info.key.startswith(wanted)
+        ]
+
+    def to_arrow(self) -> pa.Table:
+        """Reads all rows.
+
+        Raises:
+            StorageError: A file cannot be read.
+        """
+        with ThreadPoolExecutor(_THREADS) as threads:
+            parts = list(threads.map(self.read_file, self.files()))
+        return pa.concat_tables([self.schema.empty_table(), *parts])
+
+    def to_spark(self, session: Any) -> Any:
+        """Returns the rows as a Spark DataFrame. Spark reads them, with one task for each file.
+
+        Args:
+            session: A SparkSession whose executors have this library installed and can reach the storage.
+        """
+        # Spark derives a schema from a table, though not from an empty one.
+        nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
+        schema = session.createDataFrame(nulls).schema
+        files = self.files()
+        if not files:
+            return session.createDataFrame([], schema)
+        return session.range(0, len(files), 1, len(files)).mapInArrow(partial(_read_positions, self, files), schema)
+
+    def read_file(self, file: tuple[str, int]) -> pa.Table:
+        """Reads one of `files`."""
+        key, size = file
+        with pq.ParquetFile(RangedFile(self.location.open(), key, size), pre_buffer=True) as parquet:
+            there = [name for name in self.schema.names if name in parquet.schema_arrow.names]
+            rows = parquet.read(columns=there)
+            count = parquet.metadata.num_rows
+        columns = [
+            rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(count, field.type)
+            for field in self.schema
+        ]
+        return pa.table(columns, schema=self.schema)
+
+
+def _read_positions(
+    table: ParquetTable, files: Sequence[tuple[str, int]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Reads the files at these positions; runs in a Spark task."""
+    for batch in batches:
+        for position in batch.column(0).to_pylist():
+            yield from table.read_file(files[position]).to_batches()

@@ -1,0 +1,73 @@
+"""The two ends of a blocking edge: a sink at the end of one pipelined region, and a source at the start of another.
+
+They mirror Flink's ``BoundedBlockingSubpartition``, which is written once and read any number of times. The registry
+knows what executes them. Where the segments are is known when the job runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    Json,
+    SinkCommitter,
+    SinkWriter,
+    Source,
+    SourceSplit,
+    SplitEnumerator,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["BlockingEdgeSink", "BlockingEdgeSource"]
+
+
+@dataclass(frozen=True)
+class BlockingEdgeSink(TwoPhaseCommittingSink):
+    """Writes a stream, with its timestamps, as segments of each checkpoint."""
+
+    location: Any = None
+    """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        """Takes records of any type."""
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        writer: SinkWriter = resolve("blocking_edge_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+        committer: SinkCommitter = resolve("blocking_edge_committer")(self, context)
+        return committer
+
+
+@dataclass(frozen=True)
+class BlockingEdgeSource(Source):
+    """Reads what the sink of a blocking edge has written, in whole checkpoints."""
+
+    sink_uid: str
+    """The uid of the sink that writes the segments."""
+    type_info: TypeInformation
+    location: Any = None
+    """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
+
+    @property
+    def produced_type(self) -> TypeInformation:
+        return self.type_info
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator: SplitEnumerator = resolve("blocking_edge_enumerator")(self, restored)
+        return enumerator
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        """Yields structs of ``value`` and ``timestamp``."""
+        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(self.location, self.sink_uid, split)
+        return batches

@@ -1,0 +1,338 @@
+"""The specs of operators: plain declarations of what they do, which the runtime executes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate
+from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
+from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
+from dagster_flinkpy.datastream.connectors.base import Sink, Source
+from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
+from dagster_flinkpy.datastream.connectors.spark import SparkSource, SparkTransform
+from dagster_flinkpy.datastream.functions import (
+    AggregateFunction,
+    AllWindowFunction,
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    FilterFunction,
+    FlatMapFunction,
+    Function,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    KeySelector,
+    MapFunction,
+    ProcessAllWindowFunction,
+    ProcessFunction,
+    ProcessWindowFunction,
+    ReduceFunction,
+    WindowFunction,
+)
+from dagster_flinkpy.datastream.window import Trigger, WindowAssigner
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = [
+    "BlockingEdgeSinkSpec",
+    "BlockingEdgeSourceSpec",
+    "BroadcastProcessSpec",
+    "CoProcessSpec",
+    "CollectSpec",
+    "FilterSpec",
+    "FlatMapSpec",
+    "KeyedBatchSpec",
+    "KeyedBroadcastProcessSpec",
+    "KeyedCoProcessSpec",
+    "KeyedProcessSpec",
+    "MapSpec",
+    "OperatorSpec",
+    "PrintSpec",
+    "ProcessSpec",
+    "ReduceSpec",
+    "RollingAggregateSpec",
+    "SinkSpec",
+    "SourceSpec",
+    "SparkSourceSpec",
+    "SparkTransformSpec",
+    "TimestampsSpec",
+    "WindowSpec",
+    "as_callable",
+    "shown",
+]
+
+Selector = KeySelector | Callable[[Any], Any] | str | tuple[str, ...]
+
+
+def shown(function: Any) -> str:
+    """Returns what was given as a function, for a message; of a class it says that an instance is needed."""
+    if isinstance(function, type):
+        return f"the class {function.__name__}: pass an instance, {function.__name__}()"
+    return repr(function)
+
+
+def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
+    """Returns the only method of a function object, or a plain callable unchanged.
+
+    Raises:
+        ConfigurationError: It is neither of them.
+    """
+    if isinstance(function, base):
+        bound: Callable[..., Any] = getattr(function, method)
+        return bound
+    if callable(function) and not (isinstance(function, type) and issubclass(function, Function)):
+        return cast("Callable[..., Any]", function)
+    raise ConfigurationError(f"need a {base.__name__} or a callable, not {shown(function)}")
+
+
+@dataclass(frozen=True)
+class OperatorSpec:
+    """Base class of the specs. Subclasses without further fields omit the decorator, which takes time to import."""
+
+    kind: ClassVar[str] = "operator"
+    stateful: ClassVar[bool] = False
+    """Whether every operator of this kind has state in a checkpoint."""
+    keyed: ClassVar[bool] = False
+    broadcast_inputs: ClassVar[frozenset[int]] = frozenset()
+    """The inputs of a keyed operator that are not keyed."""
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the operator has state in a checkpoint, and so needs a uid."""
+        return self.stateful or any(isinstance(f, CheckpointedFunction) for f in self.user_functions())
+
+    def user_functions(self) -> list[Any]:
+        """Returns the user's code in it, which has to be shipped to the workers."""
+        return []
+
+
+@dataclass(frozen=True)
+class SourceSpec(OperatorSpec):
+    """Reads splits and generates watermarks."""
+
+    source: Source
+    watermark_strategy: WatermarkStrategy
+    kind: ClassVar[str] = "source"
+    stateful: ClassVar[bool] = True
+
+    def user_functions(self) -> list[Any]:
+        return [self.source, self.watermark_strategy.timestamp_assigner]
+
+
+@dataclass(frozen=True)
+class TimestampsSpec(OperatorSpec):
+    """Assigns timestamps and generates watermarks in the middle of a stream."""
+
+    watermark_strategy: WatermarkStrategy
+    kind: ClassVar[str] = "timestamps"
+
+    def user_functions(self) -> list[Any]:
+        return [self.watermark_strategy.timestamp_assigner]
+
+
+@dataclass(frozen=True)
+class _FunctionSpec(OperatorSpec):
+    function: Any
+
+    def user_functions(self) -> list[Any]:
+        return [self.function]
+
+
+class MapSpec(_FunctionSpec):
+    """Turns each record into one record."""
+
+    function: MapFunction | Callable[[Any], Any]
+    kind: ClassVar[str] = "map"
+
+
+class FilterSpec(_FunctionSpec):
+    """Keeps or drops records."""
+
+    function: FilterFunction | Callable[[Any], bool]
+    kind: ClassVar[str] = "filter"
+
+
+class FlatMapSpec(_FunctionSpec):
+    """Turns each record into any number of records."""
+
+    function: FlatMapFunction | Callable[[Any], Any]
+    kind: ClassVar[str] = "flat_map"
+
+
+class ProcessSpec(_FunctionSpec):
+    """A process function without keyed state."""
+
+    function: ProcessFunction
+    kind: ClassVar[str] = "process"
+
+
+class CoProcessSpec(_FunctionSpec):
+    """A process function with two inputs, without keyed state."""
+
+    function: CoProcessFunction
+    kind: ClassVar[str] = "co_process"
+
+
+class KeyedProcessSpec(_FunctionSpec):
+    """A process function with keyed state and timers."""
+
+    function: KeyedProcessFunction
+    kind: ClassVar[str] = "keyed_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+class KeyedCoProcessSpec(_FunctionSpec):
+    """A process function with two inputs, which share keyed state and timers."""
+
+    function: KeyedCoProcessFunction
+    kind: ClassVar[str] = "keyed_co_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+class BroadcastProcessSpec(_FunctionSpec):
+    """A process function of a stream and a broadcast stream, with broadcast state."""
+
+    function: BroadcastProcessFunction[Any, Any, Any]
+    kind: ClassVar[str] = "broadcast_process"
+    stateful: ClassVar[bool] = True
+
+
+class KeyedBroadcastProcessSpec(_FunctionSpec):
+    """A process function of a keyed stream and a broadcast stream, with keyed state and timers."""
+
+    function: KeyedBroadcastProcessFunction[Any, Any, Any, Any]
+    kind: ClassVar[str] = "keyed_broadcast_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+    broadcast_inputs: ClassVar[frozenset[int]] = frozenset({1})
+
+
+@dataclass(frozen=True)
+class ReduceSpec(_FunctionSpec):
+    """A running reduction per key."""
+
+    function: ReduceFunction | Callable[[Any, Any], Any]
+    type_info: TypeInformation
+    final_only: bool = False
+    """Whether each key has a single result, when all input has ended (``RuntimeExecutionMode.BATCH``)."""
+    kind: ClassVar[str] = "reduce"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+class KeyedBatchSpec(_FunctionSpec):
+    """A process function with keyed state that takes batches."""
+
+    function: KeyedBatchFunction
+    kind: ClassVar[str] = "keyed_batch"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class RollingAggregateSpec(OperatorSpec):
+    """A running aggregation per key, which emits the key and the result."""
+
+    aggregate: CountAggregate | MeanAggregate
+    record_type: TypeInformation
+    flat: bool
+    """Whether the key is a tuple whose elements become fields of the result."""
+    kind: ClassVar[str] = "rolling_aggregate"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class WindowSpec(OperatorSpec):
+    """Windows of keyed records, with either ``reduce``, ``aggregate`` or neither (then all elements are kept)."""
+
+    assigner: WindowAssigner[Any, Any]
+    element_type: TypeInformation
+    """The type of the records of a window without aggregation."""
+    trigger: Trigger[Any, Any]
+    aggregate: AggregateFunction | None = None
+    reduce: ReduceFunction | Callable[[Any, Any], Any] | None = None
+    accumulator_type: TypeInformation = field(default_factory=PickledBytesTypeInfo)
+    window_function: (
+        WindowFunction[Any, Any, Any, Any]
+        | AllWindowFunction[Any, Any, Any]
+        | ProcessWindowFunction[Any, Any, Any, Any]
+        | ProcessAllWindowFunction[Any, Any, Any]
+        | None
+    ) = None
+    allowed_lateness: int = 0
+    """The milliseconds that the state of a window is kept after its end."""
+    late_tag: str | None = None
+    """The side output of records that arrive later than that."""
+    kind: ClassVar[str] = "window"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+
+    def user_functions(self) -> list[Any]:
+        return [self.aggregate, self.reduce, self.window_function, self.assigner, self.trigger]
+
+
+@dataclass(frozen=True)
+class SinkSpec(OperatorSpec):
+    """Writes records, in two phases if the sink supports it."""
+
+    sink: Sink
+    kind: ClassVar[str] = "sink"
+    stateful: ClassVar[bool] = True
+
+    def user_functions(self) -> list[Any]:
+        return [self.sink]
+
+
+class BlockingEdgeSinkSpec(SinkSpec):
+    """The end of a pipelined region at a blocking edge."""
+
+    sink: BlockingEdgeSink
+    kind: ClassVar[str] = "exchange_sink"  # stored: part of the fingerprint
+
+
+class BlockingEdgeSourceSpec(SourceSpec):
+    """The start of a pipelined region at a blocking edge."""
+
+    source: BlockingEdgeSource
+    kind: ClassVar[str] = "exchange_source"  # stored likewise
+
+
+class SparkSourceSpec(SourceSpec):
+    """Reads a Spark DataFrame."""
+
+    source: SparkSource
+    kind: ClassVar[str] = "spark_source"
+
+    def user_functions(self) -> list[Any]:
+        return [self.source.df_factory, self.watermark_strategy.timestamp_assigner]
+
+
+class SparkTransformSpec(BlockingEdgeSourceSpec):
+    """A function of Spark DataFrames at the start of a pipelined region; its input edges are blocking."""
+
+    source: SparkTransform
+    kind: ClassVar[str] = "spark_transform"
+
+    def user_functions(self) -> list[Any]:
+        return [self.source.function]
+
+
+@dataclass(frozen=True)
+class PrintSpec(OperatorSpec):
+    """Prints records where the program was started, after the checkpoint that covers them has completed."""
+
+    identifier: str
+    """The prefix of each line, which may be empty."""
+    kind: ClassVar[str] = "print"
+
+
+class CollectSpec(OperatorSpec):
+    """Returns records to the caller of ``execute_and_collect``."""
+
+    kind: ClassVar[str] = "collect"

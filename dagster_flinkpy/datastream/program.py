@@ -1,0 +1,364 @@
+"""The program that streams are written down in: its operators, its settings, and the job graph they make.
+
+Streams, windowed streams and connected streams hold an `Upstream`, which knows its `StreamProgram`. So none of them
+imports the environment, and those that only lead back to a data stream do not import that either: the program makes it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Generic, Protocol, TypeVar
+
+from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
+from dagster_flinkpy.datastream.aggregations import key_fields
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult, get_executor
+from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
+from dagster_flinkpy.datastream.functions import KeySelector
+from dagster_flinkpy.datastream.job_graph import (
+    JobEdge,
+    JobGraph,
+    JobVertex,
+    PartitionerKind,
+    StreamPartitioner,
+    build_job_graph,
+)
+from dagster_flinkpy.datastream.operator_specs import (
+    CollectSpec,
+    OperatorSpec,
+    ReduceSpec,
+    Selector,
+    SinkSpec,
+    SourceSpec,
+    TimestampsSpec,
+    as_callable,
+)
+from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState
+from dagster_flinkpy.datastream.transformation import Input, Transformation
+from dagster_flinkpy.errors import ConfigurationError, JobGraphError, MissingUidWarning, ParallelismError
+from dagster_flinkpy.key_groups import compute_default_max_parallelism
+
+__all__ = ["FORWARD", "ExecutionEnvironment", "StreamProgram", "Upstream"]
+
+S = TypeVar("S")
+
+FORWARD = StreamPartitioner(PartitionerKind.FORWARD)
+"""How the next operator reads a stream that nobody has partitioned."""
+
+
+class ExecutionEnvironment(Protocol):
+    """The environment of a program, as its streams know it: a `StreamExecutionEnvironment`."""
+
+    def get_parallelism(self) -> int:
+        """Returns the default number of subtasks."""
+
+    def get_config(self) -> ExecutionConfig:
+        """Returns the settings that are not about checkpoints."""
+
+    def get_checkpoint_config(self) -> CheckpointConfig:
+        """Returns the checkpoint settings."""
+
+    def get_job_graph(self) -> JobGraph:
+        """Returns the program as a validated graph."""
+
+    def execute(self, job_name: str | None = None) -> JobExecutionResult:
+        """Runs the program until its input has ended and all sinks have committed."""
+
+
+class StreamProgram(Generic[S]):
+    """The operators of a program, and the settings that apply to all of them.
+
+    Args:
+        environment: The environment in front of the program.
+        make_stream: Makes a stream of the output of an operator.
+    """
+
+    def __init__(
+        self, environment: ExecutionEnvironment, make_stream: Callable[[Upstream[S], Transformation], S]
+    ) -> None:
+        self.environment = environment
+        self.transformations: list[Transformation] = []
+        self.runtime_mode = RuntimeExecutionMode.STREAMING
+        self.parallelism = 1
+        self.max_parallelism: int | None = None
+        self.config = ExecutionConfig()
+        self.checkpoint_config = CheckpointConfig()
+        self.savepoint_path: str | None = None
+        self.allow_non_restored_state: NonRestoredState = False
+        self.local = False
+        self.python = PythonDependencies()
+        self._make_stream = make_stream
+        self._warned_of: set[str] = set()
+
+    def add(
+        self,
+        name: str,
+        spec: OperatorSpec,
+        inputs: Sequence[Upstream[S]] = (),
+        output_type: TypeInformation | None = None,
+    ) -> Transformation:
+        """Adds an operator.
+
+        Args:
+            name: The name of the operator.
+            spec: What it does.
+            inputs: What each of its inputs reads; none for a source.
+            output_type: The type of its records. Default: they travel pickled.
+
+        Raises:
+            ConfigurationError: The type is none.
+        """
+        if output_type is not None and not isinstance(output_type, TypeInformation):
+            raise ConfigurationError(f"operator {name!r} needs a type from Types.*, not {output_type!r}")
+        transformation = Transformation(
+            name,
+            spec,
+            [upstream.inputs for upstream in inputs],
+            output_type or PickledBytesTypeInfo(),
+            default_parallelism=self.parallelism,
+        )
+        self.transformations.append(transformation)
+        return transformation
+
+    def stream(self, transformation: Transformation) -> S:
+        """Returns the output of an operator as a stream."""
+        return self._make_stream(Upstream(self, (Input(transformation, FORWARD),)), transformation)
+
+    # --- the graph ---------------------------------------------------------------------------------------------------
+
+    def get_job_graph(self) -> JobGraph:
+        """Returns the program as a validated graph, and warns of stateful operators without a uid.
+
+        Raises:
+            JobGraphError: The uids, parallelisms or edges are wrong.
+        """
+        graph = self.build(self.transformations)
+        self._warn_of_missing_uids(graph.without_uid(), stacklevel=4)
+        return graph
+
+    def build(self, roots: Sequence[Transformation]) -> JobGraph:
+        """Returns the graph of some operators and everything upstream of them.
+
+        Raises:
+            JobGraphError: The uids, parallelisms or edges are wrong.
+        """
+        transformations = _with_upstream(roots)
+        uids = _uids(transformations)
+        vertices = [self._vertex(t, uids[id(t)]) for t in transformations]
+        edges: list[JobEdge] = []
+        for t in transformations:
+            for index, united in enumerate(t.inputs):
+                for i in united:
+                    source = uids[id(i.transformation)]
+                    edge_id = len(edges)
+                    edge = JobEdge(edge_id, source, uids[id(t)], index, i.partitioner, i.type_info, i.side_output)
+                    edges.append(replace(edge, blocking=i.blocking))
+        graph = build_job_graph(vertices, edges)
+        if self.config.is_strict():
+            graph.require_uids()
+        return graph
+
+    def _vertex(self, t: Transformation, uid: str) -> JobVertex:
+        default = self.parallelism if t.default_parallelism is None else t.default_parallelism
+        parallelism = default if t.parallelism is None else t.parallelism
+        max_parallelism = self.max_parallelism if t.max_parallelism is None else t.max_parallelism
+        try:
+            key_groups = compute_default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism
+        except ParallelismError as e:
+            raise ParallelismError(f"operator {uid!r}: {e}") from e
+        return JobVertex(
+            uid=uid,
+            name=t.name,
+            spec=self._fit(t.spec),
+            parallelism=parallelism,
+            max_parallelism=key_groups,
+            max_parallelism_set=max_parallelism is not None,
+            output_type=t.output_type,
+            side_outputs=tuple(t.side_outputs.items()),
+            uid_set=t.uid is not None,
+            parallelism_set=t.parallelism is not None,
+            slot_sharing_group=t.slot_sharing_group,
+            job_parameters=tuple(self.config.get_global_job_parameters().items()),
+            python=self.python,
+            strict=self.config.is_strict(),
+        )
+
+    def _fit(self, spec: OperatorSpec) -> OperatorSpec:
+        """Returns the operator as it runs in this runtime mode."""
+        if self.runtime_mode is not RuntimeExecutionMode.BATCH:
+            return spec
+        if isinstance(spec, (SourceSpec, TimestampsSpec)):
+            return replace(spec, watermark_strategy=replace(spec.watermark_strategy, max_out_of_orderness=None))
+        return replace(spec, final_only=True) if isinstance(spec, ReduceSpec) else spec
+
+    def _warn_of_missing_uids(self, missing: Sequence[JobVertex], stacklevel: int) -> None:
+        """Names each operator once, however often the program is built."""
+        missing = [v for v in missing if v.uid not in self._warned_of]
+        if missing:
+            self._warned_of |= {v.uid for v in missing}
+            warnings.warn(
+                "stateful operators have no uid: "
+                + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing)
+                + ". Where checkpoints are kept this is an error, because their state is only found again while the "
+                "program stays as it is. Call .uid('...') on each.",
+                MissingUidWarning,
+                stacklevel=stacklevel,
+            )
+
+    # --- running it --------------------------------------------------------------------------------------------------
+
+    def settings(self, job_name: str | None) -> ExecutionSettings:
+        """Returns what the environment says about a run."""
+        return ExecutionSettings(
+            job_name or "flink-job",
+            self.checkpoint_config.storage_dir,
+            savepoint_path=self.savepoint_path,
+            allow_non_restored_state=self.allow_non_restored_state,
+            latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
+            local=self.local,
+            checkpointing=self.checkpoint_config,
+        )
+
+    def execute(self, job_name: str | None) -> JobExecutionResult:
+        """Runs the program to its end, and forgets it."""
+        graph = self._take([], stacklevel=5)
+        return get_executor().execute(graph, self.settings(job_name))
+
+    def execute_and_collect(self, upstream: Upstream[S], job_name: str | None) -> Iterator[Any]:
+        """Runs the program, yields the records of one stream, and forgets the program."""
+        collect = _collect(upstream, None)
+        graph = self._take([collect], stacklevel=5)
+        return (record for _, record in get_executor().execute_and_collect(graph, self.settings(job_name)))
+
+    def run_local(self, upstreams: Sequence[Upstream[S]], job_name: str) -> list[list[Any]]:
+        """Runs the program in this process, returns the records of some of its streams, and forgets the program."""
+        collects = [_collect(upstream, f"collect_{i}") for i, upstream in enumerate(upstreams)]
+        graph = self._take(collects, stacklevel=5)
+        records: dict[str, list[Any]] = {f"collect_{i}": [] for i in range(len(upstreams))}
+        for uid, record in get_executor().execute_and_collect(graph, replace(self.settings(job_name), local=True)):
+            records[uid].append(record)
+        return list(records.values())
+
+    def _take(self, more: Sequence[Transformation], stacklevel: int) -> JobGraph:
+        graph = self.build([*self.transformations, *more])
+        self.transformations.clear()
+        if self.checkpoint_config.storage_dir is None:
+            # State ends with the program, so nobody asks how far its sources and sinks have come.
+            stateful = [v for v in graph.without_uid() if not isinstance(v.spec, (SourceSpec, SinkSpec))]
+            self._warn_of_missing_uids(stateful, stacklevel)
+        else:
+            graph.require_uids()
+        self._warned_of.clear()
+        return graph
+
+
+@dataclass(frozen=True)
+class Upstream(Generic[S]):
+    """What the next operator reads: one or more outputs of operators of a program."""
+
+    program: StreamProgram[S]
+    inputs: tuple[Input, ...]
+    """More than one where streams are united."""
+    keyed: bool = False
+    """Whether `key_by` was the last thing that happened to it."""
+
+    @property
+    def type_info(self) -> TypeInformation:
+        """The type of the records."""
+        return self.inputs[0].type_info
+
+    def then(self, name: str, spec: OperatorSpec, output_type: TypeInformation | None) -> S:
+        """Adds an operator that reads it, and returns its output."""
+        return self.program.stream(self.program.add(name, spec, [self], output_type))
+
+    def partitioned(self, partitioner: StreamPartitioner) -> Upstream[S]:
+        """Returns the same outputs, partitioned in another way."""
+        return replace(self, inputs=tuple(i.with_partitioner(partitioner) for i in self.inputs), keyed=False)
+
+    def key_by(self, key_selector: Selector, key_type: TypeInformation | None = None) -> Upstream[S]:
+        """Returns the same outputs, partitioned by key.
+
+        Raises:
+            JobGraphError: The key is a field that the records do not have.
+            ConfigurationError: The selector is no field, function or `KeySelector`, or the key type is none.
+        """
+        if isinstance(key_selector, (str, tuple)):
+            self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
+        else:
+            as_callable(key_selector, KeySelector, "get_key")
+        if key_type is not None and not isinstance(key_type, TypeInformation):
+            raise ConfigurationError(f"key_by() needs a key type from Types.*, not {key_type!r}")
+        hashed = self.partitioned(StreamPartitioner(PartitionerKind.HASH, key_selector, key_type))
+        return replace(hashed, keyed=True)
+
+    def _check_fields(self, names: tuple[str, ...]) -> None:
+        row_type = self.type_info
+        if not isinstance(row_type, RowTypeInfo):
+            raise JobGraphError(
+                f"key_by({names!r}) needs records with fields, not {row_type}: declare "
+                "output_type=Types.ROW_NAMED(...) on the operator before it, or give a function"
+            )
+        unknown = [name for name in names if name not in row_type.field_names]
+        if unknown or not names:
+            raise JobGraphError(f"key_by({names!r}): no field {unknown}; the stream has {row_type.get_field_names()}")
+
+    def key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
+        """Returns the names and types of the fields that the key of a keyed stream takes up in a result.
+
+        Args:
+            what: The caller, for the message.
+
+        Raises:
+            ConfigurationError: The type of the key is not declared.
+        """
+        partitioner = self.inputs[0].partitioner
+        return key_fields(partitioner.selector, partitioner.key_type, self.type_info, what)
+
+    def check_same_program(self, other: Upstream[S]) -> None:
+        """Raises `JobGraphError` if the other stream belongs to another environment."""
+        if other.program is not self.program:
+            raise JobGraphError("streams of two environments cannot be combined; create both with the same one")
+
+
+def _with_upstream(roots: Sequence[Transformation]) -> list[Transformation]:
+    """Returns operators and everything that they read, inputs first."""
+    found: dict[int, Transformation] = {}
+
+    def visit(t: Transformation) -> None:
+        if id(t) not in found:
+            for united in t.inputs:
+                for i in united:
+                    visit(i.transformation)
+            found[id(t)] = t
+
+    for t in roots:
+        visit(t)
+    return list(found.values())
+
+
+def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:
+    """Returns the uid of each operator; without one it is the name, with a number where the name occurs again."""
+    taken = {t.uid for t in transformations if t.uid is not None}
+    uids: dict[int, str] = {}
+    for t in transformations:
+        if t.uid is not None:
+            uids[id(t)] = t.uid
+        else:
+            base = re.sub(r"[^a-z0-9]+", "_", t.name.lower()).strip("_") or t.spec.kind
+            n = 1
+            while (uid := base if n == 1 else f"{base}_{n}") in taken:
+                n += 1
+            taken.add(uid)
+            uids[id(t)] = uid
+    return uids
+
+
+def _collect(upstream: Upstream[Any], uid: str | None) -> Transformation:
+    # One subtask, as in Flink: so the records of one subtask upstream stay in order.
+    return Transformation("Collect", CollectSpec(), [upstream.inputs], upstream.type_info, uid=uid, parallelism=1)

@@ -1,0 +1,1 @@
+"""A pipeline as a Dagster component."""

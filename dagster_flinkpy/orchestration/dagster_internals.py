@@ -1,0 +1,111 @@
+"""All that is used of Dagster's private modules, with the reason for each.
+
+No other module imports ``dagster._...``; ruff checks it. A new release of Dagster is checked against this list.
+"""
+
+from __future__ import annotations
+
+import time
+
+from dagster import DagsterInstance, DagsterRun, DefaultSensorStatus, SensorDefinition
+
+# Data versions: the tags by which Dagster tells whether an asset is stale. Assets that a run materializes without being
+# selected, and partitions of a range, are recorded as events, for which Dagster does not set these tags.
+from dagster._core.definitions.data_version import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    DEFAULT_DATA_VERSION,
+    NULL_EVENT_POINTER,
+    extract_data_version_from_entry,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
+)
+
+# The types of asset keys in the public signatures of Dagster's own decorators (`multi_asset(deps=...)`).
+from dagster._core.definitions.events import CoercibleToAssetKey
+
+# Typed metadata under a namespace, as Dagster's own integrations declare it; and the standard keys for tables.
+from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSet, TableMetadataSet, UriMetadataSet
+
+# What the public `define_asset_job` returns.
+from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
+
+# How the steps of a run ended: in a run of several jobs each is a step.
+from dagster._core.execution.stats import StepEventStatus
+
+# The statuses of runs that are queued or alive.
+from dagster._core.storage.dagster_run import NOT_FINISHED_STATUSES
+
+# Names of the tags by which Dagster marks the runs of backfills, partitions and retries.
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+    WILL_RETRY_TAG,
+)
+
+__all__ = [
+    "ASSET_PARTITION_RANGE_END_TAG",
+    "ASSET_PARTITION_RANGE_START_TAG",
+    "BACKFILL_ID_TAG",
+    "CODE_VERSION_TAG",
+    "DATA_VERSION_IS_USER_PROVIDED_TAG",
+    "DATA_VERSION_TAG",
+    "DEFAULT_DATA_VERSION",
+    "NOT_FINISHED_STATUSES",
+    "NULL_EVENT_POINTER",
+    "PARTITION_NAME_TAG",
+    "WILL_RETRY_TAG",
+    "CoercibleToAssetKey",
+    "NamespacedMetadataSet",
+    "StepEventStatus",
+    "TableMetadataSet",
+    "UnresolvedAssetJobDefinition",
+    "UriMetadataSet",
+    "extract_data_version_from_entry",
+    "get_input_data_version_tag",
+    "get_input_event_pointer_tag",
+    "switch_sensor",
+]
+
+
+def switch_sensor(instance: DagsterInstance, run: DagsterRun, sensor: SensorDefinition, *, on: bool) -> bool:
+    """Switches a sensor on or off, as its switch in the UI does; Dagster has a GraphQL mutation for it, no Python API.
+
+    Args:
+        instance: Where the sensor's state is stored.
+        run: A run that was launched from the code location of the sensor.
+        sensor: The sensor.
+        on: Whether it is to run.
+
+    Returns:
+        Whether that changed anything.
+    """
+    # Imported here because this module takes 70 ms to import, which every code location would pay for.
+    from dagster._core.definitions.run_request import InstigatorType
+    from dagster._core.definitions.sensor_definition import SensorType
+    from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, SensorInstigatorData
+
+    assert run.remote_job_origin is not None, "the run was launched from a code location"
+    origin = run.remote_job_origin.repository_origin.get_instigator_origin(sensor.name)
+    status = InstigatorStatus.RUNNING if on else InstigatorStatus.STOPPED
+    data = SensorInstigatorData(
+        min_interval=sensor.minimum_interval_seconds,
+        last_sensor_start_timestamp=time.time() if on else None,
+        sensor_type=SensorType.STANDARD,
+    )
+    wanted = InstigatorState(origin, InstigatorType.SENSOR, status, data)
+    stored = instance.get_instigator_state(wanted.instigator_origin_id, wanted.selector_id)
+    runs_now = sensor.default_status == DefaultSensorStatus.RUNNING if stored is None else stored.is_running
+    if runs_now == on:
+        return False
+    if stored is None:
+        instance.add_instigator_state(wanted)
+        return True
+    known = stored.instigator_data
+    if on and isinstance(known, SensorInstigatorData):
+        stored = stored.with_data(known.with_sensor_start_timestamp(time.time()))
+    instance.update_instigator_state(stored.with_status(status))
+    return True

@@ -1,0 +1,1 @@
+"""What a code location defines: assets, jobs and checks."""

@@ -1,0 +1,319 @@
+"""Builds the assets of a job: one per operator. A checkpoint materializes all of them."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+from dagster import (
+    AssetCheckResult,
+    AssetCheckSpec,
+    AssetExecutionContext,
+    AssetsDefinition,
+    AssetSpec,
+    BackfillPolicy,
+    MaterializeResult,
+    PartitionsDefinition,
+    TimeWindowPartitionsDefinition,
+    multi_asset,
+)
+
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
+from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned_specs
+from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, operator_specs
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, Program, flink_jobs
+from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.partition_check import (
+    PARTITIONS_UP_TO_DATE,
+    partition_results,
+    stored_outdated,
+)
+from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
+from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
+from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.report import data_version, operator_metadata
+from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
+
+__all__ = ["build_flink_asset_specs", "flink_assets"]
+
+
+@overload
+def flink_assets(
+    env: Environment,
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = ...,
+    partition_retention: PartitionRetention | None = ...,
+    backfill_policy: BackfillPolicy | None = ...,
+    group_name: str | None = ...,
+    owners: Sequence[str] = ...,
+    tags: Mapping[str, str] | None = ...,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
+    pool: str | None = ...,
+    translator: FlinkTranslator | None = ...,
+    spark_resource_key: str = ...,
+    checkpoint_storage_resource_key: str = ...,
+) -> list[AssetsDefinition]: ...
+
+
+@overload
+def flink_assets(
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = ...,
+    partition_retention: PartitionRetention | None = ...,
+    backfill_policy: BackfillPolicy | None = ...,
+    group_name: str | None = ...,
+    owners: Sequence[str] = ...,
+    tags: Mapping[str, str] | None = ...,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
+    pool: str | None = ...,
+    translator: FlinkTranslator | None = ...,
+    spark_resource_key: str = ...,
+    checkpoint_storage_resource_key: str = ...,
+) -> Callable[[Program], list[AssetsDefinition]]: ...
+
+
+def flink_assets(
+    env: Environment | None = None,
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = None,
+    partition_retention: PartitionRetention | None = None,
+    backfill_policy: BackfillPolicy | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    pool: str | None = None,
+    translator: FlinkTranslator | None = None,
+    spark_resource_key: str = "spark",
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> list[AssetsDefinition] | Callable[[Program], list[AssetsDefinition]]:
+    """Builds the assets of a program: one asset per operator, and one multi-asset, so one step, per pipelined region.
+
+    State and barriers belong to the region. If only some of its assets are selected, the step still runs and
+    materializes all of them, and the run's log says so. A run restores the last completed checkpoint, reads input up to
+    the next barrier, completes the checkpoint and commits the sinks. Only then are the assets materialized, with the
+    checkpoint's numbers as metadata and ``{checkpoint id}-{digest}`` as data version.
+
+    With ``partitions_def``, an epoch reads one time partition. A run of partition p starts from the end state of p-1,
+    on which the sources depend, and keeps its own end state for p+1. Running a partition again, alone or in a backfill,
+    replaces what the sinks have committed to it and makes the later partitions stale; the check
+    ``partitions_up_to_date`` of the last operators names them. One run at a time works on a job.
+
+    Args:
+        env: The program, or a function that builds it. The function is called when the code location loads. Without
+            it, this is a decorator for such a function.
+        name: Name of the job: the first part of the asset keys, and the job id under which state is kept. A program
+            of several regions has a job ``{name}.{uid of the first source}`` for each.
+        partitions_def: Time windows, such as ``DailyPartitionsDefinition``. Each source must be a `PartitionedSource`,
+            such as a `ParquetSource` with a ``partition_format``.
+        partition_retention: Which partitions' end states are kept. Default: all.
+        backfill_policy: One run for a range of partitions, or one for each. Default: ``single_run``, which starts once.
+        group_name: Asset group.
+        owners: Owners of each asset: mail addresses, or teams as ``team:name``.
+        tags: Tags of each asset.
+        deps: Assets that a source reads, by the source's uid.
+        pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
+        translator: Makes the asset specs. Default: a `FlinkTranslator`.
+        spark_resource_key: Key of the `SparkResource`.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        JobGraphError: The program is not valid; for example, a stateful operator has no uid.
+        ConfigurationError: The partitions are not time windows, a source cannot be read by partition, or ``deps`` names
+            an operator that is not a source.
+
+    Examples:
+        A word count that takes a checkpoint with each run:
+
+        .. code-block:: python
+
+            from dagster import Definitions
+            from dagster_flinkpy.common import Types
+            from dagster_flinkpy.connectors import ParquetSink
+            from dagster_flinkpy.datastream import StreamExecutionEnvironment
+            from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, flink_assets
+
+            @flink_assets(name="words")
+            def words() -> StreamExecutionEnvironment:
+                env = StreamExecutionEnvironment.get_execution_environment()
+                pair = Types.TUPLE([Types.STRING(), Types.LONG()])
+                pairs = env.from_collection([("to", 1), ("be", 1), ("to", 1)], pair).uid("pairs")
+                counts = pairs.key_by(lambda pair: pair[0], Types.STRING()).sum(1).uid("counts")
+                counts.sink_to(ParquetSink("/tmp/words/table")).uid("table")
+                return env
+
+            defs = Definitions(
+                assets=words,
+                resources={
+                    "spark": SparkResource(),
+                    "checkpoint_storage": CheckpointStorageResource(url="/tmp/words/checkpoints"),
+                },
+            )
+    """
+    if env is None:
+
+        def decorate(program: Program) -> list[AssetsDefinition]:
+            return flink_assets(
+                program,
+                name=name,
+                partitions_def=partitions_def,
+                partition_retention=partition_retention,
+                backfill_policy=backfill_policy,
+                group_name=group_name,
+                owners=owners,
+                tags=tags,
+                deps=deps,
+                pool=pool,
+                translator=translator,
+                spark_resource_key=spark_resource_key,
+                checkpoint_storage_resource_key=checkpoint_storage_resource_key,
+            )
+
+        return decorate
+    jobs = flink_jobs(env, name)
+    specs = operator_specs(
+        jobs,
+        name=name,
+        translator=translator or FlinkTranslator(),
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+        deps=deps,
+    )
+    keys = (spark_resource_key, checkpoint_storage_resource_key)
+    assets = []
+    for job, each in zip(jobs, specs, strict=True):
+        windows = check_partitions(job, partitions_def)
+        if windows is None:
+            assets.append(_region_assets(job, each, pool, *keys))
+        else:
+            partitioned = partitioned_specs(job, each, windows)
+            job = replace(job, partition_retention=partition_retention or PartitionRetention())
+            policy = backfill_policy or BackfillPolicy.single_run()
+            assets.append(_partitioned_assets(job, partitioned, windows, policy, pool, *keys))
+    return assets
+
+
+def build_flink_asset_specs(
+    env: Environment,
+    *,
+    name: str,
+    partitions_def: PartitionsDefinition | None = None,
+    group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    translator: FlinkTranslator | None = None,
+) -> list[AssetSpec]:
+    """Builds the asset specs of a program without a step that runs it, for use in multi-assets of your own.
+
+    Args:
+        env: The program, or a function that builds it.
+        name: Name of the job.
+        partitions_def: Time windows; each source depends on its own previous partition.
+        group_name: Asset group.
+        owners: Owners of each asset.
+        tags: Tags of each asset.
+        deps: Assets that a source reads, by the source's uid.
+        translator: Makes the asset specs.
+
+    Raises:
+        JobGraphError: The program is not valid.
+        ConfigurationError: As for `flink_assets`.
+    """
+    jobs = flink_jobs(env, name)
+    specs = operator_specs(
+        jobs,
+        name=name,
+        translator=translator or FlinkTranslator(),
+        group_name=group_name,
+        owners=owners,
+        tags=tags,
+        deps=deps,
+    )
+    built: list[AssetSpec] = []
+    for job, each in zip(jobs, specs, strict=True):
+        windows = check_partitions(job, partitions_def)
+        built += (each if windows is None else partitioned_specs(job, each, windows)).values()
+    return built
+
+
+def _region_assets(
+    job: FlinkJob, specs: dict[str, AssetSpec], pool: str | None, spark_key: str, storage_key: str
+) -> AssetsDefinition:
+    """The assets of a job without partitions: a run takes one checkpoint after the other."""
+
+    @multi_asset(
+        name=job.dagster_name,
+        specs=list(specs.values()),
+        can_subset=True,
+        required_resource_keys={spark_key, storage_key},
+        op_tags={JOB_TAG: job.job_id},
+        pool=pool,
+    )
+    def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
+        run = RegionRun.begin(context, job, specs)
+        storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
+        with flink_failures():
+            epoch, token = run_epochs(run, config, job, storage, spark)
+        if epoch is not None:
+            version = data_version(epoch)
+            for uid, spec in specs.items():
+                yield from run.materialize(spec, version, operator_metadata(epoch, epoch.operator(uid), token))
+
+    return region
+
+
+def _partitioned_assets(
+    job: FlinkJob,
+    specs: dict[str, AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    backfill_policy: BackfillPolicy,
+    pool: str | None,
+    spark_key: str,
+    storage_key: str,
+) -> AssetsDefinition:
+    """The assets of a job whose epochs are partitions of time: a run reads one partition after the other."""
+    checked = [spec.key for uid, spec in specs.items() if not job.graph.outputs(uid)]
+    checks = [
+        AssetCheckSpec(
+            PARTITIONS_UP_TO_DATE,
+            asset=key,
+            description="No partition was computed before an earlier one was run again.",
+        )
+        for key in checked
+    ]
+
+    @multi_asset(
+        name=job.dagster_name,
+        specs=list(specs.values()),
+        check_specs=checks,
+        partitions_def=partitions_def,
+        backfill_policy=backfill_policy,
+        can_subset=True,
+        required_resource_keys={spark_key, storage_key},
+        op_tags={JOB_TAG: job.job_id},
+        pool=pool,
+    )
+    def region(
+        context: AssetExecutionContext, config: FlinkRunConfig
+    ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
+        storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
+        if not context.selected_asset_keys:  # only the check is to run
+            with flink_failures():
+                stale = stored_outdated(job, storage, partitions_def)
+            yield from partition_results(context, checked, stale)
+            return
+        run = RegionRun.begin(context, job, specs)
+        with flink_failures():
+            completed, token, stale = run_partitions(
+                run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked
+            )
+        yield from materialize_partitions(run, completed, token)
+        yield from partition_results(context, checked, stale)
+
+    return region

@@ -1,0 +1,203 @@
+"""The Dagster jobs for everything besides checkpoints: savepoints, restores, upkeep and a look into the state."""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from dagster import AssetSpec, JobDefinition, OpExecutionContext, job, op
+
+from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, operator_specs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_jobs
+from dagster_flinkpy.orchestration.run_config import (
+    DisposeConfig,
+    InspectConfig,
+    RescaleConfig,
+    ResetConfig,
+    RestoreConfig,
+    SavepointConfig,
+    StopConfig,
+    SweepConfig,
+)
+from dagster_flinkpy.orchestration.runs.job_operations import JobOperations
+
+__all__ = ["build_flink_jobs"]
+
+_CHOICES = (
+    "The name is enough for a savepoint next to the job's checkpoints. If there is none of this name, the run fails, "
+    "and its error lists the savepoints."
+)
+
+
+def build_flink_jobs(
+    env: Environment,
+    *,
+    name: str,
+    translator: FlinkTranslator | None = None,
+    spark_resource_key: str = "spark",
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> list[JobDefinition]:
+    """Builds the Dagster jobs for everything besides checkpoints: savepoints, restores and the like.
+
+    There is one set of jobs for each region of the program.
+
+    ==================== ===========================================================================================
+    ``{name}_savepoint`` Keeps the last completed checkpoint as a savepoint until somebody deletes it.
+    ``{name}_restore``   Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
+    ``{name}_rescale``   Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
+    ``{name}_reset``     Goes back to an older checkpoint that is still kept.
+    ``{name}_stop``      Takes a last checkpoint and keeps it as a savepoint. From then on runs find the job finished,
+                         and the sensor starts none, until a savepoint is restored.
+    ``{name}_dispose``   Deletes a savepoint.
+    ``{name}_sweep``     Deletes files that failed epochs have left behind, and old savepoints.
+    ``{name}_inspect``   Shows the state of one key.
+    ==================== ===========================================================================================
+
+    All but the last three refuse to start while another run of this instance works on the job, and record what they did
+    as an observation of each asset. Later runs continue from what a restore, a rescale or a reset has made.
+
+    Args:
+        env: The program, as given to `flink_assets`.
+        name: Name of the job, as given to `flink_assets`.
+        translator: Makes the asset specs, as given to `flink_assets`.
+        spark_resource_key: Key of the `SparkResource`.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        JobGraphError: The program is not valid.
+
+    Examples:
+        .. code-block:: python
+
+            from dagster import Definitions
+            from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
+
+            # `words_env` builds the program
+            defs = Definitions(
+                assets=flink_assets(words_env, name="words"), jobs=build_flink_jobs(words_env, name="words")
+            )
+    """
+    program = flink_jobs(env, name)
+
+    @cache
+    def all_specs() -> list[dict[str, AssetSpec]]:
+        return operator_specs(program, name=name, translator=translator or FlinkTranslator())
+
+    def specs_of(region: int) -> Callable[[], dict[str, AssetSpec]]:
+        return lambda: all_specs()[region]
+
+    jobs: list[JobDefinition] = []
+    for region, flink_job in enumerate(program):
+        operations = JobOperations(flink_job, specs_of(region), spark_resource_key, checkpoint_storage_resource_key)
+        jobs += _jobs_of(operations)
+    return jobs
+
+
+def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
+    """The jobs of one region. Dagster reads the config of a step from the annotations of its function."""
+    job_id, name = operations.job.job_id, operations.job.dagster_name
+
+    def savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
+        return operations.take_savepoint(context, config)
+
+    def restore(context: OpExecutionContext, config: RestoreConfig) -> int:
+        return operations.restore(context, config)
+
+    def rescale(context: OpExecutionContext, config: RescaleConfig) -> int:
+        return operations.rescale(context, config)
+
+    def reset(context: OpExecutionContext, config: ResetConfig) -> int:
+        return operations.reset(context, config)
+
+    def stop(context: OpExecutionContext, config: StopConfig) -> str:
+        return operations.stop(context, config)
+
+    def dispose(context: OpExecutionContext, config: DisposeConfig) -> None:
+        operations.dispose(context, config)
+
+    def sweep(context: OpExecutionContext, config: SweepConfig) -> None:
+        operations.sweep(context, config)
+
+    def inspect(context: OpExecutionContext, config: InspectConfig) -> None:
+        operations.inspect(context, config)
+
+    def build(
+        verb: str,
+        op_name: str,
+        function: Callable[..., Any],
+        description: str,
+        *,
+        attempt: bool = True,
+        example: Mapping[str, Any] | None = None,
+    ) -> JobDefinition:
+        keys = {operations.storage_key, *([operations.spark_key] if attempt else [])}
+        # A run that is not an attempt does not work on the job, so no other run has to wait for it.
+        tags = {JOB_TAG: job_id} if attempt else {}
+        step = op(name=op_name, required_resource_keys=keys, tags=tags)(function)
+
+        config = {"ops": {op_name: {"config": dict(example or {})}}}  # the launchpad opens with it
+
+        @job(name=f"{name}_{verb}", description=description, tags=tags, config=config)
+        def only() -> None:
+            step()
+
+        return only
+
+    graph = operations.job.graph
+    vertices, savepoint_of_job = graph.vertices, {"savepoint_path": f"savepoint-{job_id}-"}
+    return [
+        build(
+            "savepoint",
+            f"take_savepoint_of_{name}",
+            savepoint,
+            f"Keeps the last completed checkpoint of job {job_id} as a savepoint.",
+        ),
+        build(
+            "restore",
+            f"restore_{name}",
+            restore,
+            f"Makes a savepoint the latest checkpoint of job {job_id}, at the same or another parallelism. {_CHOICES}",
+            example=savepoint_of_job,
+        ),
+        build(
+            "rescale",
+            f"rescale_{name}",
+            rescale,
+            f"Spreads the latest checkpoint of job {job_id} over another parallelism.",
+            example={"parallelism": max(vertex.parallelism for vertex in vertices)},
+        ),
+        build(
+            "reset",
+            f"reset_{name}",
+            reset,
+            f"Takes job {job_id} back to an older checkpoint that is still kept. Committed rows stay. "
+            "If it is not kept, the run fails, and its error lists those that are.",
+            example={"checkpoint_id": 1},
+        ),
+        build("stop", f"stop_{name}", stop, f"Stops job {job_id} with a savepoint."),
+        build(
+            "dispose",
+            f"dispose_savepoint_of_{name}",
+            dispose,
+            f"Deletes a savepoint. {_CHOICES}",
+            attempt=False,
+            example=savepoint_of_job,
+        ),
+        build(
+            "sweep",
+            f"sweep_{name}",
+            sweep,
+            f"Deletes files that failed epochs of job {job_id} have left behind, and old savepoints.",
+            attempt=False,
+        ),
+        build(
+            "inspect",
+            f"inspect_{name}",
+            inspect,
+            f"Shows what the state of job {job_id} holds for one key.",
+            attempt=False,
+            example={
+                "uid": next((v.uid for v in vertices if v.spec.keeps_state and graph.inputs(v.uid)), ""),
+                "key": "",
+            },
+        ),
+    ]

@@ -1,0 +1,66 @@
+"""The time partitions of a job: which it can have, and how its assets depend on their earlier partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+
+from dagster import AssetDep, AssetSpec, TimeWindowPartitionMapping
+from dagster import PartitionsDefinition as AnyPartitionsDefinition
+from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.runtime.master.partition_input import check_partitioned
+
+__all__ = ["check_partitions", "partitioned_specs"]
+
+_SHORTEST_DAY = timedelta(hours=23)
+
+
+def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | None) -> PartitionsDefinition | None:
+    """Returns the time partitions of a job, if the job can have them.
+
+    Raises:
+        ConfigurationError: The partitions are not time windows, or are shorter than a day in a time zone with daylight
+            saving time, or a source of the job cannot be read by partition.
+    """
+    if partitions_def is None:
+        return None
+    if not isinstance(partitions_def, PartitionsDefinition):
+        raise ConfigurationError(
+            f"partitions_def of job {job.job_id!r} is a {type(partitions_def).__name__}: state is carried "
+            "from one partition to the next, so they must be time windows, such as DailyPartitionsDefinition"
+        )
+    start = partitions_def.start
+    window = partitions_def.time_window_for_partition_key(start.strftime(partitions_def.fmt))
+    if window.end - window.start < _SHORTEST_DAY and len({_offset(start, month) for month in range(13)}) > 1:
+        raise ConfigurationError(
+            f"partitions_def of job {job.job_id!r} has windows of {window.end - window.start} in time zone "
+            f"{partitions_def.timezone}, where one hour of the year occurs twice. File names cannot tell the two "
+            "apart: use timezone='UTC', or partitions of a day or longer."
+        )
+    check_partitioned(job.graph)
+    return partitions_def
+
+
+def _offset(start: datetime, month: int) -> timedelta | None:
+    """The offset from UTC about this many months later."""
+    return (start + timedelta(days=30 * month)).utcoffset()
+
+
+def partitioned_specs(
+    job: FlinkJob, specs: Mapping[str, AssetSpec], partitions_def: PartitionsDefinition
+) -> dict[str, AssetSpec]:
+    """Adds partitions to a job's assets. A source depends on its own previous partition, where its state comes from.
+
+    Only sources depend on themselves; the other assets do so through them. If an asset that is not a source depended on
+    itself, a backfill would put it into another run than its upstream assets.
+    """
+    before = TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
+    partitioned = {uid: spec.replace_attributes(partitions_def=partitions_def) for uid, spec in specs.items()}
+    for uid, spec in specs.items():
+        if not job.graph.inputs(uid):
+            deps = [*spec.deps, AssetDep(spec.key, partition_mapping=before)]
+            partitioned[uid] = partitioned[uid].replace_attributes(deps=deps)
+    return partitioned

@@ -1,0 +1,161 @@
+"""Turns operators into asset specs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from dagster import AssetKey, AssetSpec
+
+from dagster_flinkpy.checkpoint.operator_program import operator_code_version
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SinkSpec, SourceSpec
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
+from dagster_flinkpy.orchestration.definitions.columns import column_metadata
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+
+__all__ = ["FlinkOperatorData", "FlinkTranslator", "operator_specs"]
+
+_MOST_KINDS = 3  # a rule of Dagster
+
+
+@dataclass(frozen=True)
+class FlinkOperatorData:
+    """What is known about an operator when its asset is made."""
+
+    name: str
+    """As given to `flink_assets`."""
+    job: FlinkJob
+    vertex: JobVertex
+    upstream: tuple[AssetKey, ...]
+    """Assets of the operators it reads from; for a source, the assets named in ``deps``."""
+    group_name: str | None = None
+    owners: Sequence[str] = ()
+    tags: Mapping[str, str] = field(default_factory=dict)
+    columns: TableMetadataSet = field(default_factory=TableMetadataSet)
+    """Columns of its records and their lineage, as far as they are known for certain."""
+
+
+class FlinkTranslator:
+    """Makes the asset spec of each operator. Override `get_asset_spec` to change keys, dependencies, groups or owners.
+
+    Examples:
+        Prefix the asset keys, and depend on the asset that writes the input:
+
+        .. code-block:: python
+
+            from dagster import AssetKey, AssetSpec
+            from dagster_flinkpy.orchestration import FlinkOperatorData, FlinkTranslator
+
+            class ShopTranslator(FlinkTranslator):
+                def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+                    spec = super().get_asset_spec(data)
+                    if data.vertex.uid == "orders":
+                        spec = spec.replace_attributes(deps=[AssetKey("raw_orders")])
+                    return spec.replace_attributes(key=AssetKey(["shop", *spec.key.path]))
+    """
+
+    def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+        """Makes the asset spec of an operator. Its key is ``[name, uid]``."""
+        vertex, job = data.vertex, data.job
+        interval = job.checkpointing.interval
+        uri = vertex.spec.sink.uri() if isinstance(vertex.spec, SinkSpec) else None
+        types = {edge.type_info for edge in job.graph.inputs(vertex.uid)}
+        record_type = json.dumps(types.pop().to_json()) if uri is not None and len(types) == 1 else None
+        return AssetSpec(
+            key=AssetKey([data.name, vertex.uid]),
+            deps=data.upstream,
+            description=_description(vertex),
+            # At the end of the input there is no checkpoint, so nothing is materialized.
+            skippable=True,
+            group_name=data.group_name,
+            owners=data.owners,
+            tags=data.tags,
+            code_version=operator_code_version(job.graph, vertex.uid),
+            kinds=_kinds(vertex),
+            metadata={
+                **FlinkMetadataSet(
+                    job_id=job.job_id,
+                    uid=vertex.uid,
+                    kind=vertex.spec.kind,
+                    parallelism=vertex.parallelism,
+                    max_parallelism=vertex.max_parallelism,
+                    checkpoint_interval_ms=None if interval is None else to_millis(interval),
+                    record_type=record_type,
+                ),
+                **UriMetadataSet(uri=uri),
+                **data.columns,
+            },
+        )
+
+
+def operator_specs(
+    jobs: Sequence[FlinkJob],
+    *,
+    name: str,
+    translator: FlinkTranslator,
+    group_name: str | None = None,
+    owners: Sequence[str] = (),
+    tags: Mapping[str, str] | None = None,
+    deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+) -> list[dict[str, AssetSpec]]:
+    """Makes the asset specs of each job of a program, by uid, in topological order.
+
+    Raises:
+        ConfigurationError: ``deps`` names an operator that is not a source of the program.
+    """
+    outside = _outside(jobs, deps or {})
+    all_specs: dict[str, AssetSpec] = {}
+    for job in jobs:
+        for vertex in job.graph.vertices:
+            sources = dict.fromkeys(edge.source for edge in job.graph.inputs(vertex.uid))
+            if isinstance(vertex.spec, BlockingEdgeSourceSpec):
+                sources[vertex.spec.source.sink_uid] = None  # of another job
+            assets = {source: all_specs[source].key for source in sources}
+            upstream = (*assets.values(), *outside.get(vertex.uid, ()))
+            columns = column_metadata(job.graph, vertex.uid, assets)
+            data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns)
+            all_specs[vertex.uid] = translator.get_asset_spec(data)
+    return [{v.uid: all_specs[v.uid] for v in job.graph.vertices} for job in jobs]
+
+
+def _outside(jobs: Sequence[FlinkJob], deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
+    """The assets that sources read, by the sources' uids."""
+    vertices = [vertex for job in jobs for vertex in job.graph.vertices]
+    sources = [
+        v.uid for v in vertices if isinstance(v.spec, SourceSpec) and not isinstance(v.spec, BlockingEdgeSourceSpec)
+    ]
+    if unknown := sorted(deps.keys() - set(sources)):
+        raise ConfigurationError(
+            f"deps names {', '.join(map(repr, unknown))}, which is not a source of the program. "
+            f"Its sources are {sorted(sources)}"
+        )
+    return {uid: [AssetKey.from_coercible(key) for key in keys] for uid, keys in deps.items()}
+
+
+def _kinds(vertex: JobVertex) -> set[str]:
+    spec, own = vertex.spec, set[str]()
+    if isinstance(spec, SourceSpec):
+        own = spec.source.kinds()
+    elif isinstance(spec, SinkSpec):
+        own = spec.sink.kinds()
+    return set(["flink", "spark", *sorted(own)][:_MOST_KINDS])
+
+
+def _description(vertex: JobVertex) -> str:
+    for text in _docstrings(vertex):
+        if text:
+            return inspect.cleandoc(text).partition("\n\n")[0]
+    return f"{vertex.name} ({vertex.spec.kind.replace('_', ' ')})"
+
+
+def _docstrings(vertex: JobVertex) -> Iterable[str | None]:
+    """The docstrings of the user's functions themselves, not inherited ones."""
+    for function in vertex.spec.user_functions():
+        if function is not None:
+            yield (function if inspect.isroutine(function) else type(function)).__doc__

@@ -1,0 +1,1 @@
+"""What a Dagster run does with a job."""

@@ -1,0 +1,138 @@
+"""The runs of one backfill, each of which reads some of its partitions: their order, and what they start from."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from dagster import (
+    AssetSpec,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    RetryRequested,
+    RunsFilter,
+    TimeWindowPartitionsDefinition,
+)
+
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.orchestration.dagster_internals import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+)
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.runs.exclusive_run import (
+    POLL_SECONDS,
+    SILENT_SECONDS,
+    WaitLog,
+    last_sign_of_life,
+    leads,
+    step_began,
+    utc,
+)
+from dagster_flinkpy.orchestration.runs.job_runs import works_on
+from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.storage import lease
+from dagster_flinkpy.storage.object_store import ObjectStore
+
+__all__ = ["continues_backfill"]
+
+_QUEUED_SECONDS = 3600.0
+"""How long a run waits for an earlier one to begin. The earlier one may need a place in a queue that this one holds."""
+_NO_LIMIT = 1_000_000
+
+
+def continues_backfill(
+    instance: DagsterInstance,
+    run: DagsterRun,
+    job: FlinkJob,
+    assets: Sequence[AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    first: TimePartition,
+    store: ObjectStore,
+    *,
+    pool: str | None,
+    log: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> bool:
+    """Whether an earlier run of the same backfill has made the state that this run starts from; call it in the step.
+
+    Waits for the backfill's runs over earlier partitions. If sources are selected, Dagster starts the runs one after
+    the other, because a source depends on its own previous partition. Without sources it starts all of them at once.
+
+    Args:
+        instance: Where runs are recorded.
+        run: This run.
+        job: The job of the step.
+        assets: The assets of the job.
+        partitions_def: The partitions of the job.
+        first: The first partition of this run.
+        store: Store of the job; its ``leader`` object says whose lease is valid.
+        pool: Concurrency pool of the step. If there is one, the step asks to be retried instead of waiting, so that it
+            does not hold the slot that the earlier run needs.
+        log: Writes one line to the run's log.
+        sleep: Waits for a number of seconds.
+
+    Raises:
+        RestoreError: The backfill's run over the previous partition has failed, or an earlier run is dead or does not
+            begin.
+        RetryRequested: An earlier run is at work, and there is a pool.
+    """
+    backfill, keys = run.tags.get(BACKFILL_ID_TAG), [spec.key for spec in assets]
+    if backfill is None:
+        return False
+    wait_log = WaitLog(log)
+    while True:
+        records = instance.get_run_records(RunsFilter(tags={BACKFILL_ID_TAG: backfill}))
+        ended = {record.dagster_run.run_id: record.end_time or 0.0 for record in records}
+        others = [record.dagster_run for record in records if record.dagster_run.run_id != run.run_id]
+        ours = [other for other in others if works_on(instance, other, job.job_id, keys)]
+        last = {other.run_id: time_partition(partitions_def, _last_partition(other)) for other in ours}
+        earlier = [other for other in ours if last[other.run_id].ordinal < first.ordinal]
+        open_runs = [other for other in earlier if not other.is_finished]
+        if not open_runs:
+            break
+        ahead = max(open_runs, key=lambda other: last[other.run_id].ordinal)
+        leader = lease.read(store)
+        if not any(leads(leader, other.run_id) for other in open_runs):
+            newest = max(last_sign_of_life(instance, o) if o in open_runs else ended[o.run_id] for o in earlier)
+            order = f"{first.key} comes after {last[ahead.run_id].key}"
+            _refuse_dead(instance, job, ahead, time.time() - newest, order)
+        wait_log.say(
+            f"Waiting for run {ahead.run_id} of the same backfill, which comes first: {last[ahead.run_id].key}"
+        )
+        if pool is not None:
+            raise RetryRequested(max_retries=_NO_LIMIT, seconds_to_wait=POLL_SECONDS)
+        sleep(POLL_SECONDS)
+    before = [other for other in earlier if last[other.run_id].ordinal == first.ordinal - 1]
+    if any(other.status == DagsterRunStatus.SUCCESS for other in before):
+        return True
+    if before:
+        lost = before[0].run_id
+        raise RestoreError(
+            f"partition {first.key} comes after {last[lost].key}, which run {lost} of this backfill has not completed: "
+            "run both again, in order"
+        )
+    return False
+
+
+def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:
+    """Refuses to wait for an earlier run that, like those before it, has been silent for so many seconds."""
+    if step_began(instance, ahead.run_id, job) is None:
+        if silent >= _QUEUED_SECONDS:
+            raise RestoreError(
+                f"partition {order}, whose run {ahead.run_id} of this backfill does not begin: it is "
+                f"{ahead.status.value}, and nothing has happened since {utc(time.time() - silent)}. Find out whether "
+                "it waits for a place in the queue or the pool, or cancel it; then run both again, in order."
+            )
+    elif silent >= SILENT_SECONDS:
+        raise RestoreError(
+            f"partition {order}, whose run {ahead.run_id} of this backfill has shown no sign of life since "
+            f"{utc(time.time() - silent)}: set it to canceled in the UI, then run both again, in order"
+        )
+
+
+def _last_partition(run: DagsterRun) -> str:
+    return run.tags.get(PARTITION_NAME_TAG) or run.tags[ASSET_PARTITION_RANGE_END_TAG]

@@ -1,0 +1,234 @@
+"""What asset checks find out about the last checkpoint. Imported when a check runs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from statistics import median
+from typing import Any
+
+from dagster import AssetCheckSeverity, AssetKey, DagsterInstance, IntMetadataValue, MetadataValue
+
+from dagster_flinkpy.checkpoint import verify
+from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
+from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.program import forecast
+from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["Finding", "look"]
+
+_TREND_OVER = 20
+_TREND_NEEDS = 5
+_END_OF_TIME = 2**63 - 1
+_TRIES = 5
+
+WARN, ERROR = AssetCheckSeverity.WARN, AssetCheckSeverity.ERROR
+
+
+@dataclass(frozen=True)
+class _View:
+    """What a check looks at."""
+
+    job: FlinkJob
+    uid: str
+    asset: AssetKey
+    assets: Sequence[AssetKey]
+    """Of the whole job."""
+    instance: DagsterInstance
+    store: ObjectStore
+    latest: CheckpointMetadata
+
+    def of_operator(self) -> CheckpointMetadata:
+        """Returns the checkpoint with only the operator in it."""
+        return replace(self.latest, operators=tuple(o for o in self.latest.operators if o.uid == self.uid))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a check on an operator."""
+
+    passed: bool
+    description: str
+    metadata: dict[str, Any]
+    severity: AssetCheckSeverity = ERROR
+
+
+def look(
+    check: str,
+    job: FlinkJob,
+    uid: str,
+    asset: AssetKey,
+    *,
+    assets: Sequence[AssetKey],
+    instance: DagsterInstance,
+    store: ObjectStore,
+    **limits: Any,
+) -> Finding:
+    """Checks the latest checkpoint. A run may complete the next one meanwhile and delete this one; then checks again.
+
+    Args:
+        check: Name of the check.
+        job: The job.
+        uid: Uid of the operator.
+        asset: Asset of the operator.
+        assets: Assets of the whole job.
+        instance: Where its runs are recorded.
+        store: Store of its checkpoints.
+        limits: Arguments of the check.
+
+    Raises:
+        StorageError: The store failed, which says nothing about the checkpoint.
+    """
+    checkpoints, find = CompletedCheckpointStore(store), _FINDERS[check]
+    seen: list[int] = []
+    try:
+        latest = checkpoints.latest()
+        while latest is not None:
+            finding = find(_View(job, uid, asset, assets, instance, store, latest), **limits)
+            finding.metadata["flink/checkpoint_id"] = latest.checkpoint_id
+            seen.append(latest.checkpoint_id)
+            if finding.passed or (latest := checkpoints.latest()) is None or latest.checkpoint_id == seen[-1]:
+                return finding
+            if len(seen) == _TRIES:
+                what = f"Checkpoints {seen} were each replaced while they were read. Check again when no run is active."
+                return Finding(False, what, {}, WARN)
+    except CorruptMetadataError as error:
+        return Finding(False, str(error), {})
+    if find is _lingering:  # what is open is nobody's, too, where all checkpoints were deleted
+        return _open_transactions(job, uid, assets, instance, None)
+    return Finding(True, "There is no completed checkpoint yet.", {})
+
+
+def _integrity(view: _View) -> Finding:
+    found = verify.verify_checkpoint(view.of_operator(), view.store)
+    facts: dict[str, Any] = {"files": found.files, "bytes": found.bytes}
+    if not found.problems:
+        return Finding(True, f"{found.files} files, {found.bytes:,} bytes; all checksums match.", facts)
+    facts["problems"] = MetadataValue.md("\n".join(f"- {line}" for line in found.problems))
+    more = f", and {len(found.problems) - 1} more" if len(found.problems) > 1 else ""
+    return Finding(False, f"{found.problems[0]}{more}. Restore a savepoint or an older checkpoint.", facts)
+
+
+def _drill(view: _View) -> Finding:
+    try:
+        drill = verify.restore_drill(view.of_operator(), view.store)
+    except (CorruptStateError, CorruptMetadataError) as error:
+        return Finding(False, str(error), {})
+    except StorageError:
+        raise
+    except FlinkPyError as error:
+        return Finding(False, str(error), {}, WARN)
+    rows = drill.after.get(view.uid, 0)
+    return Finding(
+        True,
+        f"{rows:,} rows of keyed state and timers, the same at parallelism {drill.parallelism}.",
+        {"rows": rows, "parallelism": drill.parallelism},
+    )
+
+
+def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta | None) -> Finding:
+    now_ms, latest = current_millis(), view.latest
+    since = timedelta(milliseconds=max(now_ms - latest.timestamp_ms, 0))
+    operator = latest.operator(view.uid)
+    watermarks = [s.watermark for s in operator.subtasks if s.watermark is not None] if operator else []
+    facts: dict[str, Any] = {"seconds_since_checkpoint": since.total_seconds()}
+    said = f"The last checkpoint is {_span(since)} old"
+    if latest.end_of_input:
+        return Finding(True, f"{said}; it read the last of the input.", facts)
+    passed = max_lag is None or since <= max_lag
+    if watermarks and min(watermarks) < _END_OF_TIME:
+        behind = timedelta(milliseconds=max(now_ms - min(watermarks), 0))
+        facts["event_time_lag_seconds"] = behind.total_seconds()
+        said += f", the watermark {_span(behind)} behind"
+        passed &= max_event_time_lag is None or behind <= max_event_time_lag
+    return Finding(passed, f"{said}.", facts)
+
+
+def _late_records(view: _View, max_late_records: int | None) -> Finding:
+    operator = view.latest.operator(view.uid)
+    dropped = sum(int(s.metrics.get(LATE_RECORDS_DROPPED, 0)) for s in operator.subtasks) if operator else 0
+    said = f"{dropped:,} records came too late for any window in the last epoch and were dropped"
+    passed = max_late_records is None or dropped <= max_late_records
+    if not passed:
+        said += (
+            f"; at most {max_late_records:,} are allowed. Give the watermarks a larger bound, or the window "
+            "allowed_lateness() or side_output_late_data()"
+        )
+    return Finding(passed, f"{said}.", {LATE_RECORDS_DROPPED: dropped})
+
+
+def _lingering(view: _View) -> Finding:
+    return _open_transactions(view.job, view.uid, view.assets, view.instance, view.latest)
+
+
+def _open_transactions(
+    job: FlinkJob, uid: str, assets: Sequence[AssetKey], instance: DagsterInstance, latest: CheckpointMetadata | None
+) -> Finding:
+    runs = active_runs(instance, job.job_id, assets)
+    watchdog = Watchdog(job.checkpointing.timeout)
+    committers = Committers(job.graph, job.job_id, fencing_token=2**63 - 1, watchdog=watchdog)
+    count = committers.lingering(latest).get(uid, 0)
+    watchdog.close()
+    facts: dict[str, Any] = {"transactions": count}
+    if runs and count:
+        return Finding(True, f"{count} open transactions of run {runs[0].run_id}, which is working on the job.", facts)
+    if count:
+        what = f"{count} open transactions that no checkpoint will commit. The next run of the job aborts them."
+        return Finding(False, what, facts, WARN)
+    return Finding(True, "No transaction is open.", facts)
+
+
+def _trend(view: _View, factor: float) -> Finding:
+    records = view.instance.fetch_materializations(view.asset, limit=_TREND_OVER + 1).records
+    said, facts, passed = [], dict[str, Any](), True
+    for field, unit in (("duration_ms", "ms"), ("delta_bytes", "bytes")):
+        events = (record.asset_materialization for record in records)
+        found = (event.metadata.get(f"flink/{field}") for event in events if event)
+        values = [entry.value for entry in found if isinstance(entry, IntMetadataValue) and entry.value is not None]
+        if len(values) <= _TREND_NEEDS:
+            continue
+        usual = median(values[1:])
+        facts |= {field: values[0], f"median_{field}": float(usual)}
+        said.append(f"{field} {values[0]:,} {unit}, median of {len(values) - 1} before {usual:,.0f}")
+        passed &= values[0] <= max(usual, 1) * factor
+    if not said:
+        return Finding(True, f"Fewer than {_TREND_NEEDS + 1} checkpoints to compare.", facts, WARN)
+    return Finding(passed, "; ".join(said) + ".", facts, WARN)
+
+
+def _span(duration: timedelta) -> str:
+    return str(timedelta(seconds=round(duration.total_seconds())))
+
+
+def _evolution(view: _View) -> Finding:
+    found = forecast(view.job.graph, view.latest)
+    said = [*map(str, found.evolution.changes), *found.evolution.remarks, *found.parallelism]
+    facts: dict[str, Any] = {"changes": MetadataValue.md("\n".join(f"- {line}" for line in said) or "none")}
+    if found.problem is not None:
+        return Finding(False, f"The next run will be refused: {found.problem}", facts)
+    own = next((each for each in found.evolution.operators if each.uid == view.uid), None)
+    if own is not None and own.change is Change.CHANGED and own.state is StateOutcome.KEPT:
+        what = f"The next run goes on with state of another version: {own}. Look whether it still means the same."
+        return Finding(False, what, facts, WARN)
+    since = found.evolution.since
+    if own is not None and own.change is Change.UNKNOWN:
+        return Finding(True, f"{since[:1].upper()}{since[1:]} does not say what the operator did.", facts)
+    return Finding(True, f"Nothing that concerns its state has changed since {since}.", facts)
+
+
+_FINDERS: dict[str, Callable[..., Finding]] = {
+    "snapshot_integrity": _integrity,
+    "restore_drill": _drill,
+    "lag": _lag,
+    "late_records": _late_records,
+    "lingering_transactions": _lingering,
+    "checkpoint_trend": _trend,
+    "state_evolution": _evolution,
+}

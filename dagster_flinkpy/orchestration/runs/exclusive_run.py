@@ -1,0 +1,156 @@
+"""Lets one run at a time work on a job. A run that waits says for what, and notices when the other run is dead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+
+from dagster import AssetSpec, DagsterInstance, DagsterRun
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.orchestration.dagster_internals import BACKFILL_ID_TAG
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.runs.job_runs import runs_at_work
+from dagster_flinkpy.storage import lease
+from dagster_flinkpy.storage.object_store import ObjectStore
+
+__all__ = [
+    "POLL_SECONDS",
+    "SILENT_SECONDS",
+    "WaitLog",
+    "await_exclusive_run",
+    "last_sign_of_life",
+    "leads",
+    "step_began",
+    "utc",
+]
+
+POLL_SECONDS = 2.0
+"""How often a waiting run looks again."""
+SILENT_SECONDS = 300.0
+"""A run whose step has begun counts as dead if it does not lead the job and has not written to its log for so long."""
+_REPEAT_SECONDS = 60.0
+_SETTLE_SECONDS = 1.0
+"""Within this time, the step of another run may have begun earlier without being recorded yet."""
+
+
+class WaitLog:
+    """Logs what a run waits for, when that changes and once a minute, so that others see that it is alive.
+
+    Args:
+        log: Writes one line to the run's log.
+    """
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log = log
+        self._said, self._at = "", 0.0
+
+    def say(self, line: str) -> None:
+        if line != self._said or time.time() - self._at >= _REPEAT_SECONDS:
+            self._said, self._at = line, time.time()
+            self._log(line)
+
+
+def await_exclusive_run(
+    instance: DagsterInstance,
+    job: FlinkJob,
+    assets: Sequence[AssetSpec],
+    run: DagsterRun,
+    store: ObjectStore,
+    log: Callable[[str], None],
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Waits until no earlier run works on the job; call it inside the step.
+
+    A job has one lineage of checkpoints, so two runs over different partitions must not overlap: the newer attempt
+    would end the older one. The run whose step began first goes first. Runs of one backfill count as one; their order
+    is settled before they get here. A run whose step has not begun is not waited for, because it may itself wait for a
+    slot of a pool that this run holds. Neither is a dead run: the next attempt fences it.
+
+    Args:
+        instance: Where runs are recorded.
+        job: The job of the step.
+        assets: The assets of the job.
+        run: This run.
+        store: Store of the job; its ``leader`` object says whose lease is valid.
+        log: Writes one line to the run's log.
+        sleep: Waits for a number of seconds.
+    """
+    wait_log, dead, keys = WaitLog(log), set[str](), [spec.key for spec in assets]
+    while True:
+        records = runs_at_work(instance, job.job_id, keys)
+        others = [each for record in records if (each := record.dagster_run).run_id != run.run_id]
+        if not others:
+            return
+        mine = step_began(instance, run.run_id, job) or time.time()
+        steps = {other.run_id: step_began(instance, other.run_id, job) for other in others}
+        group_began = {_group(run): mine}
+        for other in others:
+            if (at := steps[other.run_id]) is not None:
+                group_began[_group(other)] = min(at, group_began.get(_group(other), at))
+        leader, my_place = lease.read(store), (group_began[_group(run)], _group(run))
+        ahead = None
+        for other in others:
+            if leads(leader, other.run_id):
+                ahead = other
+                break
+            if steps[other.run_id] is None or (group_began[_group(other)], _group(other)) >= my_place:
+                continue
+            last = last_sign_of_life(instance, other)
+            if time.time() - last < SILENT_SECONDS:
+                ahead = other
+            elif other.run_id not in dead:
+                dead.add(other.run_id)
+                log(
+                    f"Run {other.run_id} of job {job.job_id} began earlier but has shown no sign of life since "
+                    f"{utc(last)}. This run continues without it. Set that run to canceled in the UI."
+                )
+        if ahead is not None:
+            wait_log.say(
+                f"Waiting for run {ahead.run_id}, which works on job {job.job_id}, for as long as it shows signs of "
+                "life. If its process is gone, set it to canceled in the UI to continue at once. To make runs wait in "
+                "Dagster's queue instead, use a pool with limit 1: flink_assets(pool=...)."
+            )
+            sleep(POLL_SECONDS)
+        elif time.time() - mine < _SETTLE_SECONDS:
+            sleep(_SETTLE_SECONDS)
+        else:
+            return
+
+
+def leads(leader: lease.LeaderRecord | None, run_id: str) -> bool:
+    """Whether a run leads the job and its lease has not expired."""
+    return leader is not None and leader.led_by == run_id and leader.alive(current_millis())
+
+
+def last_sign_of_life(instance: DagsterInstance, run: DagsterRun) -> float:
+    """When the log of a run was last written to, or else the run created; in seconds since 1970."""
+    newest = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
+    if newest:
+        return newest[0].timestamp
+    record = instance.get_run_record_by_id(run.run_id)
+    return record.create_timestamp.timestamp() if record else 0.0
+
+
+def step_began(instance: DagsterInstance, run_id: str, job: FlinkJob) -> float | None:
+    """When the current try of the job's step began in a run, in seconds since 1970.
+
+    None if no try is under way, such as between two tries.
+    """
+    step = job.dagster_name
+    for stats in instance.get_run_step_stats(run_id, [step]):
+        if stats.step_key == step:
+            return stats.partial_attempt_start
+    return None
+
+
+def _group(run: DagsterRun) -> str:
+    """The backfill of a run, or the run itself: what counts as one."""
+    return run.tags.get(BACKFILL_ID_TAG, run.run_id)
+
+
+def utc(seconds: float) -> str:
+    """Formats a time given in seconds since 1970."""
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"

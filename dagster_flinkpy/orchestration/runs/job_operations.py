@@ -1,0 +1,234 @@
+"""What the runs of a job's savepoint, restore, rescale, reset, stop, dispose, sweep and inspect do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster import AssetObservation, AssetSpec, Failure, MetadataValue, OpExecutionContext
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.run_config import (
+    DisposeConfig,
+    InspectConfig,
+    RescaleConfig,
+    ResetConfig,
+    RestoreConfig,
+    SavepointConfig,
+    StopConfig,
+    SweepConfig,
+)
+from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.runs.report import operator_metadata, place
+from dagster_flinkpy.orchestration.runs.worker_logs import to_run
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.runtime.master.job import JobAttempt
+
+__all__ = ["JobOperations"]
+
+
+@dataclass(frozen=True)
+class JobOperations:
+    """The operations on one job, each run as the only step of a Dagster run.
+
+    All but `dispose`, `sweep` and `inspect` are execution attempts of the job. They refuse to start while another run
+    works on it, and record what they did as an observation of each asset.
+    """
+
+    job: FlinkJob
+    specs_of: Callable[[], Mapping[str, AssetSpec]]
+    """The job's assets by uid. Runs need them, definitions do not."""
+    spark_key: str
+    """Key of the `SparkResource`."""
+    storage_key: str
+    """Key of the `CheckpointStorageResource`."""
+
+    @property
+    def specs(self) -> Mapping[str, AssetSpec]:
+        """The job's assets by uid."""
+        return self.specs_of()
+
+    def take_savepoint(self, context: OpExecutionContext, config: SavepointConfig) -> str:
+        """Keeps the last completed checkpoint as a savepoint; returns its path."""
+        with flink_failures(), self._attempt(context, "savepoint") as attempt:
+            path = attempt.savepoint(config.target, config.format_type)
+            restored = attempt.restored
+        assert restored is not None, "else there was nothing to make a savepoint of"
+        context.log.info(f"Checkpoint {restored.checkpoint_id} of job {self.job.job_id} is kept as savepoint {path}")
+        self._observe(context, f"Savepoint of checkpoint {restored.checkpoint_id}", restored, path)
+        return path
+
+    def stop(self, context: OpExecutionContext, config: StopConfig) -> str:
+        """Takes a last checkpoint and keeps it as a savepoint; returns its path."""
+        with flink_failures(), self._attempt(context, "stop") as attempt:
+            path = attempt.stop_with_savepoint(config.target, config.format_type, drain=config.drain)
+            latest = attempt.latest
+        assert latest is not None, "the attempt has completed a checkpoint"
+        context.log.info(f"Job {self.job.job_id} is stopped with checkpoint {latest.checkpoint_id}, savepoint {path}")
+        self._observe(context, f"Stopped with checkpoint {latest.checkpoint_id}", latest, path)
+        return path
+
+    def restore(self, context: OpExecutionContext, config: RestoreConfig) -> int:
+        """Makes a savepoint the latest checkpoint; returns its id."""
+        return self._commit_restored(
+            context,
+            "restore",
+            f"continues from {config.savepoint_path}",
+            savepoint=config.savepoint_path,
+            restore_from=config.savepoint_path,
+            parallelism=config.parallelism,
+            claim_mode=config.claim_mode,
+            allow_non_restored_state=config.allow_non_restored_state,
+            allow_pickled_state=config.allow_pickled_state,
+        )
+
+    def rescale(self, context: OpExecutionContext, config: RescaleConfig) -> int:
+        """Spreads the latest checkpoint over another parallelism; returns the id of the new one."""
+        did = f"is rescaled to parallelism {config.parallelism}"
+        return self._commit_restored(context, "rescale", did, parallelism=config.parallelism)
+
+    def reset(self, context: OpExecutionContext, config: ResetConfig) -> int:
+        """Goes back to an older checkpoint; returns the id of the new one."""
+        checkpoint = f"chk-{config.checkpoint_id}"
+        return self._commit_restored(context, "reset", f"continues from {checkpoint}", restore_from=checkpoint)
+
+    def dispose(self, context: OpExecutionContext, config: DisposeConfig) -> None:
+        """Deletes a savepoint."""
+        from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_choices, savepoint_location
+
+        job = self._location(context).child(self.job.job_id)
+        with flink_failures():
+            try:
+                self._dispose(context, savepoint_location(config.savepoint_path, job))
+            except RestoreError as error:
+                raise RestoreError(f"{error} {savepoint_choices(job.open())}") from error
+
+    def sweep(self, context: OpExecutionContext, config: SweepConfig) -> None:
+        """Deletes files that failed epochs have left behind, and old savepoints."""
+        from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
+
+        location = self._location(context).child(self.job.job_id)
+        with flink_failures():
+            old: list[str] = []
+            if config.savepoint_days is not None:
+                age = timedelta(days=config.savepoint_days)
+                old = old_savepoints(location.open(), age, keep=config.keep_savepoints)
+            for folder in () if config.dry_run else old:
+                self._dispose(context, location.child(folder))
+            swept = sweep(location.open(), timedelta(hours=config.grace_hours), dry_run=config.dry_run)
+        context.add_output_metadata(
+            {
+                "files": swept.files,
+                "bytes": swept.bytes,
+                "savepoints": MetadataValue.json(old),
+                "dry_run": config.dry_run,
+            }
+        )
+        did = "Would delete" if config.dry_run else "Deleted"
+        context.log.info(f"{did} {swept.files} unreferenced files ({swept.bytes:,} bytes) and {len(old)} savepoints")
+
+    def inspect(self, context: OpExecutionContext, config: InspectConfig) -> None:
+        """Shows the state of one key as metadata of the step."""
+        from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_location
+        from dagster_flinkpy.orchestration.runs.inspection import inspect_key, state_table
+
+        location = job = self._location(context).child(self.job.job_id)
+        if (path := config.savepoint_path) is not None:
+            inside = path.startswith("chk-") and "/" not in path
+            location = job.child(path) if inside else savepoint_location(path, job)
+        with flink_failures():
+            found = inspect_key(location, config.uid, config.state, config.key)
+        checkpoint = found.checkpoint.checkpoint_id
+        rows = ", ".join(f"{table.num_rows:,} of {name!r}" for name, table in found.states.items())
+        context.log.info(f"Rows of key {config.key!r} of operator {config.uid!r} in checkpoint {checkpoint}: {rows}")
+        context.add_output_metadata(
+            {
+                **FlinkCheckpointMetadataSet(checkpoint_id=checkpoint),
+                "rows": found.rows,
+                **{f"state/{name}": state_table(table) for name, table in found.states.items()},
+            }
+        )
+
+    # --- what they share ---------------------------------------------------------------------------------------------
+
+    def _location(self, context: OpExecutionContext) -> StorageLocation:
+        location: StorageLocation = getattr(context.resources, self.storage_key).location()
+        return location
+
+    def _attempt(self, context: OpExecutionContext, why: str, **options: Any) -> JobAttempt:
+        self._refuse_beside_others(context)
+        return self.job.attempt(
+            getattr(context.resources, self.storage_key),
+            getattr(context.resources, self.spark_key),
+            owner=f"Dagster run {context.run.run_id} ({why})",
+            led_by=context.run.run_id,
+            on_progress=context.log.info,
+            on_log=to_run(context.log),
+            **options,
+        )
+
+    def _commit_restored(
+        self, context: OpExecutionContext, why: str, did: str, *, savepoint: str | None = None, **options: Any
+    ) -> int:
+        """Completes a checkpoint of restored state, from which later runs continue; returns its id."""
+        with flink_failures(), self._attempt(context, why, **options) as attempt:
+            epoch = attempt.commit_restored()
+            token, stopped = attempt.token, attempt.stopped and not epoch.metadata.end_of_input
+        what = f"Job {self.job.job_id} {did}, now its checkpoint {epoch.checkpoint_id}"
+        if stopped:
+            name = self.job.dagster_name
+            what += (
+                f". It stays stopped. To start it, run {name}_reset with checkpoint_id {epoch.checkpoint_id}, or "
+                f"{name}_restore with a savepoint."
+            )
+        context.log.info(what)
+        origin = dict(FlinkCheckpointMetadataSet(savepoint=None if savepoint is None else place(savepoint)))
+        specs = self.specs
+        for report in epoch.operators:
+            facts = {**operator_metadata(epoch, report, token), **origin}
+            context.log_event(AssetObservation(specs[report.uid].key, description=what, metadata=facts))
+        summary = FlinkCheckpointMetadataSet(
+            checkpoint_id=epoch.checkpoint_id,
+            checkpoint_metadata=place(epoch.metadata_path),
+            state_bytes=epoch.metadata.state_bytes,
+            duration_ms=epoch.duration_ms,
+        )
+        context.add_output_metadata({**dict(summary), **origin})
+        return epoch.checkpoint_id
+
+    def _observe(self, context: OpExecutionContext, what: str, metadata: CheckpointMetadata, savepoint: str) -> None:
+        facts = dict(
+            FlinkCheckpointMetadataSet(
+                checkpoint_id=metadata.checkpoint_id, savepoint=place(savepoint), state_bytes=metadata.state_bytes
+            )
+        )
+        for spec in self.specs.values():
+            context.log_event(AssetObservation(spec.key, description=what, metadata=facts))
+        context.add_output_metadata(facts)
+
+    def _dispose(self, context: OpExecutionContext, savepoint: StorageLocation) -> None:
+        from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+
+        owner = f"Dagster run {context.run.run_id} (dispose)"
+        dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
+        context.log.info(f"Deleted {savepoint.url}")
+
+    def _refuse_beside_others(self, context: OpExecutionContext) -> None:
+        """Raises if another run works on the job: an attempt fences the previous one, and so would end that run."""
+        keys = [spec.key for spec in self.specs.values()]
+        others = active_runs(context.instance, self.job.job_id, keys, besides=context.run.run_id)
+        if others:
+            raise Failure(
+                f"Run {others[0].run_id} ({others[0].status.value}) is working on job {self.job.job_id}. Wait until it "
+                "ends, or cancel it, then try again.",
+                {"run": MetadataValue.dagster_run(others[0].run_id)},
+            )

@@ -1,0 +1,154 @@
+"""Finds the runs of a Dagster instance that work, or worked, on a job."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from dagster import (
+    AssetKey,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    EventRecordsFilter,
+    RunRecord,
+    RunsFilter,
+)
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.dagster_internals import NOT_FINISHED_STATUSES
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+
+__all__ = [
+    "FIRST_TRY_TAG",
+    "RESTART_TAG",
+    "active_runs",
+    "first_try",
+    "recent_runs",
+    "refuse_other_location",
+    "runs_at_work",
+    "works_on",
+]
+
+RESTART_TAG = "flink/restart_of"
+"""Run tag: the id of the failed run that a run replaces."""
+FIRST_TRY_TAG = "flink/first_try"
+"""Run tag of a restarted run: the id of the run that failed first."""
+_PLANNED = 50
+
+_in_snapshot: dict[str, frozenset[str]] = {}
+"""The Flink jobs whose steps a job snapshot has, by the snapshot's id; snapshots never change."""
+
+
+def first_try(instance: DagsterInstance, run: DagsterRun) -> str:
+    """Returns the id of the run that this run retries, whoever started it again, or else its own id.
+
+    A run that repeats one that succeeded is not a retry.
+
+    Args:
+        instance: Where runs are recorded.
+        run: The run.
+    """
+    parent = instance.get_run_by_id(run.parent_run_id) if run.parent_run_id else None
+    if parent is not None:
+        return run.run_id if parent.is_success else first_try(instance, parent)
+    return run.tags.get(FIRST_TRY_TAG) or run.root_run_id or run.run_id
+
+
+def works_on(instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]) -> bool:
+    """Whether a run is tagged with the job, materializes one of its assets, or runs a Dagster job that has its step."""
+    if run.tags.get(JOB_TAG) == job_id or set(asset_keys) & (run.asset_selection or set()):
+        return True
+    # A run of a whole asset job, such as one that a schedule starts, has neither: look at the job's definition.
+    if run.asset_selection or run.asset_check_selection or run.job_snapshot_id is None:
+        return False
+    return job_id in _jobs_in(instance, run.job_snapshot_id)
+
+
+def _jobs_in(instance: DagsterInstance, snapshot_id: str) -> frozenset[str]:
+    if snapshot_id not in _in_snapshot:
+        if not instance.has_job_snapshot(snapshot_id):
+            return frozenset()
+        steps = instance.get_job_snapshot(snapshot_id).node_defs_snapshot.op_def_snaps
+        _in_snapshot[snapshot_id] = frozenset(step.tags[JOB_TAG] for step in steps if JOB_TAG in step.tags)
+    return _in_snapshot[snapshot_id]
+
+
+def active_runs(
+    instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey], *, besides: str | None = None
+) -> list[DagsterRun]:
+    """Returns the runs of a job that are queued or alive.
+
+    Args:
+        instance: Where runs are recorded.
+        job_id: The job.
+        asset_keys: Its assets.
+        besides: Id of a run to leave out, such as the one that asks.
+    """
+    return [
+        run
+        for run in instance.get_runs(RunsFilter(statuses=NOT_FINISHED_STATUSES))
+        if run.run_id != besides and works_on(instance, run, job_id, asset_keys)
+    ]
+
+
+def recent_runs(
+    instance: DagsterInstance, job_id: str, asset_keys: Sequence[AssetKey], *, most: int = 200
+) -> list[RunRecord]:
+    """Returns runs of a job in any state, the newest first. The job's newest run is always among them.
+
+    Args:
+        instance: Where runs are recorded.
+        job_id: The job.
+        asset_keys: Its assets, which run together.
+        most: Maximum number of runs that are tagged with the job. Of the other runs, which somebody or a schedule has
+            started, the newest are included, and those that a tagged run replaces.
+    """
+    tagged = instance.get_run_records(RunsFilter(tags={JOB_TAG: job_id}), limit=most)
+    # A run that is to materialize assets says so in their logs when it is created.
+    planned = EventRecordsFilter(DagsterEventType.ASSET_MATERIALIZATION_PLANNED, asset_keys[0])
+    ids = {record.run_id for record in instance.event_log_storage.get_event_records(planned, limit=_PLANNED)}
+    ids |= {record.asset_entry.last_run_id or "" for record in instance.get_asset_records(asset_keys)}
+    ids |= {record.dagster_run.tags.get(RESTART_TAG, "") for record in tagged}
+    ids -= {"", *(record.dagster_run.run_id for record in tagged)}
+    others = instance.get_run_records(RunsFilter(run_ids=list(ids))) if ids else []
+    return sorted([*tagged, *others], key=lambda record: record.storage_id, reverse=True)
+
+
+def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey]) -> list[RunRecord]:
+    """Returns the runs of a job that have started and not ended."""
+    at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+    records = instance.get_run_records(at_work)
+    return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
+
+
+def refuse_other_location(
+    instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]
+) -> None:
+    """Refuses a run while one of another code location works on a job of this name: they would share its checkpoints.
+
+    Args:
+        instance: Where runs are recorded.
+        run: The run that asks. It is not refused if it was not launched from a code location.
+        job_id: The job.
+        asset_keys: Its assets.
+
+    Raises:
+        ConfigurationError: There is such a run.
+    """
+    mine = _location(run)
+    if mine is None:
+        return
+    for record in runs_at_work(instance, job_id, asset_keys):
+        theirs = _location(record.dagster_run)
+        if theirs not in (None, mine):
+            raise ConfigurationError(
+                f"job {job_id!r} is in two code locations: run {record.dagster_run.run_id} of {theirs!r} is working "
+                f"on it, and this run is of {mine!r}. Both would use the same state. Give one of them another name, "
+                "flink_assets(name=...), or another checkpoint storage. If the job has moved, let that run end first."
+            )
+
+
+def _location(run: DagsterRun) -> str | None:
+    origin = run.remote_job_origin
+    return None if origin is None else origin.repository_origin.code_location_origin.location_name

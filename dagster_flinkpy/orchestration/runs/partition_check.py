@@ -1,0 +1,99 @@
+"""The check that shows which partitions were computed from state that has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckKey,
+    AssetCheckResult,
+    AssetCheckSeverity,
+    AssetExecutionContext,
+    AssetKey,
+    MetadataValue,
+    TimeWindowPartitionsDefinition,
+)
+
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
+from dagster_flinkpy.orchestration.runs.partition_start import outdated, renumbered
+
+__all__ = ["PARTITIONS_UP_TO_DATE", "partition_results", "record_partitions", "stored_outdated"]
+
+PARTITIONS_UP_TO_DATE = "partitions_up_to_date"
+"""Name of the check."""
+
+_MOST_NAMED = 100
+
+
+def stored_outdated(
+    job: FlinkJob, storage: CheckpointStorageResource, partitions_def: TimeWindowPartitionsDefinition
+) -> list[PartitionEnd]:
+    """Returns the end states that the job keeps and that are out of date, in order of time."""
+    from dagster_flinkpy.checkpoint.traces import head_of_job
+
+    head = head_of_job(storage.location().child(job.job_id).open())
+    return outdated(renumbered(head.partitions if head else (), partitions_def, job_id=job.job_id))
+
+
+def partition_results(
+    context: AssetExecutionContext, assets: Iterable[AssetKey], stale: Sequence[PartitionEnd]
+) -> Iterator[AssetCheckResult]:
+    """Yields the result of the check for each asset. Where the check is not selected, it is recorded as an event.
+
+    A run completes partitions whatever is selected, so the check would otherwise show what was true before the run.
+
+    Args:
+        context: Context of the step.
+        assets: The assets that have the check.
+        stale: The end states that are out of date.
+    """
+    selected = context.selected_asset_check_keys
+    for asset in assets:
+        if AssetCheckKey(asset, PARTITIONS_UP_TO_DATE) in selected:
+            yield AssetCheckResult(
+                passed=not stale,
+                asset_key=asset,
+                check_name=PARTITIONS_UP_TO_DATE,
+                severity=AssetCheckSeverity.WARN,
+                description=_description(stale),
+                metadata=_metadata(stale),
+            )
+        else:
+            _record(context, asset, stale)
+
+
+def record_partitions(
+    context: AssetExecutionContext, assets: Iterable[AssetKey], stale: Sequence[PartitionEnd]
+) -> None:
+    """Records the check of a run that fails; takes the arguments of `partition_results`."""
+    for asset in assets:
+        _record(context, asset, stale)
+
+
+def _record(context: AssetExecutionContext, asset: AssetKey, stale: Sequence[PartitionEnd]) -> None:
+    context.log_event(
+        AssetCheckEvaluation(
+            asset_key=asset,
+            check_name=PARTITIONS_UP_TO_DATE,
+            passed=not stale,
+            severity=AssetCheckSeverity.WARN,
+            description=_description(stale),
+            metadata=_metadata(stale),
+        )
+    )
+
+
+def _description(stale: Sequence[PartitionEnd]) -> str:
+    if not stale:
+        return "Each partition was computed from the current state of the one before."
+    first, last = stale[0].partition, stale[-1].partition
+    which = f"Partition {first} was" if len(stale) == 1 else f"{len(stale)} partitions, {first} to {last}, were"
+    return f"{which} computed before an earlier partition was run again. Run them again, in order."
+
+
+def _metadata(stale: Sequence[PartitionEnd]) -> dict[str, MetadataValue]:
+    named = [end.partition for end in stale[:_MOST_NAMED]]
+    return {"outdated": MetadataValue.int(len(stale)), "partitions": MetadataValue.json(named)}

@@ -1,0 +1,137 @@
+"""From which state a run over time partitions starts, and which later partitions it makes outdated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from dagster import TimeWindow
+from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
+
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.errors import ConfigurationError, RestoreError
+
+__all__ = ["PartitionStart", "outdated", "partition_start", "renumbered", "time_partition"]
+
+
+def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartition:
+    """Returns the partition with a key.
+
+    Raises:
+        ConfigurationError: No partition has this key.
+    """
+    if not partitions_def.has_partition_key(key):
+        raise ConfigurationError(
+            f"there is no partition {key!r}: the first is {partitions_def.get_first_partition_key()}, the last "
+            f"{partitions_def.get_last_partition_key()}"
+        )
+    window = partitions_def.time_window_for_partition_key(key)
+    earlier = TimeWindow(partitions_def.start, window.start)
+    ordinal = partitions_def.get_num_partitions_in_window(earlier) if earlier.end > earlier.start else 0
+    return TimePartition(key, window.start, window.end, ordinal)
+
+
+@dataclass(frozen=True)
+class PartitionStart:
+    """What a run over partitions starts from."""
+
+    checkpoint_id: int | None
+    """The end state of the previous partition, or None for empty state."""
+    reason: str
+    """An explanation for the log."""
+
+    @property
+    def restore_from(self) -> str | None:
+        """The checkpoint as an attempt takes it, or None for empty state."""
+        return None if self.checkpoint_id is None else f"chk-{self.checkpoint_id}"
+
+
+def renumbered(
+    ends: Iterable[PartitionEnd], partitions_def: PartitionsDefinition, *, job_id: str
+) -> tuple[PartitionEnd, ...]:
+    """Returns the kept end states with the ordinals that their partitions have in the current definition.
+
+    The stored ordinals belong to an earlier definition, which may have begun on another day. Partitions before the
+    current start have negative ordinals.
+
+    Raises:
+        ConfigurationError: An end state belongs to a partition that this definition cannot have, whenever it begins.
+    """
+    known = {key: ordinal for ordinal, key in enumerate(partitions_def.get_partition_keys())}
+
+    def ordinal(key: str) -> int:
+        if key in known:
+            return known[key]
+        start = _start_of(partitions_def, key)
+        if start is None:
+            raise ConfigurationError(
+                f"job {job_id!r} keeps the end state of partition {key!r}, which cannot be one of {partitions_def}: "
+                "its windows were different. Undo that change; or give the job another name, and start its first "
+                "partition with restore_from."
+            )
+        if start >= partitions_def.start:
+            return partitions_def.get_num_partitions_in_window(TimeWindow(partitions_def.start, start))
+        return -partitions_def.get_num_partitions_in_window(TimeWindow(start, partitions_def.start))
+
+    return tuple(replace(end, ordinal=ordinal(end.partition)) for end in ends)
+
+
+def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None:
+    """The start of a partition, whenever the definition begins and ends; None if it cannot have this key."""
+    try:
+        start = partitions_def.time_window_for_partition_key(key).start
+    except ValueError:
+        return None
+    return start if partitions_def.get_partition_key_for_timestamp(start.timestamp()) == key else None
+
+
+def partition_start(
+    kept: Iterable[PartitionEnd], first: TimePartition, key_of: Callable[[int], str], *, assets: str
+) -> PartitionStart:
+    """Decides what a run starts from.
+
+    Args:
+        kept: The end states that are kept, as `renumbered` returns them.
+        first: The first partition of the run.
+        key_of: Returns a partition key by its ordinal.
+        assets: How to select the job's assets on the command line.
+
+    Raises:
+        RestoreError: The end state of the previous partition is missing. The message says which one exists, and what to
+            run.
+    """
+    ends = {end.ordinal: end for end in kept}
+    before = first.ordinal - 1
+    if chosen := ends.get(before):
+        return PartitionStart(
+            chosen.checkpoint_id,
+            f"Partition {first.key} starts from the end state of {chosen.partition}: checkpoint {chosen.checkpoint_id}",
+        )
+    if first.ordinal == 0:
+        return PartitionStart(None, f"Partition {first.key} is the first: it starts from empty state.")
+    nearest = max((ordinal for ordinal in ends if 0 <= ordinal < before), default=None)
+    if nearest is None:
+        known = "No partition before it has one"
+        since = 0
+    else:
+        known = f"The nearest one before it that has one is {ends[nearest].partition}"
+        since = nearest + 1
+    missing = key_of(since) if since == before else f"{key_of(since)}...{key_of(before)}"
+    option = "--partition" if since == before else "--partition-range"
+    raise RestoreError(
+        f"partition {first.key} starts from the end state of {key_of(before)}, which is not kept. {known}. First "
+        f"run `dagster asset materialize --select '{assets}' {option} {missing}`. Or start this run from elsewhere, "
+        "with restore_from or start_empty in its config."
+    )
+
+
+def outdated(ends: Iterable[PartitionEnd]) -> list[PartitionEnd]:
+    """Returns the end states made before an earlier partition was run again, in order of time."""
+    newest, found = 0, list[PartitionEnd]()
+    for end in sorted(ends, key=lambda end: end.ordinal):
+        if end.checkpoint_id < newest:
+            found.append(end)
+        newest = max(newest, end.checkpoint_id)
+    return found

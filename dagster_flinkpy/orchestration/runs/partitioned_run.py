@@ -1,0 +1,134 @@
+"""What a run over time partitions does: one epoch for each partition, whose end state is kept for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
+
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
+from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
+from dagster_flinkpy.orchestration.runs.partition_check import record_partitions
+from dagster_flinkpy.orchestration.runs.partition_events import record_completed
+from dagster_flinkpy.orchestration.runs.partition_start import (
+    PartitionStart,
+    outdated,
+    partition_start,
+    renumbered,
+    time_partition,
+)
+from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.report import checkpoint_line
+from dagster_flinkpy.orchestration.runs.worker_logs import to_run
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+
+__all__ = ["run_partitions"]
+
+
+def run_partitions(
+    run: RegionRun,
+    config: FlinkRunConfig,
+    job: FlinkJob,
+    storage: CheckpointStorageResource,
+    spark: SparkResource,
+    *,
+    partitions_def: TimeWindowPartitionsDefinition,
+    pool: str | None,
+    checked: Sequence[AssetKey],
+) -> tuple[dict[str, CompletedEpoch], int, list[PartitionEnd]]:
+    """Runs the partitions of the step in order of time.
+
+    Partitions that are complete when a later one fails are recorded before the error is raised, and so is the check of
+    what they have made out of date.
+
+    Args:
+        run: The step.
+        config: What the run is to do.
+        job: The job.
+        storage: Where its checkpoints are.
+        spark: What runs its epochs.
+        partitions_def: The partitions of the job.
+        pool: Concurrency pool of the step.
+        checked: Assets with the check `PARTITIONS_UP_TO_DATE`.
+
+    Returns:
+        The epochs by partition, in order of time; the fencing token of the attempt; and the end states that are now out
+        of date.
+    """
+    context, specs = run.context, run.specs
+    partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
+    instance, assets, log = context.instance, list(specs.values()), context.log.info
+    store = storage.location().child(job.job_id).open()
+    continues = continues_backfill(
+        instance, context.run, job, assets, partitions_def, partitions[0], store, pool=pool, log=log
+    )
+    await_exclusive_run(instance, job, assets, context.run, store, log)
+    restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
+    start_over = start_empty or restore_from is not None
+    if continues or (restore_from is None and not start_empty):  # for a backfill, the config is about its first run
+        start = _start(job, specs, partitions_def, storage, partitions[0])
+        context.log.info(start.reason)
+        restore_from, start_empty = start.restore_from, start.checkpoint_id is None
+        start_over = False  # nobody has asked for it
+        claim_mode = RecoveryClaimMode.CLAIM  # the job keeps its end state, which its retention may delete
+    attempt = job.attempt(
+        storage,
+        spark,
+        owner=run.owner,
+        led_by=context.run.run_id,
+        parallelism=config.parallelism,
+        restore_from=restore_from,
+        claim_mode=claim_mode,
+        start_empty=start_empty,
+        start_over=start_over,
+        allow_non_restored_state=config.allow_non_restored_state,
+        allow_pickled_state=config.allow_pickled_state,
+        on_progress=context.log.info,
+        on_log=to_run(context.log),
+    )
+    completed: dict[str, CompletedEpoch] = {}
+    try:
+        with attempt:
+            attempt.renumber_partitions(lambda ends: renumbered(ends, partitions_def, job_id=job.job_id))
+            for number, partition in enumerate(partitions, 1):
+                context.log.info(f"Partition {partition.key} ({number} of {len(partitions)})")
+                epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
+                context.log.info(checkpoint_line(job, epoch))
+            stale = outdated(attempt.partition_ends)
+    except BaseException:
+        # Completed partitions stay completed: their rows are committed, and the next run can start from them.
+        if completed:
+            record_completed(run, completed, attempt.token)
+            record_partitions(context, checked, outdated(attempt.partition_ends))
+        raise
+    if stale:
+        context.log.warning(
+            f"Partitions {stale[0].partition} to {stale[-1].partition} were computed from the state before this run. "
+            "Run them again, in order."
+        )
+    return completed, attempt.token, stale
+
+
+def _start(
+    job: FlinkJob,
+    specs: Mapping[str, AssetSpec],
+    partitions_def: TimeWindowPartitionsDefinition,
+    storage: CheckpointStorageResource,
+    first: TimePartition,
+) -> PartitionStart:
+    from dagster_flinkpy.checkpoint.traces import head_of_job
+
+    head = head_of_job(storage.location().child(job.job_id).open())
+    keys = partitions_def.get_partition_keys()
+    selection = " or ".join(f'key:"{spec.key.to_user_string()}"' for spec in specs.values())
+    kept = renumbered(head.partitions if head else (), partitions_def, job_id=job.job_id)
+    return partition_start(kept, first, keys.__getitem__, assets=selection)

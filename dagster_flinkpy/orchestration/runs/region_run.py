@@ -1,0 +1,143 @@
+"""A step that runs a region: some of its assets are selected, all of them are materialized."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetSpec,
+    DagsterInstance,
+    DataVersion,
+    MaterializeResult,
+)
+
+from dagster_flinkpy.orchestration.dagster_internals import (
+    CODE_VERSION_TAG,
+    DATA_VERSION_IS_USER_PROVIDED_TAG,
+    DATA_VERSION_TAG,
+    DEFAULT_DATA_VERSION,
+    NULL_EVENT_POINTER,
+    extract_data_version_from_entry,
+    get_input_data_version_tag,
+    get_input_event_pointer_tag,
+)
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.runs.job_runs import refuse_other_location
+
+__all__ = ["RegionRun"]
+
+
+@dataclass(frozen=True)
+class RegionRun:
+    """Knows which assets of a region a run has selected, and records the events of all of them.
+
+    State and barriers belong to the region, so the step runs and materializes all of it. Dagster accepts the results of
+    selected assets only. The other assets get events in the log of the same run, with the tags that Dagster would have
+    set: data version, code version, and input versions. The input versions inside the region are set here for the
+    selected assets as well: Dagster looks them up before the step runs, when unselected assets still have their
+    previous version.
+    """
+
+    context: AssetExecutionContext
+    specs: Mapping[str, AssetSpec]
+    """All assets of the region, by uid, in topological order."""
+    outside: Mapping[AssetKey, Mapping[str, str]]
+    """The input tags of the assets outside the region, as they were when the step began."""
+
+    @staticmethod
+    def begin(context: AssetExecutionContext, job: FlinkJob, specs: Mapping[str, AssetSpec]) -> RegionRun:
+        """Begins a step. Logs it if only some assets of the region are selected.
+
+        Args:
+            context: Context of the step.
+            job: The region.
+            specs: Its assets by uid, in topological order.
+
+        Raises:
+            Failure: A run of another code location is working on the job.
+        """
+        with flink_failures():
+            refuse_other_location(context.instance, context.run, job.job_id, [spec.key for spec in specs.values()])
+        selected, region = context.selected_asset_keys, {spec.key for spec in specs.values()}
+        others = [spec for spec in specs.values() if spec.key not in selected]
+        if others:
+            context.log.info(
+                f"The selection {_names(spec for spec in specs.values() if spec.key in selected)} runs the whole "
+                f"region {job.job_id} of {len(specs)} operators, because state and barriers belong to the region. So "
+                f"these are materialized as well: {_names(others)}."
+            )
+        outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - region
+        return RegionRun(context, specs, {key: _input_tags(context.instance, key) for key in outside})
+
+    @property
+    def owner(self) -> str:
+        """Names this try of the run, for attempts that find it leading the job or are fenced by it."""
+        return f"Dagster run {self.context.run.run_id}, try {self.context.retry_number + 1}"
+
+    def is_selected(self, spec: AssetSpec) -> bool:
+        """Whether Dagster expects a result of this asset."""
+        return spec.key in self.context.selected_asset_keys
+
+    def materialize(
+        self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any], *, partition: str | None = None
+    ) -> Iterator[MaterializeResult[Any]]:
+        """Materializes an asset; call it in topological order.
+
+        Args:
+            spec: The asset.
+            version: Data version of all assets in the region.
+            metadata: Metadata of the event.
+            partition: Partition of the event. Used if the asset is not selected; for the others Dagster knows it.
+        """
+        if self.is_selected(spec):
+            yield MaterializeResult(
+                asset_key=spec.key, data_version=version, metadata=metadata, tags=self.input_tags(spec, version)
+            )
+        else:
+            self.record(spec, metadata, self.tags(spec, version), partition=partition)
+
+    def record(
+        self, spec: AssetSpec, metadata: Mapping[str, Any], tags: Mapping[str, str], *, partition: str | None
+    ) -> None:
+        """Records an event that is not a result of the step."""
+        self.context.log_event(AssetMaterialization(spec.key, metadata=metadata, partition=partition, tags=tags))
+
+    def tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
+        """Returns all tags by which Dagster later tells whether an asset is stale."""
+        tags = {
+            DATA_VERSION_TAG: version.value,
+            DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
+            CODE_VERSION_TAG: spec.code_version or self.context.run.run_id,
+        }
+        for dep in spec.deps:
+            tags |= self.outside.get(dep.asset_key, {})
+        return tags | self.input_tags(spec, version)
+
+    def input_tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
+        """Returns the input tags of an asset inside the region: this version, in the newest event."""
+        newest = str(self.context.instance.event_log_storage.get_maximum_record_id() or 0)
+        region, tags = {each.key for each in self.specs.values()}, dict[str, str]()
+        for dep in spec.deps:
+            if dep.asset_key in region:
+                tags[get_input_data_version_tag(dep.asset_key)] = version.value
+                tags[get_input_event_pointer_tag(dep.asset_key)] = newest
+        return tags
+
+
+def _input_tags(instance: DagsterInstance, key: AssetKey) -> dict[str, str]:
+    record = instance.get_latest_data_version_record(key)
+    version = extract_data_version_from_entry(record.event_log_entry) if record else None
+    return {
+        get_input_data_version_tag(key): (version or DEFAULT_DATA_VERSION).value,
+        get_input_event_pointer_tag(key): str(record.storage_id) if record else NULL_EVENT_POINTER,
+    }
+
+
+def _names(specs: Iterable[AssetSpec]) -> str:
+    return ", ".join(spec.key.to_user_string() for spec in specs)

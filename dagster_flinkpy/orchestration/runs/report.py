@@ -1,0 +1,191 @@
+"""Reports completed checkpoints in Dagster: log lines, metadata and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from dagster import (
+    DataVersion,
+    MarkdownMetadataValue,
+    MetadataValue,
+    PathMetadataValue,
+    TableColumn,
+    TableMetadataValue,
+    TableRecord,
+    TableSchema,
+    TextMetadataValue,
+    TimestampMetadataValue,
+    UrlMetadataValue,
+)
+
+from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
+from dagster_flinkpy.common.clock import datetime_of_millis
+from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
+from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.operator_states import OperatorState
+    from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+    from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
+
+__all__ = ["checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
+
+_HISTORY_SHOWN = 10
+_END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
+
+
+def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
+    """Describes a checkpoint in one line."""
+    read = sum(epoch.operator(v.uid).records_out for v in job.graph.vertices if not job.graph.inputs(v.uid))
+    committed = sum(report.rows_committed or 0 for report in epoch.operators)
+    written = sum(report.delta_bytes for report in epoch.operators)
+    dropped = sum(report.late_records_dropped or 0 for report in epoch.operators)
+    late = f", {dropped:,} late records dropped" if dropped else ""
+    return (
+        f"Checkpoint {epoch.checkpoint_id} of job {job.job_id} completed in {epoch.duration_ms} ms: "
+        f"{read:,} records read, {committed:,} rows committed, {written:,} bytes of state written{late}."
+    )
+
+
+def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
+    """Returns the metadata of an operator in a checkpoint; the metrics of its functions have their own names."""
+    state = epoch.metadata.operator(report.uid)
+    facts = FlinkCheckpointMetadataSet(
+        checkpoint_id=epoch.checkpoint_id,
+        checkpoint_metadata=place(epoch.metadata_path),
+        attempt=attempt,
+        parallelism=state.parallelism if state else None,
+        records_in=report.records_in,
+        records_out=report.records_out,
+        rows_committed=report.rows_committed,
+        late_records_dropped=report.late_records_dropped,
+        key_count=report.keys,
+        state_bytes=report.state_bytes,
+        delta_bytes=report.delta_bytes,
+        skew=_skew(state) if state else None,
+        key_groups=_key_groups(state) if state else None,
+        watermark=watermark(report.watermark),
+        duration_ms=epoch.duration_ms,
+        subtasks=_subtask_table(report.subtasks),
+        checkpoints_completed=epoch.statistics.counts.completed or None,
+        checkpoints_failed=epoch.statistics.counts.failed,
+        job_state_bytes=_last(epoch.statistics, "state_bytes"),
+        job_state_growth_bytes=_last_growth(epoch.statistics),
+        alignment_ms=_last(epoch.statistics, "alignment_ms"),
+        statistics=_summary_table(epoch.statistics),
+        history=_history_table(epoch.statistics),
+    )
+    # The rows of a partition are those of its last epoch: its older files are replaced.
+    rows = None if epoch.metadata.partition is None else report.rows_committed
+    return {**report.user_metrics, **dict(facts), **TableMetadataSet(partition_row_count=rows)}
+
+
+def data_version(epoch: CompletedEpoch) -> DataVersion:
+    """Returns the data version, by which Dagster tells whether an asset is stale."""
+    return DataVersion(f"{epoch.checkpoint_id}-{epoch.digest[:12]}")
+
+
+def place(url: str) -> PathMetadataValue | UrlMetadataValue:
+    """Returns the metadata value of a file or folder: a path if it is local, or else a URL."""
+    parts = urlsplit(url)
+    return MetadataValue.url(url) if parts.scheme not in ("", "file") else MetadataValue.path(unquote(parts.path))
+
+
+def watermark(milliseconds: int | None) -> TimestampMetadataValue | TextMetadataValue | None:
+    """Returns the metadata value of a watermark: a time if it is one, or else a text."""
+    if milliseconds is None:
+        return None
+    if milliseconds == _END_OF_TIME:
+        return MetadataValue.text("end of input")
+    try:
+        return MetadataValue.timestamp(milliseconds / 1000)
+    except (OverflowError, ValueError):
+        return MetadataValue.text(f"{milliseconds} ms")
+
+
+def _last(statistics: CheckpointStatistics, number: str) -> int | None:
+    summary = statistics.summary(number)
+    return None if summary is None else summary.last
+
+
+def _last_growth(statistics: CheckpointStatistics) -> int | None:
+    return next((growth for _, growth in reversed(statistics.with_growth()) if growth is not None), None)
+
+
+def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
+    """Summarizes the last 100 completed checkpoints; None before the first."""
+    records = []
+    for number in ("duration_ms", "state_bytes", "alignment_ms"):
+        if (s := statistics.summary(number)) is not None:
+            values = {"last": s.last, "min": s.minimum, "p50": s.p50, "p99": s.p99, "max": s.maximum}
+            records.append(TableRecord({"of": number, **values}))
+    columns = [TableColumn("of", "string"), *(TableColumn(c, "int") for c in ("last", "min", "p50", "p99", "max"))]
+    return MetadataValue.table(records, TableSchema(columns)) if records else None
+
+
+def _skew(state: OperatorState) -> float | None:
+    found = skew([subtask.keyed.rows for subtask in state.subtasks if subtask.keyed])
+    return None if found is None else round(found, 2)
+
+
+def _key_groups(state: OperatorState) -> MarkdownMetadataValue | None:
+    rows = rows_by_key_group(state)
+    return MetadataValue.md(skew_chart(rows, state.parallelism)) if any(rows) else None
+
+
+def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
+    """Lists the last checkpoints, newest first; None if there is none."""
+    records = [
+        TableRecord(
+            {
+                "checkpoint": s.checkpoint_id,
+                "status": s.status.value,
+                "triggered": datetime_of_millis(s.trigger_ms).strftime("%Y-%m-%d %H:%M:%S"),
+                "duration_ms": s.duration_ms,
+                "state_bytes": s.state_bytes,
+                "growth_bytes": growth,
+                "alignment_ms": s.alignment_ms,
+                "acknowledged": f"{s.acknowledged}/{s.tasks}",
+                "kind": s.kind.value,
+                "reason": s.reason.name if s.reason else "",
+            }
+        )
+        for s, growth in reversed(statistics.with_growth()[-_HISTORY_SHOWN:])
+    ]
+    numbers = ("duration_ms", "state_bytes", "growth_bytes", "alignment_ms")
+    columns = ["checkpoint", "status", "triggered", *numbers, "acknowledged", "kind", "reason"]
+    schema = TableSchema([TableColumn(c, "int" if c in ("checkpoint", *numbers) else "string") for c in columns])
+    return MetadataValue.table(records, schema) if records else None
+
+
+def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
+    kinds = {"subtask": "int", "key_groups": "string", "keys": "int", "skew": "float"}
+    kinds |= dict.fromkeys(("state_bytes", "delta_bytes", "records_in", "records_out"), "int")
+    if any(s.late_records_dropped is not None for s in subtasks):
+        kinds["late_records_dropped"] = "int"
+    own = dict.fromkeys(name for s in subtasks for name in s.user_metrics if name not in kinds)
+    mean = sum(s.keys for s in subtasks) / len(subtasks) if subtasks else 0
+    return MetadataValue.table(
+        [
+            TableRecord(
+                {
+                    "subtask": s.index,
+                    "key_groups": "-" if s.key_groups is None else f"{s.key_groups[0]}..{s.key_groups[1]}",
+                    "keys": s.keys,
+                    "skew": round(s.keys / mean, 2) if mean else None,
+                    "state_bytes": s.state_bytes,
+                    "delta_bytes": s.delta_bytes,
+                    "records_in": s.records_in,
+                    "records_out": s.records_out,
+                    **({"late_records_dropped": s.late_records_dropped} if "late_records_dropped" in kinds else {}),
+                    **{name: s.user_metrics.get(name) for name in own},
+                }
+            )
+            for s in subtasks
+        ],
+        TableSchema([TableColumn(name, kind) for name, kind in (kinds | dict.fromkeys(own, "float")).items()]),
+    )

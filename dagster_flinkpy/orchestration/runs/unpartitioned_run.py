@@ -1,0 +1,75 @@
+"""What a run of a job without time partitions does: one epoch after the other, each with its checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.job_runs import first_try
+from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.report import checkpoint_line
+from dagster_flinkpy.orchestration.runs.worker_logs import to_run
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+
+__all__ = ["run_epochs"]
+
+
+def run_epochs(
+    run: RegionRun, config: FlinkRunConfig, job: FlinkJob, storage: CheckpointStorageResource, spark: SparkResource
+) -> tuple[CompletedEpoch | None, int]:
+    """Runs epochs until the config is satisfied, the input has ended, or the job is stopped.
+
+    Args:
+        run: The step.
+        config: What the run is to do.
+        job: The job.
+        storage: Where its checkpoints are.
+        spark: What runs its epochs.
+
+    Raises:
+        InputAfterEndError: The job is finished, and more input has come.
+
+    Returns:
+        The last completed epoch, or None if there was no input left; and the fencing token of the attempt.
+    """
+    context = run.context
+    attempt = job.attempt(
+        storage,
+        spark,
+        owner=run.owner,
+        led_by=context.run.run_id,
+        parallelism=config.parallelism,
+        restore_from=config.restore_from,
+        claim_mode=config.claim_mode,
+        start_empty=config.start_empty,
+        allow_non_restored_state=config.allow_non_restored_state,
+        allow_pickled_state=config.allow_pickled_state,
+        run_id=first_try(context.instance, context.run),  # a run that is tried again restores once
+        on_progress=context.log.info,
+        on_log=to_run(context.log),
+    )
+    epoch, taken = None, 0
+    with attempt:
+        attempt.refuse_input_after_end()
+        while not attempt.finished and (config.epochs == 0 or taken < config.epochs):
+            barriers = config.barriers or job.checkpointing.barriers_per_job
+            if config.epochs:
+                barriers = min(barriers, config.epochs - taken)
+            if config.periodic:
+                epoch, taken = attempt.run_periodic_epoch(), taken + 1
+            else:
+                epoch, taken = attempt.run_epoch(barriers), taken + barriers
+            context.log.info(checkpoint_line(job, epoch))
+            if config.epochs == 0 and not config.periodic and not epoch.has_read:
+                break  # all that there is has been read
+    if epoch is None:
+        context.log.warning(
+            f"Job {job.job_id} was stopped with a savepoint. Restore a savepoint to continue it."
+            if attempt.stopped
+            else f"The input of job {job.job_id} has ended; there is no checkpoint left to take."
+        )
+    return epoch, attempt.token

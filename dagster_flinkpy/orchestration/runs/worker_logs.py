@@ -1,0 +1,30 @@
+"""What user functions log and print on the workers, in the log of the Dagster run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dagster import DagsterLogManager
+
+    from dagster_flinkpy.runtime.user_logs import LogEntry
+
+__all__ = ["to_run"]
+
+
+def to_run(log: DagsterLogManager) -> Callable[[LogEntry], None]:
+    """Returns what takes the entries: log records go to the run's log, printed lines to the step's standard output.
+
+    Args:
+        log: The log of the run.
+    """
+
+    def take(entry: LogEntry) -> None:
+        if entry.level:
+            log.log(entry.level, str(entry))
+        else:
+            print(entry.text, file=sys.stdout, flush=True)
+
+    return take

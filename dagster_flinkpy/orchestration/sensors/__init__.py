@@ -1,0 +1,1 @@
+"""Sensors: the periodic trigger, restarts, job status and upkeep."""

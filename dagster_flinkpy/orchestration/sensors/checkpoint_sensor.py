@@ -1,0 +1,218 @@
+"""The sensor that triggers checkpoints periodically."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster import (
+    AssetsDefinition,
+    DagsterInstance,
+    DefaultSensorStatus,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["CHECKPOINT_TAG", "CheckpointPolicy", "JobStatus", "build_checkpoint_sensor", "reason_to_wait"]
+
+CHECKPOINT_TAG = "flink/checkpoint"
+"""Run tag: the id of the checkpoint that a run is to complete."""
+
+
+@dataclass(frozen=True)
+class CheckpointPolicy:
+    """When the sensor requests a checkpoint."""
+
+    interval: timedelta
+    """Time from one trigger to the next, at least 10 ms."""
+    min_pause: timedelta = timedelta(0)
+    """Minimum time from a completion to the next trigger. Default: 0."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges, which are Flink's.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+        """
+        if self.interval < timedelta(milliseconds=10):
+            raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {self.interval}")
+        if self.min_pause < timedelta(0):
+            raise ConfigurationError(f"min_pause between checkpoints must not be negative, not {self.min_pause}")
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """What a tick has found out about a job. Times are milliseconds since 1970."""
+
+    job_id: str
+    last_checkpoint_id: int | None
+    """The latest checkpoint in the store, or None before the first."""
+    end_of_input: bool
+    """Whether that checkpoint holds the end of the input."""
+    last_trigger_ms: int | None
+    """When that checkpoint, or a run for the next one, was triggered, whichever was later."""
+    last_completion_ms: int | None
+    active: tuple[str, ...] = ()
+    """Ids of the runs that work on the job."""
+    stopped: bool = False
+    """Whether the job was stopped with that checkpoint."""
+
+
+def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> str | None:
+    """Says why no checkpoint is triggered now; None if one is.
+
+    The order is that of Flink's ``CheckpointRequestDecider``, with a run in the place of a pending checkpoint.
+    """
+    from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
+    from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
+
+    job = f"Job {status.job_id}"
+    if status.stopped:
+        return f"{job} was stopped with a savepoint. Restore a savepoint to continue it."
+    if status.end_of_input:
+        return (
+            f"{job} is finished: checkpoint {status.last_checkpoint_id} holds the end of its input. If more has come "
+            "since, a run that you start tells."
+        )
+    interval_ms = to_millis(policy.interval)
+    if status.last_trigger_ms is not None and now_ms < status.last_trigger_ms + interval_ms and not status.active:
+        return f"{job}: the next checkpoint is due in {_span(status.last_trigger_ms + interval_ms - now_ms)}."
+    decider = CheckpointRequestDecider(max_concurrent=1, min_pause_ms=to_millis(policy.min_pause))
+    decider.submit(TriggerRequested(now_ms, periodic=True))
+    choice = decider.choose(
+        now_ms, pending=len(status.active), triggering=False, last_completion_ms=status.last_completion_ms
+    )
+    if choice is None:
+        return f"{job}: run {status.active[0]} is still working on it."
+    return f"{job}: {choice.message}." if isinstance(choice, Dropped) else None
+
+
+def build_checkpoint_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    *,
+    name: str | None = None,
+    interval: timedelta | None = None,
+    min_pause: timedelta = timedelta(0),
+    minimum_interval_seconds: int = 30,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> SensorDefinition:
+    """Builds a sensor that takes checkpoints at an interval.
+
+    Each tick reads the job's ``HEAD`` from the store, so it sees the checkpoints of any run and any deployment. It
+    requests a run of the asset job ``{job}_checkpoint``, unless the input has ended, the interval or pause has not
+    passed, or a run is working on the job. The run key is ``{job}-{checkpoint id}-{attempt}``: a checkpoint that failed
+    is tried again at the next interval, as another attempt.
+
+    Args:
+        assets: What `flink_assets` returned.
+        name: Name of the sensor. Default: ``{job}_checkpoint_sensor``.
+        interval: Time from one trigger to the next. Default: set by ``env.enable_checkpointing``.
+        min_pause: Minimum time from a completion to the next trigger. Default: 0.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensor is on before anybody has switched it on.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        ConfigurationError: The assets are not from `flink_assets`, or there is no interval, or it is out of range.
+
+    Examples:
+        .. code-block:: python
+
+            from datetime import timedelta
+
+            from dagster_flinkpy.orchestration import build_checkpoint_sensor
+
+            # `words` is what flink_assets returned
+            every_minute = build_checkpoint_sensor(words, interval=timedelta(minutes=1))
+    """
+    targets = flink_targets(assets, builder="build_checkpoint_sensor")
+    policies = {target.job_id: CheckpointPolicy(_interval(target, interval), min_pause) for target in targets}
+    jobs = [target.asset_job("checkpoint", f"Takes a checkpoint of job {target.job_id}.") for target in targets]
+
+    @sensor(
+        name=name or f"{targets[0].dagster_name}_checkpoint_sensor",
+        jobs=jobs,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={checkpoint_storage_resource_key},
+        description="Takes a checkpoint of each job whose interval has passed, unless a run is working on it.",
+    )
+    def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
+        storage = getattr(context.resources, checkpoint_storage_resource_key).location()
+        requests, reasons = [], []
+        for target, job in zip(targets, jobs, strict=True):
+            status = _status(target, context.instance, storage)
+            if reason := reason_to_wait(status, policies[target.job_id], current_millis()):
+                reasons.append(reason)
+            else:
+                requests.append(_request(target, context.instance, status, job.name))
+        return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
+
+    return checkpoint_sensor
+
+
+def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:
+    if target.partitioned:
+        raise ConfigurationError(
+            f"job {target.job_id!r} takes a checkpoint after each partition, not at an interval: use "
+            "build_schedule_from_partitioned_job(define_asset_job(..., AssetSelection.assets(*assets)))"
+        )
+    chosen = given or target.interval
+    if chosen is None:
+        raise ConfigurationError(
+            f"job {target.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds), or pass "
+            "interval=... to build_checkpoint_sensor"
+        )
+    return chosen
+
+
+def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLocation) -> JobStatus:
+    from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+    from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
+    store = storage.child(target.job_id).open()
+    latest = CompletedCheckpointStore(store).latest()
+    completed = store.head(f"chk-{latest.checkpoint_id}/{METADATA_NAME}") if latest else None
+    tried = instance.get_run_records(_tries(target, 1 + (latest.checkpoint_id if latest else 0)), limit=1)
+    triggers = [epoch_millis(tried[0].create_timestamp)] if tried else []
+    if latest:
+        triggers.append(latest.timestamp_ms)
+    return JobStatus(
+        job_id=target.job_id,
+        last_checkpoint_id=latest.checkpoint_id if latest else None,
+        end_of_input=latest is not None and latest.end_of_input,
+        stopped=latest is not None and latest.stopped,
+        last_trigger_ms=max(triggers, default=None),
+        last_completion_ms=epoch_millis(completed.last_modified) if completed else None,
+        active=tuple(run.run_id for run in active_runs(instance, target.job_id, target.keys)),
+    )
+
+
+def _request(target: FlinkTarget, instance: DagsterInstance, status: JobStatus, job_name: str) -> RunRequest:
+    checkpoint_id = 1 + (status.last_checkpoint_id or 0)
+    attempt = 1 + instance.get_runs_count(_tries(target, checkpoint_id))
+    return RunRequest(
+        run_key=f"{target.job_id}-{checkpoint_id}-{attempt}",
+        job_name=job_name,
+        tags={JOB_TAG: target.job_id, CHECKPOINT_TAG: str(checkpoint_id)},
+    )
+
+
+def _tries(target: FlinkTarget, checkpoint_id: int) -> RunsFilter:
+    """Selects the runs that a sensor requested to complete a checkpoint."""
+    return RunsFilter(tags={JOB_TAG: target.job_id, CHECKPOINT_TAG: str(checkpoint_id)})
+
+
+def _span(milliseconds: int) -> str:
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.0f} s"

@@ -1,0 +1,273 @@
+"""The sensor that restarts a failed job by a restart strategy (Flink: ``ExecutionFailureHandler``)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from dagster import (
+    AssetsDefinition,
+    DagsterEventType,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    RunRecord,
+    RunRequest,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from dagster_flinkpy.common.clock import current_millis, epoch_millis
+from dagster_flinkpy.orchestration.dagster_internals import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    PARTITION_NAME_TAG,
+    WILL_RETRY_TAG,
+    StepEventStatus,
+)
+from dagster_flinkpy.orchestration.failure import retry_is_pointless
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.runs.job_runs import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.restart_strategies import RestartStrategy
+
+__all__ = ["build_restart_sensor", "next_restart"]
+
+_PARTITION_RANGE = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG)
+_NO_ASSETS = ("savepoint", "restore", "rescale", "reset", "stop")
+"""Jobs of `build_flink_jobs` that are attempts of the job but run no epoch of it."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A run to start."""
+
+    of: DagsterRun
+    """The run that failed."""
+    reason: str
+    """Which restart this is, for the log."""
+
+
+def next_restart(
+    target: FlinkTarget,
+    runs: Sequence[RunRecord],
+    strategy: RestartStrategy,
+    now_ms: int,
+    *,
+    hopeless: str | None,
+    waits_for: str | None = None,
+) -> Restart | str:
+    """Decides whether to restart a job; returns the restart, or why there is none.
+
+    Args:
+        target: The job.
+        runs: Its runs, the newest first.
+        strategy: The restart strategy.
+        now_ms: Milliseconds since 1970.
+        hopeless: The error of the newest run, if a retry cannot fix it.
+        waits_for: The job in which the newest run failed before it reached this one.
+    """
+    job = f"Job {target.job_id}"
+    if not runs:
+        return f"{job} has not run yet."
+    last = runs[0].dagster_run
+    if last.status != DagsterRunStatus.FAILURE:
+        return f"{job}: its last run {_short(last)} is {last.status.value.lower().replace('_', ' ')}."
+    if last.tags.get(WILL_RETRY_TAG) == "true":
+        return f"{job}: Dagster retries run {_short(last)} by itself."
+    if waits_for is not None:
+        return (
+            f"{job}: run {_short(last)} failed in job {waits_for} before it reached this one, and that job has to "
+            "recover first."
+        )
+    if hopeless is not None:
+        return f"{job}: run {_short(last)} failed with {hopeless}, which a retry cannot fix."
+    # The jitter depends on the run, so each tick gives the same answer.
+    decision = strategy.decide(_failures(runs, strategy), random=random.Random(last.run_id).random)
+    if not decision.restart:
+        return f"{job} has failed for good: {decision.reason}. Start it by hand to reset the strategy."
+    if now_ms < decision.at_ms:
+        return f"{job}: {decision.reason}, in {(decision.at_ms - now_ms) / 1000:.0f} s."
+    return Restart(last, decision.reason)
+
+
+def build_restart_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    *,
+    strategy: RestartStrategy | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 15,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """Builds a sensor that restarts a job when its last run failed.
+
+    The new run has the config and the partitions of the failed run, and continues from the last completed checkpoint.
+    The strategy counts the failures since somebody last started the job by hand, which corresponds to submitting the
+    job in Flink; `FixedDelayRestart` also starts counting anew after a run that succeeded. A savepoint, restore or
+    rescale that fails does not count as a failure of the job. There is no restart if it could not help: the state does
+    not fit, the configuration is wrong, or a newer run has fenced this one. A canceled run stays canceled.
+
+    If a run has several jobs, only those whose step did not succeed are restarted. A job that the run did not reach,
+    because another one failed first, is restarted when that one has recovered.
+
+    Args:
+        assets: What `flink_assets` returned.
+        strategy: When and how often to restart. Default: `ExponentialDelayRestart`, Flink's default for jobs with
+            checkpoints. `restart_strategy_of` makes a strategy from Flink's options.
+        name: Name of the sensor. Default: ``{job}_restart_sensor``.
+        minimum_interval_seconds: Time between ticks. A restart may be this much later than the strategy says.
+        default_status: Whether the sensor is on before anybody has switched it on.
+
+    Raises:
+        ConfigurationError: The assets are not from `flink_assets`.
+
+    Examples:
+        Restart up to three times, 30 seconds after a failure:
+
+        .. code-block:: python
+
+            from datetime import timedelta
+
+            from dagster_flinkpy.orchestration import FixedDelayRestart, build_restart_sensor
+
+            # `words` is what flink_assets returned
+            restart = build_restart_sensor(words, strategy=FixedDelayRestart(attempts=3, delay=timedelta(seconds=30)))
+    """
+    targets = flink_targets(assets, builder="build_restart_sensor")
+    jobs = [target.asset_job("restart", f"Restarts job {target.job_id} after a failure.") for target in targets]
+
+    @sensor(
+        name=name or f"{targets[0].dagster_name}_restart_sensor",
+        jobs=jobs,
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Restarts each job whose last run failed, according to the restart strategy.",
+    )
+    def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
+        requests, reasons = [], []
+        chosen = strategy or _default_strategy()
+        histories = [_History.of(context.instance, target) for target in targets]
+        failed = [history.target.job_id for history in histories if history.failed]
+        for history, target, job in zip(histories, targets, jobs, strict=True):
+            answer = next_restart(
+                target,
+                history.runs,
+                chosen,
+                current_millis(),
+                hopeless=_hopeless(context.instance, history) if history.failed else None,
+                waits_for=failed[0] if failed and not history.reached else None,
+            )
+            if isinstance(answer, Restart):
+                context.log.info(f"Job {target.job_id}: {answer.reason}")
+                requests.append(_request(context.instance, target, answer, job.name))
+            else:
+                reasons.append(answer)
+        return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
+
+    return restart_sensor
+
+
+@cache
+def _default_strategy() -> RestartStrategy:
+    from dagster_flinkpy.runtime.master.restart_strategies import ExponentialDelayRestart
+
+    return ExponentialDelayRestart()
+
+
+def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy) -> list[int]:
+    """Returns when the runs since the last start by hand failed, oldest first."""
+
+    def newest_first() -> Iterator[int]:
+        for record in runs:
+            run = record.dagster_run
+            if run.status == DagsterRunStatus.SUCCESS and strategy.success_ends_series:
+                return
+            if run.status == DagsterRunStatus.FAILURE:
+                yield _milliseconds(record)
+            if JOB_TAG not in run.tags or "dagster/sensor_name" not in run.tags:
+                return
+
+    return list(newest_first())[::-1]
+
+
+@dataclass(frozen=True)
+class _History:
+    """The runs of a job that concern this sensor."""
+
+    target: FlinkTarget
+    runs: Sequence[RunRecord]
+    """The newest first. The status of the first is that of the job's step in it."""
+    reached: bool = True
+    """Whether the newest run, if it failed, reached the job."""
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.runs) and self.reached and self.runs[0].dagster_run.status == DagsterRunStatus.FAILURE
+
+    @staticmethod
+    def of(instance: DagsterInstance, target: FlinkTarget) -> _History:
+        found = recent_runs(instance, target.job_id, target.keys)
+        runs = [record for record in found if not _is_upkeep(record.dagster_run, target)]
+        last = runs[0].dagster_run if runs else None
+        if last is None or last.status != DagsterRunStatus.FAILURE or JOB_TAG in last.tags:
+            return _History(target, runs)
+        # The run may have several jobs, each as a step.
+        steps = {step.step_key: step.status for step in instance.get_run_step_stats(last.run_id)}
+        mine = steps.get(target.dagster_name)
+        if mine == StepEventStatus.SUCCESS:
+            done = runs[0]._replace(dagster_run=last.with_status(DagsterRunStatus.SUCCESS))
+            return _History(target, [done, *runs[1:]])
+        reached = mine in (StepEventStatus.FAILURE, StepEventStatus.IN_PROGRESS)
+        return _History(target, runs, reached or StepEventStatus.FAILURE not in steps.values())
+
+
+def _hopeless(instance: DagsterInstance, history: _History) -> str | None:
+    """Returns the error of the newest run, if a retry cannot fix it."""
+    run_id = history.runs[0].dagster_run.run_id
+    for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
+        data = entry.dagster_event.step_failure_data if entry.dagster_event else None
+        said = data.user_failure_data.metadata.get("error") if data and data.user_failure_data else None
+        if said is not None and entry.step_key == history.target.dagster_name and retry_is_pointless(str(said.value)):
+            return str(said.value)
+    return None
+
+
+def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
+    """Whether a finished run does not concern the sensor: a savepoint, or a rescale or the like that failed.
+
+    Its failure is not one of the job, and its config is another. A rescale that succeeded counts as a start by hand.
+    """
+    verbs = _NO_ASSETS[:1] if run.status == DagsterRunStatus.SUCCESS else _NO_ASSETS
+    return run.is_finished and run.job_name in {f"{target.dagster_name}_{verb}" for verb in verbs}
+
+
+def _request(instance: DagsterInstance, target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:
+    run = restart.of
+    kept = {
+        name: value
+        for name, value in run.tags.items()
+        if name in _PARTITION_RANGE or not name.startswith((".dagster/", "dagster/"))
+    }
+    return RunRequest(
+        run_key=f"{target.job_id}-restart-of-{run.run_id}",
+        job_name=job_name,
+        run_config=run.run_config,
+        partition_key=run.tags.get(PARTITION_NAME_TAG),
+        tags={**kept, JOB_TAG: target.job_id, RESTART_TAG: run.run_id, FIRST_TRY_TAG: first_try(instance, run)},
+    )
+
+
+def _milliseconds(record: RunRecord) -> int:
+    return epoch_millis(record.end_time or record.update_timestamp)
+
+
+def _short(run: DagsterRun) -> str:
+    return run.run_id[:8]

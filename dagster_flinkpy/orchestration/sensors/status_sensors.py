@@ -1,0 +1,113 @@
+"""Sensors that switch the periodic trigger with the job's status (Flink: ``CheckpointCoordinatorDeActivator``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster import (
+    AssetsDefinition,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    RunStatusSensorContext,
+    SensorDefinition,
+    SkipReason,
+    run_status_sensor,
+)
+
+from dagster_flinkpy.orchestration.dagster_internals import switch_sensor
+from dagster_flinkpy.orchestration.runs.job_runs import recent_runs, works_on
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+
+__all__ = ["build_job_status_sensors"]
+
+_ON = DagsterRunStatus.STARTED
+_OFF = (DagsterRunStatus.FAILURE, DagsterRunStatus.CANCELED)
+
+
+def build_job_status_sensors(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    checkpoint_sensor: SensorDefinition,
+    *,
+    minimum_interval_seconds: int = 10,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> list[SensorDefinition]:
+    """Builds sensors that switch the checkpoint sensor on when the job runs, and off when it fails or is canceled.
+
+    As in Flink, the periodic trigger is active only while the job is RUNNING. With `build_restart_sensor` a failed job
+    restarts by itself, which switches the trigger on again. A run that succeeded has completed its checkpoints and
+    changes nothing.
+
+    Args:
+        assets: What `flink_assets` returned.
+        checkpoint_sensor: What `build_checkpoint_sensor` returned. It must be in the same code location.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensors are on before anybody has switched them on.
+
+    Raises:
+        ConfigurationError: The assets are not from `flink_assets`.
+
+    Examples:
+        .. code-block:: python
+
+            from datetime import timedelta
+
+            from dagster_flinkpy.orchestration import build_checkpoint_sensor, build_job_status_sensors
+
+            # `words` is what flink_assets returned
+            checkpoints = build_checkpoint_sensor(words, interval=timedelta(minutes=1))
+            sensors = [checkpoints, *build_job_status_sensors(words, checkpoints)]
+    """
+    targets = flink_targets(assets, builder="build_job_status_sensors")
+
+    def one(status: DagsterRunStatus) -> SensorDefinition:
+        switch_on = status == _ON
+        verb = "on" if switch_on else "off"
+
+        @run_status_sensor(
+            run_status=status,
+            name=f"{checkpoint_sensor.name}_{verb}_when_{status.value.lower()}",
+            description=f"Switches {checkpoint_sensor.name} {verb} when a run of the job is {status.value.lower()}.",
+            minimum_interval_seconds=minimum_interval_seconds,
+            default_status=default_status,
+        )
+        def status_sensor(context: RunStatusSensorContext) -> SkipReason:
+            run = context.dagster_run
+            job = _job_of(context.instance, run, targets)
+            if job is None:
+                return SkipReason(f"Run {run.run_id} does not belong to a job of {checkpoint_sensor.name}.")
+            if run.remote_job_origin is None:
+                return SkipReason(f"Run {run.run_id} was not launched from a code location.")
+            if later := _overtaken(context.instance, run, targets, status):
+                return SkipReason(later)
+            changed = switch_sensor(context.instance, run, checkpoint_sensor, on=switch_on)
+            what = f"switched {verb}" if changed else f"is {verb} already"
+            return SkipReason(
+                f"{checkpoint_sensor.name} {what}: run {run.run_id} of job {job} is {status.value.lower()}."
+            )
+
+        return status_sensor
+
+    return [one(_ON), *(one(status) for status in _OFF)]
+
+
+def _job_of(instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget]) -> str | None:
+    mine = (target.job_id for target in targets if works_on(instance, run, target.job_id, target.keys))
+    return next(mine, None)
+
+
+def _overtaken(
+    instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget], status: DagsterRunStatus
+) -> str | None:
+    """Says why this change no longer counts. The sensors tick independently, so they may see changes in any order."""
+    if status == _ON:
+        now = instance.get_run_by_id(run.run_id)
+        if now is not None and now.status in _OFF:
+            return f"Run {run.run_id} started, and is {now.status.value.lower()} by now."
+        return None
+    for target in (one for one in targets if works_on(instance, run, one.job_id, one.keys)):
+        newest = next((r.dagster_run for r in recent_runs(instance, target.job_id, target.keys)), run)
+        if newest.run_id != run.run_id and newest.status not in _OFF:
+            return f"Run {run.run_id} is {status.value.lower()}, and job {target.job_id} has run {newest.run_id} since."
+    return None

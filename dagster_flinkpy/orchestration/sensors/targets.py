@@ -1,0 +1,69 @@
+"""The jobs that a sensor works for, found from what ``flink_assets`` returned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster import AssetKey, AssetsDefinition, AssetSelection, define_asset_job
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.dagster_internals import UnresolvedAssetJobDefinition
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, dagster_name
+from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
+
+__all__ = ["FlinkTarget", "flink_targets"]
+
+
+@dataclass(frozen=True)
+class FlinkTarget:
+    """One job and its assets."""
+
+    job_id: str
+    keys: tuple[AssetKey, ...]
+    interval: timedelta | None
+    """Time between checkpoints, if the program sets it."""
+    partitioned: bool = False
+    """Whether it has time partitions, and so a checkpoint for each instead of one at an interval."""
+
+    @property
+    def dagster_name(self) -> str:
+        """The job id in the characters that Dagster allows in names."""
+        return dagster_name(self.job_id)
+
+    def asset_job(self, suffix: str, description: str) -> UnresolvedAssetJobDefinition:
+        """Builds the asset job ``{job}_{suffix}``, whose runs are found by their tag."""
+        return define_asset_job(
+            f"{self.dagster_name}_{suffix}",
+            AssetSelection.assets(*self.keys).without_checks(),  # which read all state
+            description=description,
+            tags={JOB_TAG: self.job_id},
+        )
+
+
+def flink_targets(assets: AssetsDefinition | Sequence[AssetsDefinition], *, builder: str) -> list[FlinkTarget]:
+    """Returns the jobs behind assets.
+
+    Args:
+        assets: What ``flink_assets`` returned.
+        builder: Name of the calling function, for the error.
+
+    Raises:
+        ConfigurationError: The assets are not from ``flink_assets``, or there are none.
+    """
+    definitions = [assets] if isinstance(assets, AssetsDefinition) else list(assets)
+    if not definitions:
+        raise ConfigurationError(f"{builder} needs what flink_assets(...) returned, and got no assets")
+    return [_target(each, builder) for each in definitions]
+
+
+def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
+    declared = [FlinkMetadataSet.extract(spec.metadata) for spec in assets.specs]
+    job_ids = {one.job_id for one in declared}
+    job_id = job_ids.pop() if len(job_ids) == 1 else None
+    if job_id is None:
+        raise ConfigurationError(f"{builder} needs what flink_assets(...) returned")
+    interval_ms = declared[0].checkpoint_interval_ms
+    interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
+    return FlinkTarget(job_id, tuple(assets.keys), interval, assets.partitions_def is not None)

@@ -1,0 +1,323 @@
+"""Sensors that take savepoints and delete old state."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from dagster import (
+    AssetsDefinition,
+    DagsterInstance,
+    DagsterRun,
+    DagsterRunStatus,
+    DefaultSensorStatus,
+    JobDefinition,
+    RunRequest,
+    RunsFilter,
+    SensorDefinition,
+    SensorEvaluationContext,
+    SensorResult,
+    sensor,
+)
+
+from dagster_flinkpy.common.clock import current_millis, epoch_millis
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
+from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+
+__all__ = ["SAVEPOINT_TAG", "build_retention_sensor", "build_savepoint_sensor"]
+
+SAVEPOINT_TAG = "flink/savepoint_of"
+"""Run tag: the id of the checkpoint that a run is to keep as a savepoint."""
+
+_CURSOR_VERSION = 1
+_TRIES = 3
+
+
+def build_savepoint_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    jobs: Sequence[JobDefinition],
+    *,
+    interval: timedelta | None = None,
+    condition: Callable[[CheckpointMetadata], bool] | None = None,
+    config: SavepointConfig | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 60,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+    checkpoint_storage_resource_key: str = "checkpoint_storage",
+) -> SensorDefinition:
+    """Builds a sensor that takes savepoints: at an interval, if a condition holds for the last checkpoint, or both.
+
+    It takes at most one savepoint of a checkpoint, and none while a run is working on the job. A run that failed is
+    tried again at the next two ticks, under the run key ``{job}-savepoint-of-{checkpoint id}-{attempt}``. After that
+    the sensor waits for the next interval, or for the next checkpoint for which the condition holds. A canceled run is
+    not tried again.
+
+    Args:
+        assets: What `flink_assets` returned.
+        jobs: What `build_flink_jobs` returned for the same program.
+        interval: Time from one savepoint to the next.
+        condition: Called with the metadata of the last completed checkpoint; True takes a savepoint of it.
+        config: Config of the savepoint runs.
+        name: Name of the sensor. Default: ``{job}_savepoint_sensor``.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensor is on before anybody has switched it on.
+        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+
+    Raises:
+        ConfigurationError: There is neither an interval nor a condition, or the jobs belong to another program.
+
+    Examples:
+        Take a savepoint every day:
+
+        .. code-block:: python
+
+            from datetime import timedelta
+
+            from dagster_flinkpy.orchestration import build_flink_jobs, build_savepoint_sensor
+
+            # `words_env` builds the program, and `words` is what flink_assets returned for it
+            jobs = build_flink_jobs(words_env, name="words")
+            daily = build_savepoint_sensor(words, jobs, interval=timedelta(days=1))
+    """
+    if interval is None and condition is None:
+        raise ConfigurationError("build_savepoint_sensor needs interval=..., condition=..., or both")
+    targets = flink_targets(assets, builder="build_savepoint_sensor")
+    by_name = _jobs_of(targets, jobs, "savepoint", "build_savepoint_sensor")
+
+    @sensor(
+        name=name or f"{targets[0].dagster_name}_savepoint_sensor",
+        jobs=list(by_name.values()),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        required_resource_keys={checkpoint_storage_resource_key},
+        description="Keeps the last checkpoint of each job as a savepoint when one is due.",
+    )
+    def savepoint_sensor(context: SensorEvaluationContext) -> SensorResult:
+        from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
+        storage = getattr(context.resources, checkpoint_storage_resource_key).location()
+        cursor, now_ms = _Cursor.parse(context.cursor), current_millis()
+        requests, reasons = [], []
+        for target in targets:
+            latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
+            asked = _Asked.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
+            reason = _no_savepoint(target, latest, asked, interval, condition, now_ms)
+            runs = active_runs(context.instance, target.job_id, target.keys)
+            if reason is None and runs:
+                reason = f"Job {target.job_id}: run {runs[0].run_id} is still working on it."
+            if reason is not None:
+                reasons.append(reason)
+                continue
+            assert latest is not None
+            tries = 1 + (asked.tries if asked is not None and asked.is_to_be_tried_again else 0)
+            cursor.jobs[target.job_id] = {"checkpoint_id": latest.checkpoint_id, "at_ms": now_ms, "tries": tries}
+            tags = _savepoint_of(target, latest.checkpoint_id)
+            what = f"of-{latest.checkpoint_id}-{1 + context.instance.get_runs_count(RunsFilter(tags=tags))}"
+            requests.append(_request(target, by_name, "savepoint", what, config or SavepointConfig(), tags))
+        return _result(requests, reasons, cursor)
+
+    return savepoint_sensor
+
+
+def build_retention_sensor(
+    assets: AssetsDefinition | Sequence[AssetsDefinition],
+    jobs: Sequence[JobDefinition],
+    *,
+    interval: timedelta = timedelta(days=1),
+    config: SweepConfig | None = None,
+    name: str | None = None,
+    minimum_interval_seconds: int = 300,
+    default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
+) -> SensorDefinition:
+    """Builds a sensor that runs each job's sweep, which deletes unreferenced files and old savepoints.
+
+    A tick only requests the run, since deleting may take longer than a tick may last. Subsumed checkpoints do not need
+    the sweep: each run deletes them itself.
+
+    Args:
+        assets: What `flink_assets` returned.
+        jobs: What `build_flink_jobs` returned for the same program.
+        interval: Time from one sweep to the next. Default: 1 day.
+        config: Config of the sweep runs. Default: unreferenced files after 24 h, savepoints never.
+        name: Name of the sensor. Default: ``{job}_retention_sensor``.
+        minimum_interval_seconds: Time between ticks.
+        default_status: Whether the sensor is on before anybody has switched it on.
+
+    Raises:
+        ConfigurationError: The jobs belong to another program, or the interval is not positive.
+
+    Examples:
+        Also delete savepoints that are older than 30 days:
+
+        .. code-block:: python
+
+            from dagster_flinkpy.orchestration import SweepConfig, build_flink_jobs, build_retention_sensor
+
+            # `words_env` builds the program, and `words` is what flink_assets returned for it
+            jobs = build_flink_jobs(words_env, name="words")
+            sweeps = build_retention_sensor(words, jobs, config=SweepConfig(savepoint_days=30))
+    """
+    if interval <= timedelta(0):
+        raise ConfigurationError(f"interval of the retention sensor must be positive, not {interval}")
+    targets = flink_targets(assets, builder="build_retention_sensor")
+    by_name = _jobs_of(targets, jobs, "sweep", "build_retention_sensor")
+
+    @sensor(
+        name=name or f"{targets[0].dagster_name}_retention_sensor",
+        jobs=list(by_name.values()),
+        minimum_interval_seconds=minimum_interval_seconds,
+        default_status=default_status,
+        description="Deletes unreferenced files and old savepoints.",
+    )
+    def retention_sensor(context: SensorEvaluationContext) -> SensorResult:
+        cursor, now_ms = _Cursor.parse(context.cursor), current_millis()
+        requests, reasons = [], []
+        for target in targets:
+            last = cursor.jobs.get(target.job_id)
+            left = None if last is None else _left(last["at_ms"], interval, now_ms)
+            if left is not None:
+                reasons.append(f"Job {target.job_id}: the next sweep is due in {left}.")
+                continue
+            cursor.jobs[target.job_id] = {"at_ms": now_ms}
+            requests.append(_request(target, by_name, "sweep", f"at-{now_ms}", config or SweepConfig(), {}))
+        return _result(requests, reasons, cursor)
+
+    return retention_sensor
+
+
+@dataclass
+class _Cursor:
+    """What a sensor remembers of each job: when it last requested a run, and for which checkpoint."""
+
+    jobs: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(text: str | None) -> _Cursor:
+        """Parses what :meth:`__str__` wrote. Ignores another version: the runs tell what was requested."""
+        try:
+            data = json.loads(text or "{}")
+            return _Cursor(dict(data["jobs"])) if data.get("version") == _CURSOR_VERSION else _Cursor()
+        except (ValueError, TypeError, AttributeError, KeyError):
+            return _Cursor()
+
+    def __str__(self) -> str:
+        return json.dumps({"version": _CURSOR_VERSION, "jobs": self.jobs})
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The savepoint that was requested last."""
+
+    checkpoint_id: int
+    at_ms: int
+    tries: int
+    """How often it was requested in a row, this time included."""
+    failed_in: DagsterRun | None
+    """The run, if it failed and Dagster does not retry it by itself."""
+
+    @property
+    def is_to_be_tried_again(self) -> bool:
+        return self.failed_in is not None and self.tries < _TRIES
+
+    @staticmethod
+    def find(
+        instance: DagsterInstance, target: FlinkTarget, latest: CheckpointMetadata | None, noted: dict[str, int] | None
+    ) -> _Asked | None:
+        """Finds it in the cursor, or else by the runs for the last checkpoint; None if none was ever requested."""
+        if noted is not None:
+            checkpoint_id = noted["checkpoint_id"]
+        elif latest is not None:
+            checkpoint_id = latest.checkpoint_id
+        else:
+            return None
+        found = instance.get_run_records(RunsFilter(tags=_savepoint_of(target, checkpoint_id)), limit=1)
+        if noted is None and not found:
+            return None
+        run = found[0].dagster_run if found else None
+        failed = run is not None and run.status == DagsterRunStatus.FAILURE and run.tags.get(WILL_RETRY_TAG) != "true"
+        created_ms = epoch_millis(found[0].create_timestamp) if found else 0
+        at_ms, tries = (noted["at_ms"], noted.get("tries", 1)) if noted is not None else (created_ms, 1)
+        return _Asked(checkpoint_id, at_ms, tries, run if failed else None)
+
+
+def _savepoint_of(target: FlinkTarget, checkpoint_id: int) -> dict[str, str]:
+    return {JOB_TAG: target.job_id, SAVEPOINT_TAG: str(checkpoint_id)}
+
+
+def _no_savepoint(
+    target: FlinkTarget,
+    latest: CheckpointMetadata | None,
+    asked: _Asked | None,
+    interval: timedelta | None,
+    condition: Callable[[CheckpointMetadata], bool] | None,
+    now_ms: int,
+) -> str | None:
+    """Says why no savepoint is due; None if one is."""
+    job = f"Job {target.job_id}"
+    if latest is None:
+        return f"{job} has no completed checkpoint yet."
+    if asked is not None and not asked.is_to_be_tried_again:
+        same = asked.checkpoint_id == latest.checkpoint_id
+        left = None if interval is None else _left(asked.at_ms, interval, now_ms)
+        due = f"due in {left}" if left is not None else "due after the next checkpoint"
+        if asked.failed_in is not None and (left is not None or (same and interval is None)):
+            return (
+                f"{job}: {asked.tries} savepoints in a row failed, see run {asked.failed_in.run_id}; the next is {due}."
+            )
+        if same and asked.failed_in is None:
+            return f"{job}: a savepoint of checkpoint {latest.checkpoint_id}, the last one, has already been requested."
+        if left is not None:
+            return f"{job}: the next savepoint is {due}."
+    if condition is not None and not condition(latest):
+        return f"{job}: the condition does not hold for checkpoint {latest.checkpoint_id}."
+    return None
+
+
+def _left(last_ms: int, interval: timedelta, now_ms: int) -> timedelta | None:
+    """The time until the next run is due, or None if it is due now."""
+    left = timedelta(milliseconds=last_ms - now_ms) + interval
+    return timedelta(seconds=round(left.total_seconds())) if left > timedelta(0) else None
+
+
+def _jobs_of(
+    targets: Sequence[FlinkTarget], jobs: Sequence[JobDefinition], verb: str, builder: str
+) -> dict[str, JobDefinition]:
+    known = {job.name: job for job in jobs}
+    wanted = [f"{target.dagster_name}_{verb}" for target in targets]
+    if missing := [name for name in wanted if name not in known]:
+        raise ConfigurationError(
+            f"{builder} needs what build_flink_jobs(...) returned for the same program; there is no job {missing[0]}"
+        )
+    return {name: known[name] for name in wanted}
+
+
+def _request(
+    target: FlinkTarget,
+    jobs: dict[str, JobDefinition],
+    verb: str,
+    what: str,
+    config: SavepointConfig | SweepConfig,
+    tags: dict[str, str],
+) -> RunRequest:
+    job = jobs[f"{target.dagster_name}_{verb}"]
+    (node,) = job.nodes
+    run_config: dict[str, Any] = {"ops": {node.name: {"config": config.model_dump(mode="json")}}}
+    return RunRequest(
+        run_key=f"{target.job_id}-{verb}-{what}", job_name=job.name, run_config=run_config, tags={**job.tags, **tags}
+    )
+
+
+def _result(requests: list[RunRequest], reasons: list[str], cursor: _Cursor) -> SensorResult:
+    if requests:
+        return SensorResult(run_requests=requests, cursor=str(cursor))
+    return SensorResult(skip_reason=" ".join(reasons), cursor=str(cursor))

@@ -1,0 +1,125 @@
+"""Loads the table of a sink into a downstream asset."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from dagster import ConfigurableIOManager, InputContext, OutputContext, ResourceDependency
+from pydantic import Field
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.resources import SparkResource, storage_location
+
+__all__ = ["FlinkTableIOManager"]
+
+_FORMS = {
+    ("pyarrow", "Table"): "arrow",
+    ("pandas", "DataFrame"): "pandas",
+    ("polars", "DataFrame"): "polars",
+    ("pyspark", "DataFrame"): "spark",
+}
+
+
+class FlinkTableIOManager(ConfigurableIOManager):
+    """Loads what a `ParquetSink` has committed. The annotation of the input says as what.
+
+    ``pyarrow.Table`` (also without an annotation), ``pandas.DataFrame``, ``polars.DataFrame``, or
+    ``pyspark.sql.DataFrame``, whose rows Spark reads itself. Of a partitioned table it loads the partitions on which
+    the asset's partition depends, as one table. ``AssetIn(metadata={"columns": [...]})`` chooses columns.
+
+    It stores nothing: sinks write the tables.
+
+    Examples:
+        .. code-block:: python
+
+            import pyarrow as pa
+            from dagster import AssetIn, Definitions, asset
+            from dagster_flinkpy.orchestration import FlinkTableIOManager, SparkResource
+
+            @asset(ins={"rows": AssetIn(["words", "table"], input_manager_key="flink_tables")})
+            def longest_word(rows: pa.Table) -> str:
+                return max(rows["f0"].to_pylist(), key=len)
+
+            tables = FlinkTableIOManager(spark=SparkResource())
+            defs = Definitions(assets=[longest_word], resources={"flink_tables": tables})
+    """
+
+    endpoint_url: str | None = Field(
+        default=None, description="S3 server other than Amazon's, such as 'http://host:9000'."
+    )
+    region: str | None = Field(default=None, description="S3 region. Default: found by boto3.")
+    access_key_id: str | None = Field(default=None, description="S3 access key. Default: credentials found by boto3.")
+    secret_access_key: str | None = Field(default=None, description="S3 secret key. Required with access_key_id.")
+    spark: ResourceDependency[SparkResource]
+    """The Spark that reads tables for inputs of type ``pyspark.sql.DataFrame``. Nothing else uses it."""
+
+    def load_input(self, context: InputContext) -> Any:
+        """Loads the table of the upstream asset.
+
+        Raises:
+            Failure: The upstream asset is not the table of a `ParquetSink`, the annotation is none of those above, or
+                a file cannot be read.
+        """
+        with flink_failures():
+            return self._load(context)
+
+    def _load(self, context: InputContext) -> Any:
+        from dagster_flinkpy.common.typeinfo import type_from_json
+        from dagster_flinkpy.connectors.parquet_table import ParquetTable, table_schema
+
+        form = _form(context.dagster_type.typing_type)
+        upstream = context.upstream_output
+        facts = {} if upstream is None else upstream.definition_metadata or {}
+        uri, record_type = (_text(facts.get(name)) for name in ("dagster/uri", "flink/record_type"))
+        if uri is None or record_type is None:
+            raise ConfigurationError(
+                f"asset {context.asset_key.to_user_string()} is not the table of a ParquetSink: its definition has no "
+                "metadata 'dagster/uri' and 'flink/record_type', which flink_assets() gives to such a table"
+            )
+        partitions = context.asset_partition_keys if context.has_asset_partitions else None
+        schema = table_schema(type_from_json(json.loads(record_type)))
+        table = ParquetTable(storage_location(self, uri), schema, partitions)
+        columns: Sequence[str] | None = (context.definition_metadata or {}).get("columns")
+        if columns is not None:
+            table = table.select(columns)
+        if form == "spark":
+            return table.to_spark(self.spark.get_session())
+        rows = table.to_arrow()
+        if form == "pandas":
+            return rows.to_pandas()
+        if form == "polars":
+            import polars
+
+            return polars.from_arrow(rows)
+        return rows
+
+    def handle_output(self, context: OutputContext, obj: Any) -> None:
+        """Refuses to store anything.
+
+        Raises:
+            Failure: Always.
+        """
+        with flink_failures():
+            raise ConfigurationError(
+                f"FlinkTableIOManager only loads tables, so it cannot store {context.get_identifier()}: write rows "
+                "with a sink of the program, or give this asset another io_manager_key"
+            )
+
+
+def _form(wanted: Any) -> str:
+    """What an input is annotated as; found by name, so that none of these libraries is imported for it."""
+    if wanted is Any or wanted is None:
+        return "arrow"
+    root, name = getattr(wanted, "__module__", "").partition(".")[0], getattr(wanted, "__name__", str(wanted))
+    if (form := _FORMS.get((root, name))) is None:
+        raise ConfigurationError(
+            f"a table cannot be loaded as {wanted}: annotate the input as pyarrow.Table, pandas.DataFrame, "
+            "polars.DataFrame or pyspark.sql.DataFrame"
+        )
+    return form
+
+
+def _text(value: Any) -> str | None:
+    found = getattr(value, "value", value)
+    return found if isinstance(found, str) else None

@@ -1,0 +1,159 @@
+"""The enumerators of `from_spark` and `transform_spark`, which run DataFrames and store their rows as segments.
+
+A DataFrame cannot be read again from a position. So it runs when an epoch is planned, and its rows are kept until the
+checkpoint of that epoch is complete: tasks that are retried read the same rows. If the epoch fails, the DataFrame runs
+again and its rows are stored anew.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
+from dagster_flinkpy.datastream.connectors.spark import PartitionedSparkSource, SparkSource, SparkTransform
+from dagster_flinkpy.errors import ConfigurationError, StorageError
+from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, deal_out
+from dagster_flinkpy.runtime.blocking.dataframe_segments import PartsTarget, read_parts, write_parts
+from dagster_flinkpy.runtime.blocking.dataframe_types import frame_of, frame_schema, select_columns, user_frames
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["SparkSourceEnumerator", "SparkTransformEnumerator"]
+
+
+class _Parts:
+    """The parts that one attempt writes for one operator."""
+
+    def __init__(self, location: Any, uid: str, context: SplitEnumeratorContext) -> None:
+        assert isinstance(location, StorageLocation), "the job attempt sets where segments are"
+        self._location, self._uid = location.child(uid), uid
+        self._all = f"parts/{context.job_id}/"
+        self._prefix = f"{self._all}{context.fencing_token:010d}."
+
+    def discard_lingering(self) -> None:
+        """Deletes the parts of earlier attempts, which have died or are fenced."""
+        self._delete(self._all, before=self._prefix)
+
+    def write(self, frame: DataFrame, type_info: RowTypeInfo, *, rowtime: bool) -> list[Json]:
+        """Runs a DataFrame and stores its rows as segments."""
+        prefix = f"{self._prefix}{uuid.uuid4().hex}/"
+        selected = select_columns(frame, type_info, self._uid, rowtime=rowtime)
+        return write_parts(selected, PartsTarget(self._location, prefix, self._uid, type_info))
+
+    def discard(self) -> None:
+        """Deletes the parts of this attempt."""
+        self._delete(self._prefix)
+
+    def _delete(self, prefix: str, before: str | None = None) -> None:
+        store = self._location.open()
+        with suppress(StorageError):  # the next attempt deletes what is left
+            keys = [info.key for info in store.list(prefix)]
+            store.delete_many([key for key in keys if before is None or key < before])
+
+
+class SparkSourceEnumerator(SplitEnumerator):
+    """Assigns the rows of a DataFrame, all in one epoch: the first, or the first of each run.
+
+    Partition k of Spark goes to subtask ``k % parallelism``. Its state is whether the rows have been read, by
+    which run, and whether the input has ended with them.
+
+    Args:
+        source: What to read.
+        restored: State of an earlier one.
+    """
+
+    def __init__(self, source: SparkSource, restored: Json | None) -> None:
+        self._source = source
+        self._read = self._ended = False
+        self._run: str | None = None
+        if restored is not None:
+            self._read = position_field(restored, "read", bool)
+            # An earlier release, which does not say so, ended the input then.
+            self._ended = restored.get("ended", self._read) is True
+            self._run = restored.get("run")
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+        self._parts = _Parts(self._source.location, self._source.uid, context)
+        self._parts.discard_lingering()
+        # Another try of the run that has read the rows must not read them once more.
+        self._read = self._ended or (self._read and self._run is not None and self._run == context.run_id)
+        self._run = context.run_id
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        source = self._source
+        if self._read:
+            return [[] for _ in range(parallelism)]
+        if isinstance(source, PartitionedSparkSource):
+            raise ConfigurationError(
+                f"operator {source.uid!r}: the function of from_spark() has a second argument, which is a partition of "
+                "time, but the job has none: give flink_assets() a partitions_def, or the function one argument"
+            )
+        assert source.df_factory is not None
+        with self._context.spark() as spark, user_frames(source.uid):
+            frame = frame_of(source.df_factory, spark, source.uid)
+            segments = self._parts.write(frame, cast(RowTypeInfo, source.type_info), rowtime=False)
+        self._read, self._ended = True, source.bounded is not False
+        return [[split] for split in deal_out("rows", segments, None, parallelism)]
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        pass
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._parts.discard()
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        return ["the DataFrame, which each run is to read"] if self._source.bounded is False else []
+
+    def snapshot_state(self) -> Json:
+        return {"read": self._read, "ended": self._ended, "run": self._run}
+
+
+class SparkTransformEnumerator(BlockingEdgeEnumerator):
+    """Assigns the rows that a function makes of each checkpoint completed upstream. Its state is the last one.
+
+    Args:
+        source: What to read, and the function.
+        restored: State of an earlier one.
+    """
+
+    def __init__(self, source: SparkTransform, restored: Json | None) -> None:
+        super().__init__(source, restored)
+        self._transform = source
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._context = context
+        self._parts = _Parts(self._transform.location, self._transform.uid, context)
+        self._parts.discard_lingering()
+
+    def _segments(self, marker: Json) -> list[Json]:
+        written = super()._segments(marker)
+        if not written:
+            return []
+        source = self._transform
+        assert source.function is not None
+        assert source.input_type is not None
+        with self._context.spark() as spark, user_frames(source.uid):
+            schema = frame_schema(source.input_type, source.uid)
+            rows = read_parts(spark, source.location.child(source.sink_uid), written, schema)
+            frame = frame_of(source.function, rows, source.uid)
+            return self._parts.write(frame, cast(RowTypeInfo, source.type_info), rowtime=True)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._parts.discard()

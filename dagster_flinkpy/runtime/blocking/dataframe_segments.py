@@ -1,0 +1,182 @@
+"""Writes the rows of a Spark DataFrame as segments on the store, and reads segments as a DataFrame, on the executors.
+
+Spark may retry a task or run it twice at once. So each try uses file names of its own, and only files in the result of
+the Spark job are read.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.datastream.connectors.base import Json
+from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.blocking.blocking_edge import read_segment
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+__all__ = ["PartsTarget", "read_parts", "write_parts"]
+
+_PART_BYTES = 32 << 20
+"""A part is written with one request, so an attempt that dies leaves no open upload."""
+_PART_SCHEMA = pa.schema(
+    [
+        ("partition", pa.int32()),
+        ("number", pa.int32()),
+        ("key", pa.string()),
+        ("bytes", pa.int64()),
+        ("rows", pa.int64()),
+    ]
+)
+_PART_COLUMNS = "partition int, number int, key string, bytes bigint, rows bigint"
+
+
+@dataclass(frozen=True)
+class PartsTarget:
+    """Where the rows of a DataFrame are stored, and with which type."""
+
+    location: StorageLocation
+    """Location of the operator's segments."""
+    prefix: str
+    """Prefix of the keys of the parts, a folder for each DataFrame."""
+    operator: str
+    """Uid of the operator, for error messages."""
+    type_info: TypeInformation
+    """Of the records: the columns of the DataFrame, in this order; ``rowtime`` behind them, if there."""
+
+    @property
+    def fields(self) -> list[pa.Field]:
+        """The stored columns."""
+        return list(cast(pa.StructType, self.type_info.arrow_type))
+
+
+def write_parts(frame: DataFrame, target: PartsTarget) -> list[Json]:
+    """Runs a DataFrame and stores its rows as segments; returns these, partition by partition in order.
+
+    Raises:
+        PySparkException: The Spark job failed.
+    """
+    table = frame.mapInArrow(partial(_write_partition, target), _PART_COLUMNS).toArrow()
+    parts = sorted(table.to_pylist(), key=lambda part: (part["partition"], part["number"]))
+    order = {partition: i for i, partition in enumerate(dict.fromkeys(part["partition"] for part in parts))}
+    return [{"subtask": order[p["partition"]], **{name: p[name] for name in ("key", "bytes", "rows")}} for p in parts]
+
+
+def read_parts(
+    spark: SparkSession, location: StorageLocation, segments: Sequence[Json], schema: StructType
+) -> DataFrame:
+    """Returns segments as a DataFrame, one partition each, with event time as the last column.
+
+    Args:
+        spark: The session.
+        location: Where they are.
+        segments: ``key`` and ``bytes`` of each.
+        schema: Of the DataFrame.
+    """
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    columns = to_arrow_schema(schema, timezone="UTC")
+    numbers = spark.range(0, len(segments), 1, max(len(segments), 1))
+    return numbers.mapInArrow(partial(_read_partition, location, list(segments), columns), schema)
+
+
+# --- on the executors -------------------------------------------------------------------------------------------------
+
+
+def _write_partition(target: PartsTarget, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    writer = _PartWriter(target, context.partitionId())
+    for batch in batches:
+        if batch.num_rows:
+            writer.write(_records(target, batch))
+    yield pa.RecordBatch.from_pylist(writer.finish(), schema=_PART_SCHEMA)
+
+
+class _PartWriter:
+    """Writes one partition in parts that fit into memory."""
+
+    def __init__(self, target: PartsTarget, partition: int) -> None:
+        self._store: ObjectStore = target.location.open()
+        self._name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
+        self._partition = partition
+        self._schema = pa.schema([("value", target.type_info.arrow_type), ("timestamp", pa.int64())])
+        self._options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._parts: list[Json] = []
+        self._rows = 0
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        if not self._rows:
+            self._buffer = pa.BufferOutputStream()
+            self._stream = pa.ipc.new_stream(self._buffer, self._schema, options=self._options)
+        self._stream.write_batch(batch)
+        self._rows += batch.num_rows
+        if self._buffer.tell() >= _PART_BYTES:
+            self._send()
+
+    def finish(self) -> list[Json]:
+        if self._rows:
+            self._send()
+        return self._parts
+
+    def _send(self) -> None:
+        self._stream.close()
+        data = self._buffer.getvalue().to_pybytes()
+        number = len(self._parts)
+        key = f"{self._name}.{number:04d}.arrow"
+        self._store.put(key, data)
+        part = {"partition": self._partition, "number": number, "key": key, "bytes": len(data), "rows": self._rows}
+        self._parts.append(part)
+        self._rows = 0
+
+
+def _records(target: PartsTarget, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Converts rows to ``value`` and ``timestamp``."""
+    columns = []
+    for field, column in zip(target.fields, batch.columns, strict=False):
+        try:
+            columns.append(column.cast(field.type))
+        except pa.ArrowException as error:
+            raise TypeMismatchError(
+                f"operator {target.operator!r}: column {field.name!r} of the DataFrame is {column.type}, and a value "
+                f"does not fit {field.type}: {error}"
+            ) from error
+    if len(columns) < batch.num_columns:
+        timestamps = pc.fill_null(batch.columns[-1], NO_TIMESTAMP)
+    else:
+        timestamps = pa.array(np.full(batch.num_rows, NO_TIMESTAMP, dtype=np.int64))
+    value = pa.StructArray.from_arrays(columns, fields=target.fields)
+    return pa.RecordBatch.from_arrays([value, timestamps], names=["value", "timestamp"])
+
+
+def _read_partition(
+    location: StorageLocation, segments: Sequence[Json], columns: pa.Schema, numbers: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    store = location.open()
+    for batch in numbers:
+        for number in batch.column(0).to_pylist():
+            for records in read_segment(store, segments[number]):
+                yield _frame_rows(records, columns)
+
+
+def _frame_rows(records: pa.RecordBatch, columns: pa.Schema) -> pa.RecordBatch:
+    """Converts records to rows of a DataFrame: their fields and event time."""
+    timestamps = records.column("timestamp")
+    rowtime = pc.if_else(pc.equal(timestamps, NO_TIMESTAMP), pa.scalar(None, pa.int64()), timestamps)
+    arrays = [*cast(pa.StructArray, records.column("value")).flatten(), rowtime]
+    cast_arrays = [array.cast(field.type) for array, field in zip(arrays, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(cast_arrays, names=columns.names)

@@ -1,0 +1,177 @@
+"""Calls user functions that return DataFrames, and checks the DataFrames and their types."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, Types
+from dagster_flinkpy.connectors.arrow_types import type_info_of
+from dagster_flinkpy.datastream.connectors.spark import ROWTIME
+from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UserFunctionError
+from dagster_flinkpy.runtime.master.region_job import error_in_task
+from dagster_flinkpy.runtime.master.shipping import user_modules_by_value
+from dagster_flinkpy.spark.sessions import get_session
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
+
+    from dagster_flinkpy.datastream.connectors.spark import DataFrameFunction
+
+__all__ = ["frame_of", "frame_schema", "select_columns", "type_of_source", "type_of_transform", "user_frames"]
+
+_MAX_PRECISION = 38
+"""Digits of Spark's decimals."""
+
+
+def type_of_source(df_factory: Callable[[Any], Any], operator: str) -> RowTypeInfo:
+    """Returns the type of the rows of a DataFrame for `from_spark`."""
+    with get_session() as spark, user_frames(operator):
+        return _type_of(frame_of(df_factory, spark, operator), operator)
+
+
+def type_of_transform(
+    function: DataFrameFunction, input_type: RowTypeInfo | TupleTypeInfo, operator: str
+) -> RowTypeInfo:
+    """Returns the type of the rows of a DataFrame for `transform_spark`, without event time."""
+    with get_session() as spark, user_frames(operator):
+        empty = spark.createDataFrame([], frame_schema(input_type, operator))
+        return _type_of(frame_of(function, empty, operator), operator)
+
+
+@contextmanager
+def user_frames(operator: str) -> Iterator[None]:
+    """Creates and runs DataFrames of the user inside: pickles their modules by value, and raises typed errors.
+
+    Args:
+        operator: Its uid, or its name.
+
+    Raises:
+        UserFunctionError: A function on the driver or on the executors failed, or Spark refused the DataFrame.
+    """
+    from pyspark import cloudpickle
+
+    try:
+        with user_modules_by_value(cloudpickle):
+            yield
+    except FlinkPyError:
+        raise
+    except Exception as error:
+        raise error_in_task(error) or UserFunctionError(
+            f"the DataFrame of operator {operator!r} failed: {type(error).__name__}: {_first_line(error)}",
+            operator=operator,
+            user_traceback="".join(traceback.format_exception(error)),
+        ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), "")
+
+
+def frame_of(function: Callable[[Any], Any], argument: Any, operator: str) -> DataFrame:
+    """Calls a user function that returns a DataFrame.
+
+    Raises:
+        TypeMismatchError: It returns something else, or a DataFrame that is not bounded or has duplicate columns.
+    """
+    from pyspark.sql import DataFrame
+
+    frame = function(argument)
+    if not isinstance(frame, DataFrame):
+        raise TypeMismatchError(
+            f"operator {operator!r}: the function must return a Spark DataFrame, not {frame!r}, "
+            f"which is {type(frame).__name__}"
+        )
+    if frame.isStreaming:
+        raise TypeMismatchError(f"operator {operator!r}: the DataFrame is a stream of Spark's; use spark.read")
+    twice = [name for i, name in enumerate(frame.columns) if name in frame.columns[:i]]
+    if twice or not frame.columns:
+        what = f"two columns {twice[0]!r}" if twice else "no columns"
+        raise TypeMismatchError(f"operator {operator!r}: the DataFrame has {what}; give each a name of its own")
+    return frame
+
+
+def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, rowtime: bool) -> DataFrame:
+    """Selects the columns of a type, in its order, and behind them event time if wanted and present.
+
+    Raises:
+        TypeMismatchError: A column is missing, or event time is no integer.
+    """
+    from pyspark.sql import functions as F
+    from pyspark.sql.types import IntegralType
+
+    missing = [name for name in type_info.field_names if name not in frame.columns]
+    if missing:
+        raise TypeMismatchError(
+            f"operator {operator!r}: the DataFrame has no column {', '.join(map(repr, missing))}, "
+            f"only {', '.join(map(repr, frame.columns))}"
+        )
+    columns = [F.col(_quoted(name)) for name in type_info.field_names]
+    if rowtime and ROWTIME in frame.columns:
+        kind = frame.schema[ROWTIME].dataType
+        if not isinstance(kind, IntegralType):
+            raise TypeMismatchError(
+                f"operator {operator!r}: column {ROWTIME!r} of the DataFrame is {kind.simpleString()}; "
+                "event time must be int milliseconds, such as unix_millis(...)"
+            )
+        columns.append(F.col(ROWTIME).cast("bigint"))
+    return frame.select(*columns)
+
+
+def _quoted(name: str) -> str:
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def _type_of(frame: DataFrame, operator: str) -> RowTypeInfo:
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    names, types = [], []
+    for field in frame.schema:
+        if field.name != ROWTIME:
+            try:
+                arrow_type = to_arrow_type(field.dataType, timezone="UTC")
+                types.append(type_info_of(arrow_type, field.name, instants=True))
+            except (PySparkException, ConfigurationError) as error:
+                raise ConfigurationError(
+                    f"operator {operator!r}: column {field.name!r} of the DataFrame is "
+                    f"{field.dataType.simpleString()}, which no Types.* holds: cast it, or leave it out"
+                ) from error
+            names.append(field.name)
+    return Types.ROW_NAMED(names, types)
+
+
+def frame_schema(type_info: RowTypeInfo | TupleTypeInfo, operator: str) -> StructType:
+    """Returns the schema of a DataFrame of records, with event time as the last column.
+
+    Raises:
+        ConfigurationError: Spark has no type for a field; names it.
+    """
+    from pyspark.errors import PySparkException
+    from pyspark.sql.pandas.types import from_arrow_type
+    from pyspark.sql.types import LongType, StructType
+
+    schema = StructType()
+    for field in cast(pa.StructType, type_info.arrow_type):
+        try:
+            if _has_wide_decimal(field.type):
+                raise ConfigurationError(f"its decimals have more than {_MAX_PRECISION} digits")
+            schema.add(field.name, from_arrow_type(field.type))
+        except (PySparkException, ConfigurationError) as error:
+            raise ConfigurationError(
+                f"operator {operator!r}: field {field.name!r} of the stream is {field.type}, for which Spark has no "
+                f"type ({error}); map() it to another one before"
+            ) from error
+    return schema.add(ROWTIME, LongType())
+
+
+def _has_wide_decimal(arrow_type: pa.DataType) -> bool:
+    inner = [arrow_type.field(i).type for i in range(arrow_type.num_fields)]
+    return (pa.types.is_decimal(arrow_type) and arrow_type.precision > _MAX_PRECISION) or any(
+        map(_has_wide_decimal, inner)
+    )

@@ -1,0 +1,122 @@
+"""The committers of a job's sinks: second phase of their commits, on the driver (Flink: ``CommitterOperator``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitterInitContext,
+    SinkCommitter,
+    TwoPhaseCommittingSink,
+)
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import SinkSpec
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+__all__ = ["Committers"]
+
+
+class Committers:
+    """One committer for each sink that has something to commit.
+
+    Args:
+        graph: The program.
+        job_id: The job.
+        fencing_token: Of the execution attempt.
+        watchdog: Calls them.
+    """
+
+    def __init__(self, graph: JobGraph, job_id: str, fencing_token: int, watchdog: Watchdog) -> None:
+        self._watchdog = watchdog
+        self._committers: dict[str, SinkCommitter] = {
+            v.uid: v.spec.sink.create_committer(CommitterInitContext(job_id, v.uid, fencing_token))
+            for v in graph.vertices
+            if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
+        }
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Of the sinks."""
+        return tuple(self._committers)
+
+    def __iter__(self) -> Iterator[SinkCommitter]:
+        return iter(self._committers.values())
+
+    def check_partitioned(self) -> None:
+        """Checks that all sinks can replace a partition; otherwise no attempt could commit a completed checkpoint.
+
+        Raises:
+            ConfigurationError: Names the sink.
+        """
+        for uid, committer in self._committers.items():
+            if type(committer).replace_partition is SinkCommitter.replace_partition:
+                raise ConfigurationError(
+                    f"sink {uid!r} ({type(committer).__qualname__}) cannot be written by partition: it has no "
+                    "replace_partition method, which is needed to run a partition again"
+                )
+
+    def commit(self, metadata: CheckpointMetadata) -> int:
+        """Commits a completed checkpoint; returns how many of its committables had been committed before.
+
+        A checkpoint of a time partition replaces what older ones have committed to that partition. For a moment a
+        reader sees both.
+
+        Raises:
+            CommittableLostError: One is gone; all others are committed.
+            SinkCommitError: One cannot be committed.
+            CheckpointTimeoutError: A commit hangs.
+        """
+        before, lost = 0, None
+        for uid, committer in self._committers.items():
+            if requests := _requests(metadata, uid):
+                try:
+                    before += self._watchdog.run(f"the commit of sink {uid!r}", committer.commit, requests)
+                except CommittableLostError as e:
+                    lost = lost or e
+        if lost is not None:
+            raise lost
+        if metadata.partition is not None:
+            for uid, committer in self._committers.items():
+                what = f"the replacement of partition {metadata.partition} in sink {uid!r}"
+                self._watchdog.run(what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
+        return before
+
+    def last_committed(self) -> int | None:
+        """The newest checkpoint of which a sink has committed something that is still there; None: nobody knows."""
+        found = []
+        for uid, committer in self._committers.items():
+            what = f"the look at what sink {uid!r} has committed"
+            if (last := self._watchdog.run(what, committer.last_committed)) is not None:
+                found.append(last)
+        return max(found, default=None)
+
+    def lingering(self, latest: CheckpointMetadata | None) -> dict[str, int]:
+        """Returns the number of open transactions that the latest checkpoint does not name, by uid."""
+        return {
+            uid: self._watchdog.run(
+                f"the look at what sink {uid!r} has open",
+                committer.lingering,
+                _requests(latest, uid) if latest else [],
+            )
+            for uid, committer in self._committers.items()
+        }
+
+    def abort_lingering(self, latest: CheckpointMetadata | None) -> int:
+        """Aborts open transactions that the latest checkpoint does not name; returns how many."""
+        aborted = 0
+        for uid, committer in self._committers.items():
+            kept = _requests(latest, uid) if latest else []
+            aborted += self._watchdog.run(f"the abort of what sink {uid!r} has open", committer.abort_lingering, kept)
+        return aborted
+
+
+def _requests(metadata: CheckpointMetadata, uid: str) -> list[CommitRequest]:
+    operator = metadata.operator(uid)
+    return [
+        CommitRequest(metadata.checkpoint_id, s.index, c)
+        for s in (operator.subtasks if operator else ())
+        for c in s.committables
+    ]

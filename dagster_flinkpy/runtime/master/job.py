@@ -1,0 +1,833 @@
+"""The job loop: one execution attempt, epoch by epoch, from the last completed checkpoint on.
+
+The coordinator decides what to do, and this module does it: it runs the Spark job, writes the metadata and commits the
+sinks. :mod:`~dagster_flinkpy.runtime.master.starting_point` knows what is restored, and
+:mod:`~dagster_flinkpy.runtime.master.epoch_planner` knows what an epoch reads.
+
+The module is longer than others on purpose: every instruction of the coordinator changes the state of the one attempt.
+What can stand alone is in other modules.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from types import TracebackType
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.instructions import (
+    ArmPeriodic,
+    ArmTimeout,
+    AssignCheckpointId,
+    CancelSparkJob,
+    DiscardState,
+    DropSubsumed,
+    EmitBarriers,
+    FailJob,
+    Instruction,
+    NotifyAborted,
+    NotifyComplete,
+    NotifySubsumed,
+    Rejected,
+    ReplaceHead,
+    SnapshotCoordinators,
+    TriggerMasterHooks,
+    WriteMetadata,
+)
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.offline import without_committables
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.checkpoint.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.restore import RestorePlan
+from dagster_flinkpy.checkpoint.savepoint import check_target, write_savepoint
+from dagster_flinkpy.checkpoint.stimuli import (
+    Acknowledge,
+    CheckpointIdAssigned,
+    CommitFinished,
+    CoordinatorSnapshotted,
+    Decline,
+    HeadReplaced,
+    JobStatusChanged,
+    MasterHookFailed,
+    MasterStateCollected,
+    MetadataWriteFailed,
+    MetadataWritten,
+    PeriodicTick,
+    Stimulus,
+    TimerFired,
+    TriggerFailed,
+    TriggerRequested,
+)
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.common.clock import current_millis, elapsed_millis
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
+from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CheckpointTimeoutError,
+    CommittableLostError,
+    ConfigurationError,
+    CorruptStateError,
+    FencedError,
+    FlinkPyError,
+    RestoreError,
+    StorageError,
+    shorten,
+)
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
+from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.in_process import run_in_process
+from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.region_job import run_region
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch, operator_reports
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
+from dagster_flinkpy.runtime.master.starting_point import Restore
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["JobAttempt", "JobConfig"]
+
+_LEASE_MARGIN = timedelta(minutes=1)
+"""How much longer than a checkpoint may take an attempt promises to live."""
+_LINE_CHARACTERS = 2_000
+
+
+class JobAttempt:
+    """One execution attempt of a job; a context manager.
+
+    On entry it takes the leadership with a greater fencing token, restores the last completed checkpoint, commits what
+    that checkpoint has not committed yet, and aborts what dead attempts left open.
+
+    Args:
+        graph: The program, which is one pipelined region.
+        config: Where the job runs.
+        owner: Who runs it, in words for people, such as a Dagster run id.
+        led_by: Id of the run that it belongs to, for other runs of the job. Default: it is unknown.
+        start_empty: Starts from empty state, although there may be checkpoints.
+        start_over: Whether it may begin although HEAD or the latest checkpoint is lost or damaged. Default: where
+            ``start_empty`` or ``restore_from`` says what to start from.
+        parallelism: Of all operators without one of their own; None: that of the restored checkpoint's rescale, if
+            there was one, else that of the program.
+        restore_from: A savepoint (its folder, a path or URL), a checkpoint of this job (``chk-7``), or this job's own
+            folder, which is its latest checkpoint; None: the last completed checkpoint.
+        claim_mode: Whose ``restore_from`` is afterwards; None: as the program says, which is ``NO_CLAIM`` by default.
+        allow_non_restored_state: Leaves state behind whose operator, or master hook, is gone: any, or of these uids.
+        allow_pickled_state: Restores pickled state of a savepoint outside the job's own prefix, too; whoever wrote it
+            can run code here.
+        run_id: The same for all tries of one run. A try after one that completed a checkpoint does not restore
+            ``restore_from`` again, which would commit the same rows again: it goes on from that checkpoint. Nor does
+            it read a DataFrame again.
+        require_uids: Whether stateful operators must have one; not where the state is thrown away afterwards.
+        on_progress: Takes one-line progress messages.
+        on_log: Takes what user functions log and print on the workers. Default: it is logged and printed here.
+
+    Raises:
+        MissingUidError: A stateful operator has no uid.
+        ConditionalWritesUnsupportedError: The store would not fence.
+        RestoreError: The state does not fit the program.
+        CommittableLostError: What the last checkpoint has to commit is gone, and nothing else is to be restored.
+        HeadLostError: The job has run before, but its HEAD is missing.
+        CorruptMetadataError: The checkpoint cannot be read.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        config: JobConfig,
+        *,
+        owner: str,
+        led_by: str = "",
+        start_empty: bool = False,
+        start_over: bool | None = None,
+        parallelism: int | None = None,
+        restore_from: str | None = None,
+        claim_mode: RecoveryClaimMode | None = None,
+        allow_non_restored_state: NonRestoredState = False,
+        allow_pickled_state: bool = False,
+        run_id: str | None = None,
+        require_uids: bool = True,
+        on_progress: Callable[[str], None] | None = None,
+        on_log: Callable[[LogEntry], None] = log_here,
+    ) -> None:
+        if require_uids:
+            graph.require_uids()
+        if len(graph.regions()) > 1:
+            raise ConfigurationError(f"job {config.job_id!r} has several regions; run each as a job of its own")
+        self._location = config.storage.child(config.job_id)
+        graph = bind_blocking_edges(graph, config.blocking_edges or self._location.child("exchange"))
+        self._program = graph
+        self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
+        self.config = config
+        self.restored: CheckpointMetadata | None = None
+        """The checkpoint or savepoint it started from."""
+        self.committed_on_recovery = 0
+        """Committables of the last checkpoint that were not committed when the attempt began."""
+        self.aborted_lingering = 0
+        """Open transactions of dead attempts that were aborted."""
+        self.finished = False
+        """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
+        self._owner, self._led_by = owner, led_by
+        self._start_over = start_empty or restore_from is not None if start_over is None else start_over
+        self._run_id = run_id
+        self._on_progress = on_progress
+        self._on_log = on_log
+        self._restore = Restore(
+            path=restore_from,
+            start_empty=start_empty,
+            parallelism=parallelism,
+            claim_mode=claim_mode or config.checkpointing.claim_mode,
+            allow_non_restored_state=allow_non_restored_state,
+            allow_pickled_state=allow_pickled_state,
+            run_id=run_id,
+            progress=self._progress,
+        )
+        self._session = JobSession(config.spark, self._progress)
+        self._error: BaseException | None = None
+        self._failure: FlinkPyError | None = None
+        self._barriers = 1
+        self._periodic = False
+        self._due_ms = 0
+        """When the next periodic checkpoint is, in milliseconds since 1970."""
+        self._stopped = False
+        """Whether the job was stopped before, and nobody has restored a savepoint since."""
+        self._stopping = False
+        self._draining = False
+        self._lease = config.checkpointing.timeout + _LEASE_MARGIN
+        self._watchdog = Watchdog(config.checkpointing.timeout)
+        self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
+        self._emitted: list[int] | None = None
+        """While the barriers of one Spark job are emitted: their checkpoints."""
+        self._subsumed: list[int] = []
+        """Checkpoints that are to be deleted when the Spark job's are complete."""
+        self._printed: list[str] = []
+        self.collected: dict[str, list[pa.Array]] = {}
+        """The records that the last epoch sent back, as columns, by uid of the collect operator."""
+
+    def _progress(self, line: str) -> None:
+        if self._on_progress is not None:
+            self._on_progress(shorten(line, _LINE_CHARACTERS))
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> JobAttempt:
+        try:
+            self._attempt: Attempt = self._watchdog.run(f"taking over job {self.config.job_id!r}", self._take_over)
+        except BaseException:
+            self._watchdog.close()
+            raise
+        try:
+            self._begin()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _take_over(self) -> Attempt:
+        job_store = self._location.open()
+        self.config.storage.open().probe()
+        self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
+        return self._store.begin_attempt(
+            self._owner, _now(), self._lease, start_over=self._start_over, led_by=self._led_by
+        )
+
+    def _begin(self) -> None:
+        former = self._attempt.former
+        if former is not None and former.alive(_now()):
+            self._progress(
+                f"took over from {former.owner!r}, which may still be running but can no longer complete a checkpoint"
+            )
+        latest = self._attempt.latest
+        if self._attempt.left_behind:
+            self._progress(f"starts over, and leaves behind: {self._attempt.left_behind}")
+        self._restore.skip_if_restored(latest)
+        self._committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog)
+        self._recover(latest)
+        self.restored = self._watchdog.run(
+            "the load of the state to restore", self._restore.load, self.config, self.graph, self._store, self._attempt
+        )
+        plan: RestorePlan | None = None
+        self.graph = self._restore.settle_parallelism(self._program, self.restored)
+        if self.restored is not None:
+            self.graph, plan = self._restore.assign(self.graph, self.restored)
+        context = SplitEnumeratorContext(
+            self.config.job_id, self.token, self._session.open, self._run_id, self._progress
+        )
+        self._epochs = EpochPlanner(self.graph, self.config, context, self.restored, plan)
+        self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
+        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
+        self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
+        self._coordinator = CheckpointCoordinator(
+            self.config.job_id,
+            self._attempt.token,
+            self._plan(),
+            # A failed epoch leaves nothing to go on from: the next attempt starts at the last checkpoint.
+            replace(self.config.checkpointing, tolerable_failed=0),
+            restored=self.restored,
+            retained=self._attempt.head.retained,
+            statistics=self._watchdog.run("the load of the statistics", self._store.load_statistics, self._attempt),
+        )
+        self._drive(JobStatusChanged(_now(), running=True))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.close()
+        # What a run leaves that was fenced, or cannot reach the store, is for the next one to tidy up.
+        with suppress(FlinkPyError):
+            if error is None and self._error is None:
+                self._abort_left_open()
+        with suppress(FlinkPyError):
+            if self._discards_checkpoints(error):
+                self._watchdog.run("the deletion of checkpoints", self._store.delete_checkpoints, self._attempt)
+        with suppress(FlinkPyError):
+            statistics = self._coordinator.statistics
+            self._watchdog.run("the write of the statistics", self._store.save_statistics, self._attempt, statistics)
+        self._end()
+
+    def _end(self) -> None:
+        self._hooks.close()
+        with suppress(FlinkPyError):  # a lease that is not given back runs out
+            self._watchdog.run("giving the job back", self._store.end_attempt, self._attempt)
+        self._watchdog.close()
+
+    def _discards_checkpoints(self, error: BaseException | None) -> bool:
+        """Whether checkpoints are deleted now (Flink: ``CheckpointProperties``); a run that just ends keeps them."""
+        latest, retention = self._attempt.latest, self.config.checkpointing.retention
+        if latest is not None and self._attempt.committed != latest.checkpoint_id:
+            return False  # there is something to commit yet
+        if latest is not None and latest.stopped:
+            return False  # nobody else knows that the job is stopped
+        if error is None:
+            return retention.discards_on_finish and self.finished
+        cancelled = not isinstance(error, Exception)
+        return retention.discards_on_cancellation if cancelled else retention.discards_on_failure
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the job was stopped with a savepoint, and nobody has restored one since."""
+        return self._stopped
+
+    @property
+    def partition_ends(self) -> tuple[PartitionEnd, ...]:
+        """End states of time partitions that are kept, in order of time."""
+        return self._attempt.head.partitions
+
+    @property
+    def latest(self) -> CheckpointMetadata | None:
+        """The last completed checkpoint."""
+        return self._attempt.latest
+
+    def renumber_partitions(self, renumber: Callable[[tuple[PartitionEnd, ...]], tuple[PartitionEnd, ...]]) -> None:
+        """Changes the ordinals of the kept end states, from the next checkpoint on.
+
+        Args:
+            renumber: Takes the end states and returns them with their new ordinals.
+        """
+        head = self._attempt.head
+        self._attempt.head = replace(head, partitions=renumber(head.partitions))
+
+    @property
+    def token(self) -> int:
+        """The fencing token."""
+        return self._attempt.token
+
+    def _recover(self, latest: CheckpointMetadata | None) -> None:
+        """Commits what the last checkpoint prepared, then aborts everything else that is open."""
+        if latest is not None and self._attempt.committed != latest.checkpoint_id:
+            prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
+            try:
+                self.committed_on_recovery = prepared - self._commit(latest)
+                self._attempt.committed = latest.checkpoint_id
+            except CommittableLostError as e:
+                if self._restore.path is None:
+                    raise
+                self._progress(f"checkpoint {latest.checkpoint_id}, which is given up: {e}")
+            if self.committed_on_recovery:
+                self._progress(
+                    f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
+                )
+        self.aborted_lingering = self._abort_lingering()
+
+    def _abort_lingering(self) -> int:
+        self._check_leader()
+        return self._committers.abort_lingering(self._attempt.latest)
+
+    def _abort_left_open(self) -> None:
+        """Aborts what tasks left open that Spark ran again, or the loser of two copies; there may be no next attempt.
+
+        Not after an error: HEAD may name a checkpoint whose completion this attempt has not heard of.
+        """
+        if aborted := self._abort_lingering():
+            self._progress(f"aborted {aborted} transactions that no checkpoint has to commit")
+
+    def _check_leader(self) -> None:
+        self._watchdog.run("the look at who leads the job", self._store.check_leader, self._attempt)
+
+    def _plan(self) -> CheckpointPlan:
+        tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
+        return CheckpointPlan(
+            tasks_to_trigger=tuple(t for uid in self._epochs.splits.uids for t in tasks[uid]),
+            tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
+            tasks_to_commit=tuple(t for uid in self._committers.uids for t in tasks[uid]),
+            coordinators=self._epochs.splits.uids,
+            master_hooks=self._hooks.identifiers,
+        )
+
+    # --- epochs ------------------------------------------------------------------------------------------------------
+
+    def run_epoch(self, barriers: int = 1, *, partition: TimePartition | None = None) -> CompletedEpoch:
+        """Reads up to the next barrier, and returns when the checkpoint is complete and the sinks have committed.
+
+        Args:
+            barriers: How many epochs one Spark job reads. Each ends with a barrier. When the job is done, their
+                checkpoints complete and their sinks commit one after the other; a failure fails them all. There are
+                fewer if the input ends. Default: 1.
+            partition: The partition of time to read, as a whole, instead of the next input. State continues from the
+                last checkpoint. Sinks replace what they committed to the partition before. The checkpoint is kept as
+                the end state of the partition, and the input does not end with it. Default: the next input.
+
+        Returns:
+            The last epoch.
+
+        Raises:
+            ConfigurationError: ``barriers`` is below 1, or above it for a partition; or a source or sink cannot be read
+                or replaced by partition.
+            UserFunctionError: A user function raised. The checkpoint was declined; nothing of the epoch is visible.
+            CheckpointError: The checkpoint was not completed.
+            FencedError: A newer attempt took over.
+            SourceReadError: Input cannot be read.
+            InputAfterEndError: Input has come for a source that has ended.
+        """
+        if barriers < 1:
+            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
+        if partition is not None:
+            if barriers > 1:
+                raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
+            self._committers.check_partitioned()
+            self._epochs.read_partition(partition)
+        try:
+            return self._checkpoint(self._run_spark_job, barriers)
+        finally:
+            # A checkpoint without this input, such as one to stop with, does not replace its rows.
+            self._epochs.partition = None
+
+    def refuse_input_after_end(self) -> None:
+        """Raises an error if the input of a finished job has ended and more has come.
+
+        Raises:
+            InputAfterEndError: Names the source, and what has come.
+            SourceReadError: Input cannot be listed.
+        """
+        if self.finished and not self._stopped:
+            self._epochs.splits.refuse_input_after_end(all_ended=True)
+
+    def run_periodic_epoch(self) -> CompletedEpoch:
+        """Waits until the next periodic checkpoint is due, by the program's interval and pause, and runs its epoch.
+
+        The first one is due at a random time between pause and interval after the attempt has begun (Flink:
+        ``CheckpointCoordinator.getRandomInitDelay``).
+
+        Raises:
+            ConfigurationError: The program has no interval.
+            Exception: As :meth:`run_epoch`.
+        """
+        if self.config.checkpointing.interval is None:
+            raise ConfigurationError(
+                f"job {self.config.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds)"
+            )
+        self._periodic = True
+        try:
+            return self._checkpoint(self._run_spark_job)
+        finally:
+            self._periodic = False
+
+    def commit_restored(self) -> CompletedEpoch:
+        """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.
+
+        Raises:
+            RestoreError: Nothing was restored.
+        """
+        if self.restored is None:
+            raise RestoreError(
+                f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given; run it first"
+            )
+        return self._checkpoint(self._epochs.repeat)
+
+    def stop_with_savepoint(
+        self,
+        target: str | None = None,
+        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
+        *,
+        drain: bool = False,
+    ) -> str:
+        """Completes a last checkpoint, commits it, and keeps it as a savepoint. Further attempts find the job finished.
+
+        It goes on when the savepoint, or another one, is restored by ``restore_from``.
+
+        Args:
+            target: The folder that gets the savepoint; None: the job's own prefix, where a native one must be.
+            format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
+            drain: Ends event time first, so that all timers and windows fire. What is restored from the savepoint is
+                then finished, too, whatever its sources have still to read.
+
+        Returns:
+            The URL of the savepoint.
+
+        Raises:
+            ConfigurationError: A native savepoint is to be outside of the job's prefix.
+            CheckpointError: There is no completed checkpoint yet, and nothing to drain.
+        """
+        check_target(format_type, self._location.url, self._savepoint_location(target).url)
+        if self.finished and (self._attempt.latest is None or not drain or self._attempt.latest.end_of_input):
+            return self.savepoint(target, format_type)
+        if self._epochs.parent is None and not drain:
+            raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
+        self._stopping, self._draining = True, drain
+        self._checkpoint(self._run_spark_job if drain else self._epochs.repeat)
+        self.finished = True
+        return self.savepoint(target, format_type)
+
+    def _checkpoint(self, run: Callable[[int], EpochResults], barriers: int = 1) -> CompletedEpoch:
+        if self._error is not None:
+            raise CheckpointError("this attempt has failed; start another one") from self._error
+        self._run, self._barriers = run, barriers
+        started, before = time.monotonic(), self._attempt.latest
+        try:
+            self._trigger()
+        except BaseException as e:
+            self._error = e
+            raise
+        metadata = self._attempt.latest
+        if metadata is None or metadata is before:
+            self._error = self._failure or CheckpointError("the checkpoint was aborted")
+            raise self._error
+        self.finished = metadata.end_of_input or metadata.stopped
+        return CompletedEpoch(
+            checkpoint_id=metadata.checkpoint_id,
+            metadata=metadata,
+            metadata_path=f"{self._location.url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
+            digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
+            duration_ms=elapsed_millis(started),
+            operators=operator_reports(metadata, set(self._committers.uids)),
+            statistics=self._coordinator.statistics,
+        )
+
+    def _trigger(self) -> None:
+        latest = self._attempt.latest
+        while self._periodic and self._attempt.latest is latest and self._failure is None:
+            _wait(max(0, self._due_ms - _now()) / 1000)
+            self._drive(PeriodicTick(_now()))
+        if self._periodic:
+            return
+        kind = CheckpointKind.SAVEPOINT if self._stopping else CheckpointKind.CHECKPOINT
+        self._drive(TriggerRequested(_now(), kind, forced=True, stop=self._stopping, request_id=self._owner))
+
+    def _drive(self, stimulus: Stimulus) -> None:
+        """Carries out the coordinator's instructions until there are no more."""
+        todo: deque[Instruction] = deque(self._coordinator.handle(stimulus))
+        while todo:
+            for answer in self._perform(todo.popleft()):
+                todo.extend(self._coordinator.handle(answer))
+
+    def _perform(self, instruction: Instruction) -> Iterator[Stimulus]:
+        match instruction:
+            case AssignCheckpointId():
+                yield self._assign_checkpoint_id()
+            case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
+                for identifier in identifiers:
+                    yield self._trigger_hook(identifier, checkpoint_id, timestamp)
+            case EmitBarriers(checkpoint_id=checkpoint_id) if self._emitted is not None:
+                self._emitted.append(checkpoint_id)  # of a Spark job that is being planned
+            case EmitBarriers(checkpoint_id=checkpoint_id):
+                self._run_epoch(checkpoint_id)
+            case WriteMetadata(checkpoint_id=checkpoint_id):
+                self._metadata = self._create_metadata(instruction)
+                yield self._finalize(
+                    f"the write of chk-{checkpoint_id}/{METADATA_NAME}",
+                    checkpoint_id,
+                    self._write_metadata,
+                    MetadataWritten(_now(), checkpoint_id),
+                )
+            case ReplaceHead(checkpoint_id=checkpoint_id):
+                yield self._finalize(
+                    f"the write of HEAD for checkpoint {checkpoint_id}",
+                    checkpoint_id,
+                    self._completion(),
+                    HeadReplaced(_now(), checkpoint_id),
+                )
+            case NotifyComplete(checkpoint_id=checkpoint_id):
+                self._check_leader()
+                self._commit(self._metadata)
+                self._attempt.committed = checkpoint_id
+                told = f"telling sources that checkpoint {checkpoint_id} is complete"
+                self._watchdog.run(told, self._epochs.splits.notify_complete, checkpoint_id)
+                self._tell("notify_checkpoint_complete", checkpoint_id)
+                for line in self._printed:
+                    print(line)
+                self._epochs.go_on_from(self._metadata)
+                disposing = "the deletion of the claimed savepoint"
+                self._watchdog.run(disposing, self._restore.dispose_claimed, self._owner, _now())
+                yield CommitFinished(_now(), checkpoint_id)
+            case NotifySubsumed(checkpoint_id=checkpoint_id):
+                self._tell("notify_checkpoint_subsumed", checkpoint_id)
+            case DropSubsumed(checkpoint_ids=checkpoint_ids):
+                self._subsumed += checkpoint_ids
+            case DiscardState(files=files):
+                # The error of the checkpoint is what counts; files that stay are for the next sweep.
+                with suppress(CheckpointTimeoutError, FencedError, StorageError):
+                    self._watchdog.run("the deletion of its state", self._store.discard, self._attempt, files)
+            case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
+                self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
+                # Once fenced it aborts nothing: what is open may be of the attempt that took over.
+                with suppress(FencedError, StorageError, CheckpointTimeoutError):
+                    self._abort_lingering()
+                with suppress(CheckpointTimeoutError):
+                    self._tell("notify_checkpoint_aborted", checkpoint_id)
+            case FailJob(message=message):
+                raise self._failure or CheckpointError(message)
+            case ArmPeriodic(at_ms=at_ms):
+                self._due_ms = at_ms
+            case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
+                self._progress(message)  # it is due again when the pause is over
+            case Rejected(message=message):
+                raise self._failure or CheckpointError(f"no checkpoint was taken: {message}")
+            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
+                pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
+            case _:
+                raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _assign_checkpoint_id(self) -> Stimulus:
+        self._failure = None
+        try:
+            return CheckpointIdAssigned(_now(), self._watchdog.run("taking a checkpoint id", self._next_checkpoint_id))
+        except (StorageError, CheckpointTimeoutError) as e:
+            self._failure = e
+            return TriggerFailed(_now(), str(e))
+
+    def _next_checkpoint_id(self) -> int:
+        self._store.renew(self._attempt, self._lease, _now())
+        return self._store.assign_checkpoint_id(self._attempt)
+
+    def _trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Stimulus:
+        try:
+            state = self._hooks.trigger(identifier, checkpoint_id, timestamp_ms)
+        except CheckpointError as e:
+            self._failure = e
+            return MasterHookFailed(_now(), checkpoint_id, identifier, str(e))
+        return MasterStateCollected(_now(), checkpoint_id, identifier, state)
+
+    def _tell(self, news: str, checkpoint_id: int) -> None:
+        """Calls a method of all committers and hooks that are checkpoint listeners."""
+        for listener in (*self._committers, *self._hooks):
+            if isinstance(listener, CheckpointListener):
+                what = f"{type(listener).__qualname__}.{news}({checkpoint_id})"
+                self._watchdog.run(what, getattr(listener, news), checkpoint_id)
+
+    def _write_metadata(self) -> None:
+        self._store.write_metadata(self._attempt, self._metadata)
+
+    def _completion(self) -> Callable[[], None]:
+        """The write of HEAD, as it is now: one that hangs may begin when the attempt has moved on."""
+        return partial(
+            self._store.complete,
+            self._attempt,
+            self._metadata,
+            partition=self._epochs.partition_end(self._metadata, self._attempt.head.partitions),
+            partition_retention=self.config.partition_retention,
+            started_from=None if self.restored is None else self.restored.checkpoint_id,
+        )
+
+    def _finalize(self, what: str, checkpoint_id: int, write: Callable[[], None], done: Stimulus) -> Stimulus:
+        try:
+            self._watchdog.run(what, write)
+        except FlinkPyError as e:
+            self._failure = e
+            unknown = isinstance(e, (StorageError, CheckpointTimeoutError))
+            return MetadataWriteFailed(_now(), checkpoint_id, unknown, str(e))
+        return done
+
+    # --- one epoch ---------------------------------------------------------------------------------------------------
+
+    def _run_epoch(self, checkpoint_id: int) -> None:
+        """Runs the epoch and reports its outcome to the coordinator."""
+        self._failure = None
+        tag = f"flinkpy-{self.config.job_id}-{self.token}-{checkpoint_id}"
+        what = f"checkpoint {checkpoint_id} of job {self.config.job_id!r}"
+        self._session.limit(tag, what, self.config.checkpointing.timeout)
+        self._subsumed = []
+        try:
+            results = self._run(checkpoint_id)
+            if results.failure is None:
+                results.check_complete(self._epochs.ended, self._plan().tasks_to_wait_for)
+                results.check_consistent()
+        except FlinkPyError as e:
+            if self._session.timed_out:
+                self._drive(TimerFired(_now(), checkpoint_id))
+                return
+            self._failure = cause = self._cause(e)
+            self._drive(self._decline(checkpoint_id, None, cause))
+            return
+        failure = results.failure
+        if failure is not None:
+            self._failure = cause = self._cause(failure.error)
+            self._drive(self._decline(checkpoint_id, failure.task, cause))
+            return
+        self.collected = results.collected
+        for position, (acknowledged_id, states) in enumerate(sorted(results.acknowledged.items())):
+            self._printed = results.printed.get(position, [])
+            self._acknowledge(acknowledged_id, states)
+        # State files are named by content: one that an old checkpoint names and the first of the job does not may be
+        # named by the second again. So old checkpoints go when all of the job are complete.
+        if self._subsumed:
+            subsuming = "the deletion of subsumed checkpoints"
+            self._watchdog.run(subsuming, self._store.subsume, self._attempt, self._subsumed)
+
+    def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+        """Passes on the acknowledgements of all tasks and enumerators; returns when the checkpoint is complete."""
+        for task, state in states.items():
+            message = AcknowledgeCheckpoint(
+                self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
+            )
+            self._drive(Acknowledge(_now(), message))
+        for uid, state in self._epochs.splits.take_states(checkpoint_id).items():
+            self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
+
+    def _cause(self, error: FlinkPyError) -> FlinkPyError:
+        """Returns the error to report: missing state files are no damage if a newer attempt has subsumed them."""
+        if isinstance(error, CorruptStateError):
+            try:
+                self._check_leader()
+            # Nobody is told of damage that is not certain.
+            except (FencedError, StorageError, CheckpointTimeoutError) as unclear:
+                return unclear
+        return error
+
+    def _decline(self, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> Decline:
+        where = task or Subtask(self.graph.vertices[0].uid, 0)
+        cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
+        reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+        if task is not None:
+            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        message = DeclineCheckpoint(
+            self.config.job_id, checkpoint_id, self.token, where.uid, where.subtask, reason, cause
+        )
+        return Decline(_now(), message)
+
+    def _plan_epochs(self, checkpoint_id: int) -> list[Epoch]:
+        """Plans the epochs that the Spark job reads."""
+        if self._draining:
+            return self._epochs.plan_drain(checkpoint_id)
+        return self._epochs.plan(checkpoint_id, self._barriers, self._emit_next)
+
+    def _emit_next(self) -> int:
+        """Triggers another checkpoint for the Spark job that is being planned."""
+        self._emitted = []
+        self._trigger()
+        if not self._emitted:
+            raise self._failure or CheckpointError("the checkpoint was aborted")
+        (later_id,) = self._emitted
+        self._emitted = None
+        return later_id
+
+    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
+        epochs = self._plan_epochs(checkpoint_id)
+        job, splits = self._epochs.job(epochs), self._epochs.splits
+        for epoch in epochs:
+            self._progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
+        results = EpochResults.of(self._on_spark(job))
+        pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
+        if results.failure is None:
+            splits.was_read(epochs[-1].checkpoint_id, results.states)
+        return results
+
+    def _on_spark(self, job: EpochJob) -> list[WireRow]:
+        """Runs the Spark job, or the same tasks in this process."""
+        if self.config.in_process:
+            return list(run_in_process(job))
+        what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
+        progress = SparkProgress(what, job.graph.number_of_stages, self._progress)
+        with self._session.open() as spark, watched(spark, progress):
+            return list(run_region(spark, job))
+
+    # --- completing --------------------------------------------------------------------------------------------------
+
+    def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
+        stopped = True if self._stopping or self._stopped else None
+        return self._epochs.metadata(write, {**self._restore.properties, STOPPED: stopped})
+
+    def _commit(self, metadata: CheckpointMetadata) -> int:
+        try:
+            return self._committers.commit(metadata)
+        except CommittableLostError:
+            self._check_leader()  # who took over has committed it, and may have replaced it since
+            raise
+
+    # --- savepoints --------------------------------------------------------------------------------------------------
+
+    def savepoint(
+        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
+    ) -> str:
+        """Writes a savepoint of the last completed checkpoint.
+
+        Args:
+            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
+            format_type: Whether it is self-contained or refers to files of the job's checkpoints.
+
+        Returns:
+            Its URL.
+
+        Raises:
+            ConfigurationError: A native savepoint would be outside the job's prefix.
+            CheckpointError: There is no completed checkpoint yet.
+            FencedError: A newer attempt took over and has subsumed it.
+        """
+        latest = self._attempt.latest
+        if latest is None:
+            raise CheckpointError(
+                f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of: run it first"
+            )
+        location = self._savepoint_location(target)
+        try:
+            folder = write_savepoint(without_committables(latest), self._store.store, location.open(), format_type)
+        except CorruptStateError:
+            self._check_leader()  # a newer attempt may have subsumed the checkpoint meanwhile
+            raise
+        return f"{location.url}/{folder}"
+
+    def _savepoint_location(self, target: str | None) -> StorageLocation:
+        return self._location if target is None else replace(self.config.storage, url=target)
+
+
+def _wait(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def _now() -> int:
+    return current_millis()

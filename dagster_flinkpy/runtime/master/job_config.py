@@ -1,0 +1,34 @@
+"""Where a job runs, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["JobConfig"]
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """Where a job runs and where its state is."""
+
+    job_id: str
+    storage: StorageLocation
+    """The checkpoint directory; all of the job is under ``{storage}/{job_id}/``."""
+    spark: SparkSettings = field(default_factory=SparkSettings)
+    checkpointing: CoordinatorConfig = field(default_factory=CoordinatorConfig)
+    latency_tracking_interval: timedelta = timedelta(0)
+    """Time between two latency markers of a source. Default: 0, none are sent."""
+    blocking_edges: StorageLocation | None = None
+    """Segments of blocking edges, which several jobs share; None: ``exchange/`` below the job's own prefix."""
+    partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
+    """Which end states of time partitions are kept. Default: all."""
+    in_process: bool = False
+    """Whether tasks run in this process, one after the other, instead of on Spark."""
+    cache_dir: str | None = None
+    """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""

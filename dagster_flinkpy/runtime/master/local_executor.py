@@ -1,0 +1,115 @@
+"""Runs a bounded program from a script or notebook: ``env.execute()`` and ``execute_and_collect()``."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.clock import elapsed_millis
+from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["LocalExecutor"]
+
+_log = logging.getLogger(__name__)
+
+
+class LocalExecutor:
+    """Runs epochs until the input has ended, on the default Spark session.
+
+    Without a checkpoint directory state lives in a folder that is gone afterwards, and operators need no uids.
+    """
+
+    def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
+        """Runs until all input is read and committed."""
+        started = time.monotonic()
+        last = None
+        for _, epoch in self._epochs(graph, settings):
+            last = epoch
+        return JobExecutionResult(
+            settings.job_name,
+            _job_id(settings.job_name),
+            None if last is None else last.checkpoint_id,
+            elapsed_millis(started),
+        )
+
+    def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
+        """Runs and yields the records of collect operators, epoch by epoch, each with the operator's uid."""
+        for attempt, _ in self._epochs(graph, settings):
+            for uid, columns in attempt.collected.items():
+                for column in columns:
+                    for record in attempt.graph.vertex(uid).output_type.from_arrow(column):
+                        yield uid, record
+
+    def _epochs(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
+        with ExitStack() as stack:
+            ephemeral = settings.checkpoint_dir is None
+            folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
+            regions = graph.regions()
+            if settings.savepoint_path is not None and len(regions) > 1:
+                raise ConfigurationError(
+                    f"program {settings.job_name!r}: a savepoint belongs to one job, but the program has "
+                    f"{len(regions)}, because no pipelined edge connects them; unset execution.state-recovery.path"
+                )
+            show = stack.enter_context(_shown())
+            storage, base_id = StorageLocation(folder), _job_id(settings.job_name)
+            for i, region in enumerate(regions):
+                job_id = base_id + (f".{i}" if len(regions) > 1 else "")
+                attempt = JobAttempt(
+                    region,
+                    JobConfig(
+                        job_id,
+                        storage,
+                        checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
+                        latency_tracking_interval=settings.latency_tracking_interval,
+                        in_process=settings.local,
+                        blocking_edges=storage.child(base_id).child("exchange"),
+                    ),
+                    owner="env.execute()",
+                    on_progress=show,
+                    restore_from=settings.savepoint_path,
+                    allow_non_restored_state=settings.allow_non_restored_state,
+                    require_uids=not ephemeral,
+                )
+                with attempt:
+                    attempt.refuse_input_after_end()
+                    while not attempt.finished:
+                        epoch = attempt.run_epoch(settings.checkpointing.barriers_per_job)
+                        yield attempt, epoch
+                        if not attempt.finished and not epoch.has_read:
+                            raise ConfigurationError(
+                                f"job {job_id!r}: there is nothing more to read, but the input does not end; "
+                                "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
+                            )
+
+
+@contextmanager
+def _shown() -> Iterator[Callable[[str], None]]:
+    """Shows progress messages as a line that changes; if standard error is not a terminal, they are only logged."""
+    if not sys.stderr.isatty():
+        yield _log.info
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting") as status:
+
+        def show(line: str) -> None:
+            _log.info(line)
+            status.update(line)
+
+        yield show
+
+
+def _job_id(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-.") or "flink-job"

@@ -1,0 +1,100 @@
+"""The master hooks of a job, on the driver (Flink: ``MasterHooks``)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.datastream.state_recovery import NonRestoredState, may_stay_behind
+from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, RestoreError
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+__all__ = ["MasterHooks"]
+
+
+class MasterHooks:
+    """Calls hooks, and says in whose name they failed or hung.
+
+    Args:
+        hooks: Each with an identifier of its own.
+        watchdog: Calls them.
+    """
+
+    def __init__(self, hooks: Sequence[MasterTriggerRestoreHook], watchdog: Watchdog) -> None:
+        self._hooks = {hook.get_identifier(): hook for hook in hooks}
+        self._watchdog = watchdog
+
+    @property
+    def identifiers(self) -> tuple[str, ...]:
+        """Of the hooks."""
+        return tuple(self._hooks)
+
+    def __iter__(self) -> Iterator[MasterTriggerRestoreHook]:
+        return iter(self._hooks.values())
+
+    def trigger(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Any:
+        """Calls a hook for a checkpoint and returns its state.
+
+        Raises:
+            CheckpointError: It raised, or what it gave is not JSON.
+            CheckpointTimeoutError: It hangs.
+        """
+        hook = self._hooks[identifier]
+        try:
+            state = self._watchdog.run(
+                f"master hook {identifier!r} at checkpoint {checkpoint_id}",
+                hook.trigger_checkpoint,
+                checkpoint_id,
+                timestamp_ms,
+            )
+            return json.loads(json.dumps(state, allow_nan=False))
+        except CheckpointTimeoutError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"master hook {identifier!r} failed at checkpoint {checkpoint_id}: {type(error).__name__}: {error}"
+            ) from error
+
+    def restore(self, restored: CheckpointMetadata | None, *, allow_non_restored_state: NonRestoredState) -> None:
+        """Gives the hooks their state (Flink: ``MasterHooks.restoreMasterHooks``).
+
+        Args:
+            restored: What the job continues from; None resets the hooks.
+            allow_non_restored_state: Ignores state whose hook is gone: any, or that of these identifiers.
+
+        Raises:
+            RestoreError: A hook raised, or is gone.
+            CheckpointTimeoutError: A hook hangs.
+        """
+        states = restored.master_states if restored else {}
+        gone = sorted(states.keys() - self._hooks.keys())
+        unmatched = [identifier for identifier in gone if not may_stay_behind(allow_non_restored_state, identifier)]
+        if unmatched:
+            raise RestoreError(
+                f"there is state of master hook {unmatched[0]!r}, but the program has no such hook. Add it again with "
+                "env.get_checkpoint_config().add_master_hook(...), or set allow_non_restored_state to "
+                f"[{unmatched[0]!r}] to leave it behind."
+            )
+        for identifier, hook in self._hooks.items():
+            try:
+                if restored is None:
+                    self._watchdog.run(f"the reset of master hook {identifier!r}", hook.reset)
+                else:
+                    what, state = f"the restore of master hook {identifier!r}", states.get(identifier)
+                    self._watchdog.run(what, hook.restore_checkpoint, restored.checkpoint_id, state)
+            except CheckpointTimeoutError:
+                raise
+            except Exception as error:
+                raise RestoreError(
+                    f"master hook {identifier!r} could not be restored: {type(error).__name__}: {error}"
+                ) from error
+
+    def close(self) -> None:
+        """Closes them, whatever they raise. After one has hung, none is called any more."""
+        for identifier, hook in self._hooks.items():
+            with suppress(Exception):
+                self._watchdog.run(f"the close of master hook {identifier!r}", hook.close)

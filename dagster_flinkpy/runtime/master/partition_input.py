@@ -1,0 +1,83 @@
+"""The input of a job that is partitioned by time: one epoch reads one partition, to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["WholeInput", "check_partitioned", "of_partition"]
+
+
+def check_partitioned(graph: JobGraph) -> None:
+    """Checks that all sources can be read by partition.
+
+    Raises:
+        ConfigurationError: Names the source.
+    """
+    for vertex in graph.vertices:
+        if isinstance(vertex.spec, SourceSpec) and not isinstance(vertex.spec.source, PartitionedSource):
+            kind = type(vertex.spec.source).__name__
+            raise ConfigurationError(
+                f"source {vertex.uid!r} ({kind}) cannot be read by partition, so the job cannot have partitions_def: "
+                "use a source that can, such as ParquetSource(partition_format=...), or make it a PartitionedSource"
+            )
+
+
+def of_partition(graph: JobGraph, partition: TimePartition) -> JobGraph:
+    """Returns the program with each source restricted to a partition.
+
+    Raises:
+        ConfigurationError: A source cannot be read by partition.
+    """
+    check_partitioned(graph)
+    specs: dict[str, OperatorSpec] = {}
+    for vertex in graph.vertices:
+        if isinstance(vertex.spec, SourceSpec) and isinstance(vertex.spec.source, PartitionedSource):
+            specs[vertex.uid] = replace(vertex.spec, source=vertex.spec.source.for_partition(partition))
+    return graph.with_specs(specs)
+
+
+class WholeInput(SplitEnumerator):
+    """Plans all of a bounded source as one epoch, after which the input has not ended: a partition follows.
+
+    So windows that reach into the next partition stay open. It has no state: each partition starts anew.
+
+    Args:
+        inner: Of a bounded source.
+    """
+
+    def __init__(self, inner: SplitEnumerator) -> None:
+        self._inner = inner
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._inner.start(context)
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        self._inner.notify_checkpoint_complete(checkpoint_id)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        while True:
+            planned = self._inner.plan_epoch(parallelism)
+            for share, splits in zip(shares, planned, strict=True):
+                share += splits
+            given = [split for splits in planned for split in splits]
+            if self._inner.exhausted or not given:
+                return shares
+            self._inner.on_epoch_read([replace(split, finished=True) for split in given])
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        pass
+
+    @property
+    def exhausted(self) -> bool:
+        return False
+
+    def snapshot_state(self) -> Json:
+        return {}

@@ -1,0 +1,114 @@
+"""The Spark job of one epoch of one pipelined region.
+
+Each stage is a ``mapInArrow`` of the same task, and between two stages lies a Spark shuffle. The last stage leaves only
+acknowledgements, which are the result of the Spark action.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections import deque
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_flinkpy import errors
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, PythonWorkerLostError
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
+from dagster_flinkpy.runtime.shuffle.spark_shuffle import shuffle
+from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
+from dagster_flinkpy.runtime.task.breadcrumb import read_breadcrumb
+from dagster_flinkpy.runtime.task.task import StageTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["error_in_task", "run_region"]
+
+_WORKER_DIED = "Python worker exited unexpectedly"
+_FATAL = re.compile(r"Fatal Python error: (?:.+\n|\n(?!\tat ))*?(?=\s*\tat |\s*Driver stacktrace|\Z)")
+_OUR_ERROR = re.compile(r"^dagster_flinkpy\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
+    """Runs a Spark job and yields the rows for the driver.
+
+    Raises:
+        CheckpointError: The Spark job failed.
+        FlinkPyError: A task failed with this error.
+    """
+    from pyspark.errors import PySparkException
+
+    graph, program = job.graph, dump_job(job)
+    rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0)).mapInArrow(
+        _stage(program, 0), SPARK_SCHEMA
+    )
+    for stage in range(1, graph.number_of_stages):
+        shuffled = shuffle(rows, graph.stage_parallelism(stage))
+        rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA)
+    try:
+        table = rows.toArrow()
+    except PySparkException as e:
+        raise _translated(e, job) from e
+    for batch in table.to_batches():
+        yield from rows_of(batch)
+
+
+def _translated(error: Exception, job: EpochJob) -> FlinkPyError:
+    if _WORKER_DIED in str(error):
+        return _lost_worker(str(error), job)
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return error_in_task(error) or CheckpointError(
+        f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r} failed: " + "\n".join(lines[:30])
+    )
+
+
+def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
+    at_work = read_breadcrumb(text)
+    where = "it is not known at which operator"
+    if at_work is not None:
+        where = f"while subtask {at_work[1]} of operator {at_work[0]!r} was at work"
+    # What faulthandler wrote is in front of Java's stack.
+    fatal = _FATAL.search(text)
+    advice = (
+        "A function called os._exit(), or crashed in native code; or the machine had no memory left and killed the "
+        "process: then give it more, or lower the parallelism."
+    )
+    return PythonWorkerLostError(
+        f"a Python worker died {where} (checkpoint {job.checkpoint_id} of job {job.job_id!r}). "
+        + (f"{fatal[0].rstrip()}" if fatal else advice),
+        operator=at_work[0] if at_work else "",
+        subtask=at_work[1] if at_work else None,
+    )
+
+
+def error_in_task(error: Exception) -> FlinkPyError | None:
+    """Returns our own error that failed a Spark task, or None."""
+    found = _OUR_ERROR.findall(str(error))
+    if not found or found[-1][0] not in errors.__all__:
+        return None
+    kind, message = found[-1]
+    ours: FlinkPyError = getattr(errors, kind)(message)
+    return ours
+
+
+def _stage(program: bytes, stage: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    return partial(run_stage, program, stage)
+
+
+def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs a task in a Python worker."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    # Records are many small objects without cycles: the default threshold of 700 would scan them over and over.
+    gc.set_threshold(200_000, 20, 100)
+    with loaded_job(program) as job:
+        yield from StageTask(job, stage, context.partitionId(), capture_logs=True).run(batches)
+    # Spark keeps a Python worker for the next task only if it has read all of its input.
+    deque(batches, maxlen=0)

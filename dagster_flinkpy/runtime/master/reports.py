@@ -1,0 +1,133 @@
+"""Reports of completed epochs, for users and for Dagster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.errors import JobGraphError
+from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
+
+__all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "operator_reports"]
+
+
+@dataclass(frozen=True)
+class SubtaskReport:
+    """One subtask of an operator."""
+
+    index: int
+    key_groups: tuple[int, int] | None
+    """First and last key group, where it has keyed state."""
+    keys: int
+    """Rows of its largest state: about the number of keys."""
+    state_bytes: int
+    delta_bytes: int
+    """Bytes the epoch added."""
+    records_in: int
+    records_out: int
+    late_records_dropped: int | None = None
+    """Windows: records that were in no window because they came too late; None for other operators."""
+    user_metrics: Mapping[str, int | float] = field(default_factory=dict)
+    """Metrics of the user's functions, by their own names."""
+
+
+@dataclass(frozen=True)
+class OperatorReport:
+    """One operator."""
+
+    uid: str
+    records_in: int
+    records_out: int
+    state_bytes: int
+    delta_bytes: int
+    keys: int
+    watermark: int | None
+    """Event time in milliseconds."""
+    rows_committed: int | None
+    """Sinks: rows that were published; None for other operators."""
+    subtasks: tuple[SubtaskReport, ...]
+    late_records_dropped: int | None = None
+    """Windows: records that were in no window because they came too late; None for other operators."""
+    user_metrics: Mapping[str, int | float] = field(default_factory=dict)
+    """Metrics of the user's functions, by their own names."""
+
+
+@dataclass(frozen=True)
+class CompletedEpoch:
+    """One completed checkpoint."""
+
+    checkpoint_id: int
+    metadata: CheckpointMetadata
+    metadata_path: str
+    """URL of its ``_metadata``."""
+    digest: str
+    """SHA-256 of that file."""
+    duration_ms: int
+    """From the trigger to the end of the commit."""
+    operators: tuple[OperatorReport, ...]
+    statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
+    """Of all checkpoints of the job."""
+
+    @property
+    def has_read(self) -> bool:
+        """Whether there was any input in the epoch."""
+        return any(subtask.splits for operator in self.metadata.operators for subtask in operator.subtasks)
+
+    def operator(self, uid: str) -> OperatorReport:
+        """Returns the report of an operator.
+
+        Raises:
+            JobGraphError: No operator has this uid.
+        """
+        for report in self.operators:
+            if report.uid == uid:
+                return report
+        raise JobGraphError(f"no operator has uid {uid!r}; there are {[r.uid for r in self.operators]}")
+
+
+def operator_reports(metadata: CheckpointMetadata, sinks: set[str]) -> tuple[OperatorReport, ...]:
+    """Returns the reports of all operators of a checkpoint.
+
+    Args:
+        metadata: The checkpoint.
+        sinks: Uids of the sinks.
+    """
+    return tuple(_operator(o, o.uid in sinks) for o in metadata.operators)
+
+
+def _operator(state: OperatorState, sink: bool) -> OperatorReport:
+    subtasks = tuple(_subtask(s) for s in state.subtasks)
+    watermarks = [s.watermark for s in state.subtasks if s.watermark is not None]
+    late = [s.late_records_dropped for s in subtasks if s.late_records_dropped is not None]
+    committables = [c for s in state.subtasks for c in s.committables]
+    return OperatorReport(
+        uid=state.uid,
+        records_in=sum(s.records_in for s in subtasks),
+        records_out=sum(s.records_out for s in subtasks),
+        state_bytes=sum(s.state_bytes for s in subtasks),
+        delta_bytes=sum(s.delta_bytes for s in subtasks),
+        keys=sum(s.keys for s in subtasks),
+        watermark=min(watermarks, default=None),
+        rows_committed=sum(int(c.get("rows", 0)) for c in committables) if sink else None,
+        subtasks=subtasks,
+        late_records_dropped=sum(late) if late else None,
+        user_metrics=user_metrics(s.metrics for s in state.subtasks),
+    )
+
+
+def _subtask(state: SubtaskState) -> SubtaskReport:
+    keyed, metrics = state.keyed, state.metrics
+    return SubtaskReport(
+        index=state.index,
+        key_groups=None if keyed is None else (keyed.key_groups.start, keyed.key_groups.end),
+        keys=0 if keyed is None else max((t.rows for t in keyed.tables), default=0),
+        state_bytes=state.state_bytes,
+        delta_bytes=int(metrics.get("delta_bytes", 0)),
+        records_in=int(metrics.get("records_in", 0)),
+        records_out=int(metrics.get("records_out", 0)),
+        late_records_dropped=int(metrics[LATE_RECORDS_DROPPED]) if LATE_RECORDS_DROPPED in metrics else None,
+        user_metrics=user_metrics([metrics]),
+    )

@@ -1,0 +1,269 @@
+"""Decides whether and when a failed job is restarted (Flink: ``RestartBackoffTimeStrategy``).
+
+The rules are pure: a strategy decides from the history of failures and a random number. So the same rules serve a loop
+that waits and a sensor that runs every 30 seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import ClassVar
+
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = [
+    "ExponentialDelayRestart",
+    "FailureRateRestart",
+    "FixedDelayRestart",
+    "NoRestart",
+    "RestartDecision",
+    "RestartStrategy",
+    "restart_strategy_of",
+]
+
+_PREFIX = "restart-strategy"
+
+
+@dataclass(frozen=True)
+class RestartDecision:
+    """What a strategy says about the last of some failures."""
+
+    restart: bool
+    """Whether the job is restarted."""
+    at_ms: int
+    """The earliest time of the restart, in milliseconds since 1970."""
+    attempt: int
+    """Number of the restart, from 1; starts again when the strategy forgets failures."""
+    reason: str
+    """The reason, for the log and the UI."""
+
+
+class RestartStrategy(ABC):
+    """A rule of restarts; immutable."""
+
+    success_ends_series: ClassVar[bool] = False
+    """Whether a successful run resets the count of failures."""
+
+    @abstractmethod
+    def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
+        """Decides about the last of the failures.
+
+        Args:
+            failures_ms: When the job failed, oldest first, at least once; milliseconds since 1970.
+            random: Returns a number from 0 to 1, for the jitter. For a repeatable decision it must return the same
+                numbers for the same history.
+        """
+
+
+@dataclass(frozen=True)
+class NoRestart(RestartStrategy):
+    """A failure is final (Flink: ``NoRestartBackoffTimeStrategy``)."""
+
+    def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
+        return RestartDecision(False, failures_ms[-1], 0, "the restart strategy is 'none'")
+
+
+@dataclass(frozen=True)
+class FixedDelayRestart(RestartStrategy):
+    """A fixed number of restarts in a row (Flink: ``FixedDelayRestartBackoffTimeStrategy``, which counts them all)."""
+
+    success_ends_series: ClassVar[bool] = True
+    attempts: int = 1
+    """How many; at least 0. Default: 1."""
+    delay: timedelta = timedelta(seconds=1)
+    """From a failure to the restart. Default: 1 s."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+        """
+        _require(self.attempts >= 0, f"fixed-delay attempts must be at least 0, not {self.attempts}")
+        _require(self.delay >= timedelta(0), f"fixed-delay delay must not be negative, not {self.delay}")
+
+    def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
+        attempt = len(failures_ms)
+        reason = f"restart {attempt} of {self.attempts} after {_span(self.delay)}"
+        if attempt > self.attempts:
+            reason = f"all {self.attempts} restarts of the fixed-delay strategy are used up"
+        return RestartDecision(attempt <= self.attempts, failures_ms[-1] + to_millis(self.delay), attempt, reason)
+
+
+@dataclass(frozen=True)
+class FailureRateRestart(RestartStrategy):
+    """Restarts unless failures are too frequent (Flink: ``FailureRateRestartBackoffTimeStrategy``)."""
+
+    max_failures_per_interval: int = 1
+    """Failures in an interval that are restarted; at least 1. Default: 1."""
+    interval: timedelta = timedelta(minutes=1)
+    """Default: 1 min."""
+    delay: timedelta = timedelta(seconds=1)
+    """From a failure to the restart. Default: 1 s."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+        """
+        most = self.max_failures_per_interval
+        _require(most > 0, f"failure-rate max-failures-per-interval must be at least 1, not {most}")
+        _require(self.interval > timedelta(0), f"failure-rate interval must be positive, not {self.interval}")
+        _require(self.delay >= timedelta(0), f"failure-rate delay must not be negative, not {self.delay}")
+
+    def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
+        now, most = failures_ms[-1], self.max_failures_per_interval
+        # Flink remembers one failure more than it allows; it gives up if the oldest of those is not old enough.
+        exceeded = len(failures_ms) > most and now - failures_ms[-most - 1] <= to_millis(self.interval)
+        allowed = f"{most} in {_span(self.interval)}"
+        if exceeded:
+            reason = f"more failures than the failure-rate strategy allows: {allowed}"
+        else:
+            reason = f"restart {len(failures_ms)} after {_span(self.delay)}; {allowed} are allowed"
+        return RestartDecision(not exceeded, now + to_millis(self.delay), len(failures_ms), reason)
+
+
+@dataclass(frozen=True)
+class ExponentialDelayRestart(RestartStrategy):
+    """Waits longer from one failure to the next (Flink: ``ExponentialDelayRestartBackoffTimeStrategy``, FLIP-364)."""
+
+    initial_backoff: timedelta = timedelta(seconds=1)
+    """Before the first restart; at least 1 ms. Default: 1 s."""
+    max_backoff: timedelta = timedelta(minutes=1)
+    """The longest wait. Default: 1 min."""
+    backoff_multiplier: float = 1.5
+    """How much longer the next wait is; above 1. Default: 1.5."""
+    jitter_factor: float = 0.1
+    """A wait is longer or shorter by a random share of up to this much; 0 to 1. Default: 0.1."""
+    reset_backoff_threshold: timedelta = timedelta(hours=1)
+    """After running well for this long a failure counts as the first. Default: 1 h."""
+    attempts_before_reset_backoff: int | None = None
+    """Restarts until then. Default: no limit."""
+
+    def __post_init__(self) -> None:
+        """Checks the ranges.
+
+        Raises:
+            ConfigurationError: A value is out of range.
+        """
+        least, name = timedelta(milliseconds=1), "exponential-delay"
+        _require(self.initial_backoff >= least, f"{name} initial-backoff must be at least 1 ms: {self.initial_backoff}")
+        _require(
+            self.initial_backoff <= self.max_backoff,
+            f"{name} initial-backoff {self.initial_backoff} is longer than max-backoff {self.max_backoff}",
+        )
+        _require(self.backoff_multiplier > 1, f"{name} backoff-multiplier must be above 1: {self.backoff_multiplier}")
+        _require(0 <= self.jitter_factor <= 1, f"{name} jitter-factor must be from 0 to 1: {self.jitter_factor}")
+        _require(
+            self.reset_backoff_threshold >= least,
+            f"{name} reset-backoff-threshold must be at least 1 ms: {self.reset_backoff_threshold}",
+        )
+        most = self.attempts_before_reset_backoff
+        _require(most is None or most >= 1, f"{name} attempts-before-reset-backoff must be at least 1: {most}")
+
+    def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
+        attempt, restart_at = 0, None
+        for now in failures_ms:
+            if restart_at is not None and now <= restart_at:
+                continue  # before the restart: the same trouble still, as where several tasks fail together
+            if restart_at is None or now - restart_at >= to_millis(self.reset_backoff_threshold):
+                attempt = 0
+            restart_at = now + self._backoff_ms(attempt, random)
+            attempt += 1
+        assert restart_at is not None  # there is a failure
+        most = self.attempts_before_reset_backoff
+        wait = _span(timedelta(milliseconds=max(restart_at - failures_ms[-1], 0)))
+        if most is not None and attempt > most:
+            return RestartDecision(False, restart_at, attempt, f"all {most} restarts before a reset are used up")
+        return RestartDecision(True, restart_at, attempt, f"restart {attempt} after {wait}")
+
+    def _backoff_ms(self, attempt: int, random: Callable[[], float]) -> int:
+        least, most = to_millis(self.initial_backoff), to_millis(self.max_backoff)
+        # A power that is too large for a float is above any limit.
+        exponent = min(attempt, 1000 / math.log2(self.backoff_multiplier))
+        backoff = int(min(least * self.backoff_multiplier**exponent, 2.0**62))
+        jitter = int(backoff * self.jitter_factor)
+        offset = min(int(random() * (2 * jitter + 1)), 2 * jitter) - jitter
+        return max(least, min(backoff + offset, most))
+
+
+def restart_strategy_of(configuration: Configuration, *, checkpointing: bool) -> RestartStrategy:
+    """Returns the strategy that the options of a program set, with Flink's names: ``restart-strategy.type`` and below.
+
+    Args:
+        configuration: The options of the program.
+        checkpointing: Whether the program takes checkpoints. Without options it is then restarted with exponential
+            delay, otherwise not at all.
+
+    Raises:
+        ConfigurationError: The type is unknown, or an option is out of range.
+    """
+    default = "exponential-delay" if checkpointing else "none"
+    kind = configuration.get_string(f"{_PREFIX}.type", configuration.get_string(_PREFIX, default)).lower()
+    make = _TYPES.get(kind.replace("-", "").removesuffix("delay").replace("failurerate", "rate"))
+    if make is None:
+        raise ConfigurationError(
+            f"{_PREFIX}.type is {kind!r}; write 'none', 'fixed-delay', 'failure-rate' or 'exponential-delay'"
+        )
+    return make(configuration)
+
+
+def _fixed(options: Configuration) -> RestartStrategy:
+    at, default = f"{_PREFIX}.fixed-delay", FixedDelayRestart()
+    return FixedDelayRestart(
+        options.get_integer(f"{at}.attempts", default.attempts), _duration(options, f"{at}.delay", default.delay)
+    )
+
+
+def _rate(options: Configuration) -> RestartStrategy:
+    at, default = f"{_PREFIX}.failure-rate", FailureRateRestart()
+    return FailureRateRestart(
+        options.get_integer(f"{at}.max-failures-per-interval", default.max_failures_per_interval),
+        _duration(options, f"{at}.failure-rate-interval", default.interval),
+        _duration(options, f"{at}.delay", default.delay),
+    )
+
+
+def _exponential(options: Configuration) -> RestartStrategy:
+    at, default = f"{_PREFIX}.exponential-delay", ExponentialDelayRestart()
+    limit = f"{at}.attempts-before-reset-backoff"
+    return ExponentialDelayRestart(
+        _duration(options, f"{at}.initial-backoff", default.initial_backoff),
+        _duration(options, f"{at}.max-backoff", default.max_backoff),
+        options.get_float(f"{at}.backoff-multiplier", default.backoff_multiplier),
+        options.get_float(f"{at}.jitter-factor", default.jitter_factor),
+        _duration(options, f"{at}.reset-backoff-threshold", default.reset_backoff_threshold),
+        options.get_integer(limit, 1) if options.contains_key(limit) else None,
+    )
+
+
+# Flink takes each name with and without its dashes, and 'off' and 'disable' for 'none'.
+_TYPES: Mapping[str, Callable[[Configuration], RestartStrategy]] = {
+    "none": lambda options: NoRestart(),
+    "off": lambda options: NoRestart(),
+    "disable": lambda options: NoRestart(),
+    "fixed": _fixed,
+    "rate": _rate,
+    "exponential": _exponential,
+}
+
+
+def _duration(options: Configuration, key: str, default: timedelta) -> timedelta:
+    return parse_duration(options.get_string(key, "")) if options.contains_key(key) else default
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigurationError(message)
+
+
+def _span(duration: timedelta) -> str:
+    milliseconds = to_millis(duration)
+    return f"{milliseconds} ms" if milliseconds < 1000 else f"{milliseconds / 1000:g} s"

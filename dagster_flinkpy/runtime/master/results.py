@@ -1,0 +1,124 @@
+"""The results of a Spark job: acknowledgements, failures, collected records."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError
+from dagster_flinkpy.runtime.failure import error_from_json
+from dagster_flinkpy.runtime.shuffle.wire import PRINTED, SEQ_BITS, Kind, WireRow
+from dagster_flinkpy.runtime.user_logs import LogEntry, UserLogs
+
+__all__ = ["EpochResults", "TaskFailure"]
+
+
+@dataclass(frozen=True)
+class TaskFailure:
+    """An error, and the subtask that raised it."""
+
+    task: Subtask
+    error: FlinkPyError
+
+
+@dataclass
+class EpochResults:
+    """All that came back from an epoch."""
+
+    acknowledged: dict[int, dict[Subtask, SubtaskState]] = field(default_factory=dict)
+    """By checkpoint."""
+    failures: list[TaskFailure] = field(default_factory=list)
+    collected: dict[str, list[pa.Array]] = field(default_factory=dict)
+    """By uid of the collect operator, columns of records."""
+    logs: list[LogEntry] = field(default_factory=list)
+    """What user functions logged and printed, task by task."""
+    missing_logs: Counter[int] = field(default_factory=Counter)
+    """By level, how many entries are in the Spark log only."""
+    printed: dict[int, list[str]] = field(default_factory=dict)
+    """Lines of print operators, by the number of barriers before them."""
+    _sent: dict[tuple[int, str], str] = field(default_factory=dict)
+    _consumed: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
+
+    @property
+    def states(self) -> dict[Subtask, SubtaskState]:
+        """What was acknowledged of the last checkpoint."""
+        return self.acknowledged[max(self.acknowledged)] if self.acknowledged else {}
+
+    @staticmethod
+    def of(rows: Iterable[WireRow]) -> EpochResults:
+        """Decodes the rows that came back."""
+        results = EpochResults()
+        for row in sorted(rows, key=lambda row: (row.seq >> SEQ_BITS, row.channel, row.seq)):
+            if row.kind is Kind.ACK:
+                results._acknowledge(json.loads(row.payload.to_pybytes()))
+            elif row.kind is Kind.FAILURE:
+                raw = row.payload.to_pybytes()
+                where = json.loads(raw)
+                results.failures.append(TaskFailure(Subtask(where["operator"], where["subtask"]), error_from_json(raw)))
+            elif row.kind is Kind.LOG:
+                entries, missing = UserLogs.parse(row.payload.to_pybytes())
+                results.logs += entries
+                results.missing_logs.update(missing)
+            elif row.kind is Kind.COLLECT:
+                with pa.ipc.open_stream(row.payload) as reader:
+                    batch = reader.read_next_batch()
+                name, _, uid = batch.schema.names[0].partition("/")
+                if name == PRINTED:
+                    results.printed.setdefault(row.seq >> SEQ_BITS, []).extend(batch.column(0).to_pylist())
+                else:
+                    results.collected.setdefault(uid, []).append(batch.column(0))
+        return results
+
+    def _acknowledge(self, ack: dict[str, Any]) -> None:
+        state, checkpoint_id = SubtaskState.from_json(ack["state"]), ack["checkpoint_id"]
+        name = f"{ack['uid']}/{state.index}"
+        self.acknowledged.setdefault(checkpoint_id, {})[Subtask(ack["uid"], state.index)] = state
+        self._sent[checkpoint_id, name] = ack["digest"]
+        self._consumed.append((checkpoint_id, name, ack["consumed"]))
+
+    @property
+    def failure(self) -> TaskFailure | None:
+        """The failure to report: errors of tasks come before missing input."""
+        return min(
+            self.failures,
+            key=lambda f: (isinstance(f.error, CheckpointError), f.task.uid, f.task.subtask),
+            default=None,
+        )
+
+    def check_complete(self, checkpoint_ids: Iterable[int], tasks: Collection[Subtask]) -> None:
+        """Checks that all tasks have acknowledged all checkpoints.
+
+        Raises:
+            CheckpointError: Names the first that are missing.
+        """
+        for checkpoint_id in checkpoint_ids:
+            if missing := set(tasks) - self.acknowledged.get(checkpoint_id, {}).keys():
+                names = ", ".join(f"{task.uid}/{task.subtask}" for task in sorted(missing)[:3])
+                raise CheckpointError(
+                    f"the Spark job ended, but {len(missing)} of {len(tasks)} tasks did not acknowledge checkpoint "
+                    f"{checkpoint_id}, such as {names}"
+                )
+
+    def check_consistent(self) -> None:
+        """Checks that all tasks consumed the same output of a task.
+
+        Spark recomputes a task whose shuffle files are lost. Where a user function is not deterministic, tasks
+        downstream may then have consumed different attempts of it, and no snapshot of them fits together.
+
+        Raises:
+            CheckpointError: Names the task that was consumed and the one that consumed it.
+        """
+        for checkpoint_id, consumer, consumed in self._consumed:
+            for producer, digest in consumed.items():
+                if self._sent.get((checkpoint_id, producer), digest) != digest:
+                    raise CheckpointError(
+                        f"task {consumer} consumed another output of task {producer} than was acknowledged: "
+                        "Spark ran it twice, and a user function in it is not deterministic"
+                    )

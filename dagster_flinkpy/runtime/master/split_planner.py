@@ -1,0 +1,157 @@
+"""Plans what sources read up to the next barrier, with their split enumerators, which live on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
+from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.partition_input import WholeInput
+
+__all__ = ["SplitPlanner"]
+
+
+class SplitPlanner:
+    """Plans the splits of epochs, and keeps the enumerators' state at each barrier (Flink: ``SourceCoordinator``).
+
+    Args:
+        graph: The program.
+        restored: State of the enumerators, by uid of the source, of all operators that the checkpoint knows.
+        context: Where the enumerators run.
+        whole: Whether one epoch reads all of a source, and more input may follow: that of a time partition.
+
+    Raises:
+        RestoreError: A source cannot continue from its state.
+        CorruptMetadataError: The checkpoint knows a source, but not its position.
+    """
+
+    def __init__(
+        self, graph: JobGraph, restored: Mapping[str, Any], context: SplitEnumeratorContext, *, whole: bool = False
+    ) -> None:
+        self._enumerators = {
+            v.uid: _enumerator(v.uid, v.spec.source, restored.get(v.uid))
+            for v in graph.vertices
+            if isinstance(v.spec, SourceSpec)
+        }
+        if whole:
+            self._enumerators = {uid: WholeInput(each) for uid, each in self._enumerators.items()}
+        for uid, enumerator in self._enumerators.items():
+            enumerator.start(context)
+            if uid in restored and restored[uid] is None and enumerator.snapshot_state() is not None:
+                raise CorruptMetadataError(
+                    f"the checkpoint has no position of source {uid!r}, which would read all its input again. Restore "
+                    "another checkpoint or a savepoint; or give the source another uid, if it is new and is to start "
+                    "from the beginning."
+                )
+        self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
+        self._states: dict[int, dict[str, Any]] = {}
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Of the sources."""
+        return tuple(self._enumerators)
+
+    def plan(self, checkpoint_id: int) -> Epoch:
+        """Assigns the splits up to a barrier.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+            InputAfterEndError: Input has come for a source that has ended.
+        """
+        self.refuse_input_after_end()
+        splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
+        ended: set[str] = set()
+        for uid, enumerator in self._enumerators.items():
+            planned = enumerator.plan_epoch(self._parallelism[uid])
+            splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
+            if enumerator.exhausted:
+                ended.add(uid)
+        return Epoch(checkpoint_id, splits, frozenset(ended))
+
+    def refuse_input_after_end(self, *, all_ended: bool = False) -> None:
+        """Checks that no input has come for a source that has ended, because it would never be read.
+
+        Args:
+            all_ended: Whether the input of the whole job has ended, which may be before that of its sources.
+
+        Raises:
+            InputAfterEndError: Names the source, and what has come.
+        """
+        for uid, enumerator in self._enumerators.items():
+            if (all_ended or enumerator.exhausted) and (names := enumerator.unread()):
+                more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+                raise InputAfterEndError(
+                    f"source {uid!r} has input that came after its end: {', '.join(names[:3])}{more}. A source that "
+                    "has ended stays ended, for event time is over and all windows and timers have fired. To read this "
+                    "input, start from a checkpoint or savepoint from before the end (restore_from), or from empty "
+                    "state (start_empty, or another checkpoint directory). A source of flink_assets() goes on from run "
+                    "to run, unless it is declared bounded."
+                )
+
+    def ends(self, epoch: Epoch) -> bool:
+        """Returns whether all input ends with an epoch."""
+        return len(epoch.ended_sources) == len(self._enumerators)
+
+    def assume_read(self, epoch: Epoch) -> None:
+        """Treats an epoch as read, so that another one can be planned before the Spark job has run.
+
+        The job reads all splits to their end, or fails as a whole.
+        """
+        for uid, enumerator in self._enumerators.items():
+            given = (s for (source, _), splits in epoch.splits.items() if source == uid for s in splits)
+            enumerator.on_epoch_read([replace(s, finished=True) for s in given])
+        self.snapshot(epoch.checkpoint_id)
+
+    def was_read(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+        """Returns the acknowledged splits of an epoch to the enumerators."""
+        for uid, enumerator in self._enumerators.items():
+            read = [s for task, state in states.items() if task.uid == uid for s in state.splits]
+            enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
+        self.snapshot(checkpoint_id)
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        """Keeps the current state of the enumerators for a checkpoint."""
+        self._states[checkpoint_id] = {uid: e.snapshot_state() for uid, e in self._enumerators.items()}
+
+    def take_states(self, checkpoint_id: int) -> dict[str, Any]:
+        """State of the enumerators at a barrier, by uid."""
+        return self._states.pop(checkpoint_id)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """Tells the enumerators that a checkpoint is complete."""
+        for enumerator in self._enumerators.values():
+            enumerator.notify_checkpoint_complete(checkpoint_id)
+
+    def describe(self, epoch: Epoch) -> str:
+        """Describes what an epoch reads, for progress messages."""
+        parts = []
+        for uid in self._enumerators:
+            names = [
+                s.split_id for (source, _), splits in sorted(epoch.splits.items()) if source == uid for s in splits
+            ]
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            parts.append(f"{uid}: {shown or 'nothing to read'}")
+        return "; ".join(parts)
+
+
+def _enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:
+    if restored in (None, {}):  # an epoch that reads a partition of time leaves no position
+        return source.create_enumerator(None)
+    try:
+        return source.create_enumerator(restored)
+    except FlinkPyError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RestoreError(
+            f"source {uid!r}, a {type(source).__name__}, cannot continue from its stored position: {error}."
+            " If it has taken the place of another kind of source, give it a uid of its own, and restore with "
+            "allow_non_restored_state. Else the position is damaged, or of a newer release: restore another checkpoint "
+            "or savepoint."
+        ) from error

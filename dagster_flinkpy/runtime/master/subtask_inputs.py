@@ -1,0 +1,73 @@
+"""What each subtask of a job starts from: the state of a checkpoint, of the same parallelism or another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.restore import RestorePlan, reassign_operator_state
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.epoch import SubtaskInput
+from dagster_flinkpy.state.handles import DistributionMode
+
+__all__ = ["SubtaskInputs", "inputs_after", "inputs_of_plan", "states_of_inputs"]
+
+SubtaskInputs = dict[tuple[str, int], SubtaskInput]
+"""By uid and subtask; subtasks without an entry start empty."""
+
+
+def inputs_of_plan(plan: RestorePlan) -> SubtaskInputs:
+    """Returns the inputs after a restore."""
+    return {
+        (uid, s.index): SubtaskInput(
+            keyed=s.keyed,
+            watermark=s.watermark,
+            operator_state=s.operator_state,
+            raw_keyed=s.raw_keyed,
+            channel_state=s.channel_state,
+        )
+        for uid, o in plan.operators.items()
+        for s in o.subtasks
+    }
+
+
+def inputs_after(metadata: CheckpointMetadata) -> SubtaskInputs:
+    """Returns the inputs of the same job after a checkpoint."""
+    return {
+        (o.uid, s.index): SubtaskInput(
+            keyed=s.keyed,
+            watermark=s.watermark,
+            operator_state=operator_state,
+            raw_keyed=s.raw_keyed,
+            channel_state=s.channel_state,
+        )
+        for o in metadata.operators
+        for s, operator_state in zip(
+            o.subtasks,
+            reassign_operator_state([s.operator_state for s in o.subtasks], len(o.subtasks)),
+            strict=True,
+        )
+    }
+
+
+def states_of_inputs(graph: JobGraph, inputs: Mapping[tuple[str, int], SubtaskInput]) -> dict[Subtask, SubtaskState]:
+    """Returns the same state as acknowledgements of tasks that have read nothing."""
+    states: dict[Subtask, SubtaskState] = {}
+    for v in graph.vertices:
+        for i in range(v.parallelism):
+            given = inputs.get((v.uid, i), SubtaskInput())
+            # Every subtask was given all of a union state; one of them hands it on.
+            operator_state = tuple(
+                handle for handle in given.operator_state if i == 0 or handle.mode is not DistributionMode.UNION
+            )
+            states[Subtask(v.uid, i)] = SubtaskState(
+                i,
+                keyed=given.keyed,
+                operator_state=operator_state,
+                raw_keyed=given.raw_keyed,
+                watermark=given.watermark,
+                channel_state=given.channel_state,
+            )
+    return states

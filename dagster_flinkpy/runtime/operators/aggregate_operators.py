@@ -1,0 +1,272 @@
+"""The built-in aggregations, rolling and over aligned event-time windows, vectorised.
+
+State and timers are those of :class:`ReduceOperator` and :class:`WindowOperator`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
+from dagster_flinkpy.datastream.operator_specs import ReduceSpec, RollingAggregateSpec, WindowSpec
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.datastream.window import (
+    EventTimeTrigger,
+    SlidingEventTimeWindows,
+    TimeWindowSerializer,
+    TumblingEventTimeWindows,
+)
+from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
+from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
+from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
+from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, KeyedStateOperator, ReduceOperator
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.operators.window_contexts import WindowCodec
+from dagster_flinkpy.runtime.operators.window_operator import create_window_operator
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+
+__all__ = [
+    "RollingAggregateOperator",
+    "WindowAggregateOperator",
+    "create_reduce_operator",
+    "create_rolling_operator",
+    "create_window_operator_or_aggregate",
+]
+
+Cells = npt.NDArray[np.int64]
+
+
+def create_reduce_operator(context: OperatorContext, spec: ReduceSpec) -> StreamOperator:
+    """Creates the operator of a reduction: vectorised if it is a built-in aggregation of numbers."""
+    fold = None if spec.final_only else fold_of(spec.function, spec.type_info, spec.type_info)
+    if fold is None:
+        return ReduceOperator(context, spec)
+    return RollingAggregateOperator(context, fold, with_key=False, flat=False)
+
+
+def create_rolling_operator(context: OperatorContext, spec: RollingAggregateSpec) -> StreamOperator:
+    """Creates the operator of a rolling count or mean."""
+    fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type)
+    assert fold is not None
+    return RollingAggregateOperator(context, fold, with_key=True, flat=spec.flat)
+
+
+def create_window_operator_or_aggregate(context: OperatorContext, spec: WindowSpec) -> StreamOperator:
+    """Creates a window operator: vectorised for aligned windows and a built-in aggregation of numbers."""
+    aligned = type(spec.assigner) in (TumblingEventTimeWindows, SlidingEventTimeWindows)
+    function = spec.window_function
+    if aligned and type(spec.trigger) is EventTimeTrigger and (function is None or type(function) is WithKeyAndWindow):
+        fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
+        if fold is not None:
+            return WindowAggregateOperator(context, spec, fold)
+    return create_window_operator(context, spec)
+
+
+class _AggregateOperator(KeyedStateOperator):
+    """Base of the vectorised aggregations."""
+
+    def __init__(self, context: OperatorContext, fold: ColumnFold) -> None:
+        super().__init__(context)
+        self._fold = fold
+
+    def _fail(self, error: Exception, batch: StreamBatch) -> Exception:
+        """Returns an error that names the operator and, for an overflow, the record."""
+        uid = self.context.vertex.uid
+        if isinstance(error, IntegerOverflowError):
+            assert batch.keys is not None
+            record, key = batch.column[error.row].as_py(), batch.keys.column[error.row].as_py()
+            return TypeMismatchError(
+                f"operator {uid!r}: the sum of key {key!r} leaves the range of its type with record {record!r}; sum a "
+                "wider type, such as Types.LONG() or Types.DOUBLE()"
+            )
+        return TypeMismatchError(f"operator {uid!r}: {error}")
+
+    def _emit(self, column: pa.Array[Any], timestamps: Cells) -> None:
+        vertex = self.context.vertex
+        self.context.emit(None, StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid))
+
+    def _struct(self, columns: list[pa.Array[Any]]) -> pa.Array[Any]:
+        return pa.StructArray.from_arrays(columns, fields=list(self.context.vertex.output_type.arrow_type))
+
+
+def _spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
+    """Returns the columns that a key has in a result; a key of several columns is a struct."""
+    structs: Any = keys
+    return list(structs.flatten()) if fields > 1 else [keys] * fields
+
+
+class RollingAggregateOperator(_AggregateOperator):
+    """A running aggregation per key, with a result after each record."""
+
+    def __init__(self, context: OperatorContext, fold: ColumnFold, *, with_key: bool, flat: bool) -> None:
+        super().__init__(context, fold)
+        self._with_key, self._flat = with_key, flat
+        self._state = self.backend.get_columns(ValueStateDescriptor("_op_state", fold.state_type), "VALUE")
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys = self.bind(batch)
+        slots = self.backend.touch_column(keys.column, keys.hashes)
+        try:
+            results = self._fold.running(self._state, slots, batch.column, np.arange(len(batch)))
+        except (IntegerOverflowError, TypeMismatchError) as e:
+            raise self._fail(e, batch) from e
+        if self._with_key:
+            results = self._struct([*_spread(keys.column, 2 if self._flat else 1), results])
+        self._emit(results, batch.timestamps)
+
+
+class WindowAggregateOperator(_AggregateOperator):
+    """Tumbling and sliding event-time windows with the default trigger."""
+
+    def __init__(self, context: OperatorContext, spec: WindowSpec, fold: ColumnFold) -> None:
+        super().__init__(context, fold)
+        assigner: Any = spec.assigner
+        self._size, self._offset = assigner.size, assigner.offset
+        self._slide = assigner.slide if isinstance(assigner, SlidingEventTimeWindows) else assigner.size
+        self._lateness, self._late_tag = spec.allowed_lateness, spec.late_tag
+        function = spec.window_function
+        self._with_key = isinstance(function, WithKeyAndWindow)
+        self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else 0
+        self._late = 0
+        windows: TypeInformation = WindowCodec(TimeWindowSerializer()).namespace_type
+        descriptor = ValueStateDescriptor("window-contents", fold.state_type)
+        kind: Any = "REDUCING" if spec.aggregate is None else "AGGREGATING"
+        self._state = self.backend.get_columns(descriptor, kind, windows)
+        self._timers = self.backend.get_column_timers(EVENT_TIMERS, windows)
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys = self.bind(batch)
+        times = batch.timestamps
+        timeless = np.flatnonzero(times == NO_TIMESTAMP)
+        if len(timeless):
+            record = batch.column[int(timeless[0])].as_py()
+            error = ValueError(
+                f"record {record!r} has no event time; set a watermark strategy with a timestamp assigner"
+            )
+            raise self.user_error(error, "window")
+        slots = self.backend.touch_column(keys.column, keys.hashes)
+        rows, starts = self._windows(times)
+        to_last, watermark = self._size - 1, self.context.watermark
+        some_fired = int(starts.min(initial=MAX_WATERMARK - to_last)) + to_last <= watermark
+        if some_fired or self._slide > self._size:
+            is_open = _later(starts + to_last, self._lateness) > watermark
+            self._skip(batch, rows[is_open])
+            rows, starts = rows[is_open], starts[is_open]
+        if not len(rows):
+            return
+        cells, slots = self._cells(slots[rows], starts), slots[rows]
+        try:
+            fired = np.zeros(len(rows), dtype=np.bool_)
+            if some_fired:
+                fired = starts + to_last <= watermark
+            if fired.any():
+                new = np.flatnonzero(~self._state.contains(cells))
+                self._add_late(batch, rows[fired], starts[fired], cells[fired])
+                self._fold.add(self._state, cells[~fired], batch.column, rows[~fired])
+            else:
+                new = self._fold.add(self._state, cells, batch.column, rows)
+        except (IntegerOverflowError, TypeMismatchError) as e:
+            raise self._fail(e, batch) from e
+        if len(new):
+            self._register(slots[new], starts[new], fired[new])
+
+    def _windows(self, times: Cells) -> tuple[Cells, Cells]:
+        """Returns rows and the starts of their windows, the newest window of a row first."""
+        first, last = (time - (time - self._offset) % self._slide for time in (int(times.min()), int(times.max())))
+        newest = np.full(len(times), first) if first == last else times - (times - self._offset) % self._slide
+        if self._slide == self._size:
+            return np.arange(len(times)), newest
+        counts = -((times - newest - self._size) // self._slide)
+        rows = np.repeat(np.arange(len(times)), counts)
+        before = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, newest[rows] - before * self._slide
+
+    def _cells(self, slots: Cells, starts: Cells) -> Cells:
+        distinct, codes = _distinct(starts)
+        assert self._state.cells is not None
+        ids = self._state.cells.namespace_ids([(start, start + self._size) for start in distinct.tolist()])
+        cells, _ = self._state.cells.of(slots, np.array(ids, dtype=np.int64)[codes])
+        return cells
+
+    def _skip(self, batch: StreamBatch, taken: Cells) -> None:
+        """Counts or emits late records. A record between two sliding windows is in no window, but not late."""
+        skipped = np.ones(len(batch), dtype=np.bool_)
+        skipped[taken] = False
+        late = skipped & (batch.timestamps + self._lateness <= self.context.watermark)
+        if self._late_tag is None:
+            self._late += int(late.sum())
+        elif late.any():
+            self.context.emit(self._late_tag, batch.filter(late))
+
+    def _add_late(self, batch: StreamBatch, rows: Cells, starts: Cells, cells: Cells) -> None:
+        """Fires windows again that have fired already, once for each record (Flink: ``EventTimeTrigger``)."""
+        results = self._fold.running(self._state, cells, batch.column, rows)
+        assert batch.keys is not None
+        if self._with_key:
+            keys = batch.keys.column.take(pa.array(rows))
+            results = self._result(keys, pa.array(starts), results)
+        self._emit(results, batch.timestamps[rows])
+
+    def _register(self, slots: Cells, starts: Cells, fired: npt.NDArray[np.bool_]) -> None:
+        """Registers the timers of new windows."""
+        distinct, codes = _distinct(starts)
+        windows = [(start, start + self._size) for start in distinct.tolist()]
+        firing = self._timers.moments([end - 1 for _, end in windows], windows)
+        self._timers.register(slots[~fired], np.array(firing, dtype=np.int64)[codes[~fired]])
+        if self._lateness:
+            cleanup = _later(distinct + (self._size - 1), self._lateness).tolist()
+            moments = np.array(self._timers.moments(cleanup, windows), dtype=np.int64)
+            self._timers.register(slots, moments[codes])
+
+    # --- timers ------------------------------------------------------------------------------------------------------
+
+    def on_watermark(self, watermark: int) -> None:
+        if not self._has_keys:
+            return
+        for time, (start, end), slots in self._timers.advance_to(watermark):
+            assert self._state.cells is not None
+            (number,) = self._state.cells.namespace_ids([(start, end)])
+            cells, _ = self._state.cells.of(slots, np.full(len(slots), number))
+            held = self._state.contains(cells)
+            cells, slots = cells[held], slots[held]
+            if time == end - 1 and len(cells):
+                results = self._fold.results(self._state, cells)
+                if self._with_key:
+                    keys = self.backend.key_context.column(slots)
+                    results = self._result(keys, pa.array(np.full(len(slots), start)), results)
+                self._emit(results, np.full(len(cells), time))
+            if time == min(end - 1 + self._lateness, MAX_WATERMARK):
+                self._state.delete(cells)
+                self._state.release(number)
+
+    def _result(self, keys: pa.Array[Any], starts: pa.Array[Any], results: pa.Array[Any]) -> pa.Array[Any]:
+        return self._struct([*_spread(keys, self._key_fields), starts, pc.add(starts, self._size), results])
+
+    def snapshot(self) -> OperatorSnapshot:
+        snapshot = super().snapshot()
+        snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
+        self._late = 0
+        return snapshot
+
+
+def _later(times: Cells, lateness: int) -> Cells:
+    """Adds the allowed lateness, without passing the greatest watermark."""
+    return np.where(times > MAX_WATERMARK - lateness, MAX_WATERMARK, times + lateness)
+
+
+def _distinct(starts: Cells) -> tuple[Cells, Cells]:
+    if len(starts) and starts.min() == starts.max():
+        return starts[:1], np.zeros(len(starts), dtype=np.int64)
+    encoded = pa.array(starts).dictionary_encode()
+    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()

@@ -1,0 +1,209 @@
+"""The operator of vectorised process functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
+from dagster_flinkpy.datastream.batch_function import BatchState
+from dagster_flinkpy.datastream.functions import RuntimeContext
+from dagster_flinkpy.datastream.operator_specs import KeyedBatchSpec
+from dagster_flinkpy.datastream.state import StateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.column_table import ColumnTable
+from dagster_flinkpy.state.keys import hash_keys
+
+__all__ = ["KeyedBatchOperator"]
+
+
+class _ColumnState(BatchState):
+    """The state that ``process_batch`` can use: that of the keys of its batch."""
+
+    def __init__(self, backend: ColumnarKeyedStateBackend, uid: str) -> None:
+        self._backend, self._uid = backend, uid
+        self._tables: dict[str, tuple[ValueStateDescriptor, ColumnTable]] = {}
+        self._keys: KeyColumn | None = None
+        self._slots: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)
+
+    def select(self, keys: KeyColumn) -> None:
+        """Selects the keys of a batch."""
+        self._keys = keys
+        self._slots = self._backend.touch_column(keys.column, keys.hashes)
+
+    def lookup(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> pa.Array[Any]:
+        return self._table(descriptor).lookup(self._slots_of(descriptor, keys))
+
+    def update(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any], values: pa.Array[Any]) -> None:
+        table, slots = self._table(descriptor), self._slots_of(descriptor, keys)
+        what = f"operator {self._uid!r}, state {descriptor.name!r}"
+        if len(keys) != len(values):
+            raise TypeMismatchError(f"{what}: update() got {len(keys)} keys and {len(values)} values")
+        table.update(slots, fit_column(values, descriptor.type_info, what))
+
+    def delete(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> None:
+        self._table(descriptor).delete(self._slots_of(descriptor, keys))
+
+    def _table(self, descriptor: ValueStateDescriptor) -> ColumnTable:
+        if not isinstance(descriptor, ValueStateDescriptor):
+            raise ConfigurationError(
+                f"operator {self._uid!r}: state in columns needs a ValueStateDescriptor, not {descriptor!r}; other "
+                "kinds of state are for process()"
+            )
+        known = self._tables.get(descriptor.name)
+        if known is None or known[0] is not descriptor:
+            known = (descriptor, self._backend.get_columns(descriptor, "VALUE"))
+            self._tables[descriptor.name] = known
+        return known[1]
+
+    def _slots_of(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> npt.NDArray[np.int64]:
+        bound = self._keys
+        if bound is None:
+            raise ConfigurationError(f"operator {self._uid!r}: state can be used in process_batch() only")
+        if keys is bound.column:
+            return self._slots
+        column = fit_column(keys, bound.type_info, f"operator {self._uid!r}, the keys of state {descriptor.name!r}")
+        if column.null_count:
+            raise TypeMismatchError(f"operator {self._uid!r}: a key of state {descriptor.name!r} is None")
+        return self._backend.touch_column(column, hash_keys(bound.type_info, column), beside=True)
+
+
+def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
+    """Converts a column to the Arrow type of a declared type, if no value changes.
+
+    Raises:
+        TypeMismatchError: A value does not fit; names the column and the value.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        column = column.combine_chunks()
+    if not isinstance(column, pa.Array):
+        raise TypeMismatchError(f"{what}: need an Arrow array, not {type(column).__name__}")
+    if column.type == kind.arrow_type:
+        return column
+    if not _alike(column.type, kind.arrow_type):
+        value = column[0].as_py() if len(column) else None
+        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}, such as {value!r}")
+    try:
+        return column.cast(kind.arrow_type)
+    except pa.ArrowException as e:
+        value = next(v for i, v in enumerate(column.to_pylist()) if not _casts(column.slice(i, 1), kind))
+        raise TypeMismatchError(f"{what}: declared {kind}, got {column.type}: {value!r} does not fit") from e
+
+
+def _alike(source: pa.DataType, target: pa.DataType) -> bool:
+    """Returns whether values of one type can have the other, unless they are too large."""
+    types = pa.types
+    if types.is_dictionary(source):
+        return _alike(source.value_type, target)
+    if types.is_struct(source) and types.is_struct(target):
+        return [f.name for f in source] == [f.name for f in target] and all(
+            _alike(a.type, b.type) for a, b in zip(source, target, strict=True)
+        )
+    if types.is_integer(source):
+        return bool(types.is_integer(target) or types.is_floating(target))
+    families = (
+        types.is_floating,
+        lambda kind: types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind),
+        lambda kind: types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind),
+        types.is_timestamp,
+        types.is_date,
+        types.is_decimal,
+        lambda kind: types.is_list(kind) or types.is_large_list(kind),
+    )
+    return bool(types.is_null(source)) or any(family(source) and family(target) for family in families)
+
+
+def _casts(column: pa.Array[Any], kind: TypeInformation) -> bool:
+    try:
+        column.cast(kind.arrow_type)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+class KeyedBatchOperator(KeyedStateOperator):
+    """Calls ``process_batch`` of a user function."""
+
+    def __init__(self, context: OperatorContext, spec: KeyedBatchSpec) -> None:
+        super().__init__(context)
+        self._function = spec.function
+        self._state = _ColumnState(self.backend, context.vertex.uid)
+
+    def open(self) -> None:
+        self.open_function(self._function)
+
+    def close(self) -> None:
+        self.close_function(self._function)
+
+    def runtime_context(self) -> RuntimeContext:
+        return TaskRuntimeContext(self.context, self._refuse_state)
+
+    def _refuse_state(self, descriptor: StateDescriptor) -> Any:
+        raise ConfigurationError(
+            f"operator {self.context.vertex.uid!r}: state {descriptor.name!r} of a KeyedBatchFunction is used through "
+            "the argument `state` of process_batch()"
+        )
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys = self.bind(batch)
+        self._state.select(keys)
+        try:
+            results = self._function.process_batch(keys.column, _record_batch(batch), self._state)
+            if results is None:
+                return
+            tables: Iterable[Any] = (results,) if isinstance(results, (pa.RecordBatch, pa.Table)) else results
+            for table in tables:
+                self._emit(table, batch)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "process_batch()") from e
+
+    def _emit(self, table: Any, batch: StreamBatch) -> None:
+        vertex = self.context.vertex
+        if not isinstance(table, (pa.RecordBatch, pa.Table)):
+            raise TypeMismatchError(
+                f"operator {vertex.uid!r}: process_batch() returned {table!r}; it must return record batches or tables"
+            )
+        if not table.num_rows:
+            return
+        timestamps = batch.timestamps
+        if table.num_rows != len(batch):
+            timestamps = np.full(table.num_rows, timestamps.max())
+        column = self._column(table, vertex.output_type)
+        self.context.emit(None, StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid))
+
+    def _column(self, table: Any, kind: TypeInformation) -> pa.Array[Any]:
+        uid = self.context.vertex.uid
+        if not isinstance(kind, RowTypeInfo):
+            if table.num_columns != 1:
+                raise TypeMismatchError(f"operator {uid!r}: declared {kind}, got the columns {table.schema.names}")
+            return fit_column(table.column(0), kind, f"operator {uid!r}")
+        if sorted(table.schema.names) != sorted(kind.field_names):
+            raise TypeMismatchError(
+                f"operator {uid!r}: declared the fields {list(kind.field_names)}, got the columns {table.schema.names}"
+            )
+        columns = [
+            fit_column(table.column(name), field, f"operator {uid!r}, field {name!r}")
+            for name, field in zip(kind.field_names, kind.field_types, strict=True)
+        ]
+        return pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
+
+
+def _record_batch(batch: StreamBatch) -> pa.RecordBatch:
+    column: Any = batch.column
+    if not isinstance(batch.type_info, RowTypeInfo):
+        return pa.RecordBatch.from_arrays([column], names=["value"])
+    if column.null_count:
+        record = pc.index(column.is_null(), True).as_py()
+        raise TypeMismatchError(f"record {record} of a batch is None; filter such records out first")
+    return pa.RecordBatch.from_arrays(column.flatten(), names=list(batch.type_info.field_names))

@@ -1,0 +1,58 @@
+"""The operators at the two ends of a blocking edge: one writes records to the store, the other reads them.
+
+The rows of a Spark DataFrame are read from the store in the same way.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.operator_specs import (
+    SourceSpec,
+)
+from dagster_flinkpy.runtime.operators.sink_operators import SinkOperator
+from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+
+__all__ = ["BlockingEdgeSinkOperator", "BlockingEdgeSourceOperator"]
+
+
+class BlockingEdgeSinkOperator(SinkOperator):
+    """Writes segments. Each subtask also commits its watermark and whether its input has ended."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        arrays = [batch.column, pa.array(batch.timestamps)]
+        self._write(pa.StructArray.from_arrays(arrays, names=["value", "timestamp"]))
+
+    def snapshot(self) -> OperatorSnapshot:
+        context = self.context
+        file = next(iter(super().snapshot().committables), None)
+        (epoch,) = (e for e in context.job.epochs if e.checkpoint_id == context.checkpoint_id)
+        sources = {v.uid for v in context.job.graph.vertices if isinstance(v.spec, SourceSpec)}
+        committable = {
+            "rows": 0 if file is None else file["rows"],
+            "file": file,
+            "event_times": {
+                origin: {"watermark": None if watermark == MIN_WATERMARK else watermark, "idle": idle}
+                for origin, (watermark, idle) in context.event_times().items()
+            },
+            "end_of_input": sources <= epoch.ended_sources,
+        }
+        return OperatorSnapshot(committables=[committable])
+
+
+class BlockingEdgeSourceOperator(SourceOperator):
+    """Reads segments. The watermark of a checkpoint comes behind its segments."""
+
+    def _to_batch(self, column: pa.Array) -> StreamBatch:
+        vertex = self.context.vertex
+        timestamps = column.field("timestamp").to_numpy()
+        return StreamBatch(vertex.output_type, timestamps, column=column.field("value"), producer=vertex.uid)
+
+    def _end_split(self, split: SourceSplit) -> None:
+        watermark = split.properties["watermark"]
+        if watermark is not None:
+            self._time.watermark = max(self._time.watermark, watermark)

@@ -1,0 +1,198 @@
+"""The operators of functions without keyed state: map, filter, flat_map and process functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from sys import getrefcount
+from typing import Any
+
+import numpy as np
+
+from dagster_flinkpy.datastream.functions import (
+    FilterFunction,
+    FlatMapFunction,
+    MapFunction,
+)
+from dagster_flinkpy.datastream.operator_specs import (
+    CoProcessSpec,
+    FilterSpec,
+    FlatMapSpec,
+    MapSpec,
+    ProcessSpec,
+    as_callable,
+)
+from dagster_flinkpy.datastream.timerservice import TimerService
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, last_taken
+from dagster_flinkpy.runtime.operators.collector import Collector
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unchanging_types
+
+__all__ = [
+    "CoProcessOperator",
+    "FilterOperator",
+    "FlatMapOperator",
+    "FunctionOperator",
+    "MapOperator",
+    "ProcessOperator",
+    "RecordContext",
+    "UnkeyedTimerService",
+]
+
+
+class FunctionOperator(StreamOperator):
+    """An operator around one user function."""
+
+    function: Any
+
+    def open(self) -> None:
+        self.open_function(self.function)
+
+    def close(self) -> None:
+        self.close_function(self.function)
+
+
+class MapOperator(FunctionOperator):
+    """Turns each record into another."""
+
+    def __init__(self, context: OperatorContext, spec: MapSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._map = as_callable(spec.function, MapFunction, "map")
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        vertex = self.context.vertex
+        unchanging, flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
+        records = batch.values
+        each = iter(records)
+        try:
+            values = [
+                v if type(v) in unchanging or (type(v) in flat and getrefcount(v) <= ALONE) else copied(v)
+                for v in map(self._map, each)
+            ]
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "map()", value=last_taken(records, each)) from e
+        self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))
+
+
+class FilterOperator(FunctionOperator):
+    """Keeps the records for which a function returns true."""
+
+    def __init__(self, context: OperatorContext, spec: FilterSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._filter = as_callable(spec.function, FilterFunction, "filter")
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function, records = self._filter, batch.values
+        each = iter(records)
+        try:
+            mask = np.fromiter((bool(function(v)) for v in each), dtype=np.bool_, count=len(batch))
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "filter()", value=last_taken(records, each)) from e
+        if mask.any():
+            self.context.emit(None, batch if mask.all() else batch.filter(mask))
+
+
+class FlatMapOperator(FunctionOperator):
+    """Turns each record into any number of records."""
+
+    def __init__(self, context: OperatorContext, spec: FlatMapSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._flat_map = as_callable(spec.function, FlatMapFunction, "flat_map")
+        self._collector = Collector(context)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function, collect = self._flat_map, self._collector.collect
+        value: Any = UNKNOWN
+        try:
+            for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
+                collect(function(value), timestamp)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "flat_map()", value=value) from e
+        self._collector.flush()
+
+
+class UnkeyedTimerService(TimerService):
+    """Tells the time on a stream without keys, which has no timers."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self._context = context
+
+    def current_processing_time(self) -> int:
+        """Returns milliseconds since 1970."""
+        return self._context.job.clock.now()
+
+    def current_watermark(self) -> int:
+        """Returns event time in milliseconds."""
+        return self._context.watermark
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Raises an error: timers need a key."""
+        self.register_event_time_timer(timestamp)
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Raises the same error."""
+        raise ConfigurationError(
+            f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys; call key_by() first"
+        )
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Raises the same error."""
+        self.register_event_time_timer(timestamp)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Raises the same error."""
+        self.register_event_time_timer(timestamp)
+
+
+class RecordContext:
+    """The context of a record; one object is used for all records."""
+
+    __slots__ = ("_timer_service", "time")
+
+    def __init__(self, timer_service: Any) -> None:
+        self._timer_service = timer_service
+        self.time = NO_TIMESTAMP
+
+    def timestamp(self) -> int:
+        """Returns the event time of the record in milliseconds; without one the least long, as in Flink."""
+        return self.time
+
+    def timer_service(self) -> Any:
+        """Returns what tells the time and keeps timers."""
+        return self._timer_service
+
+
+class ProcessOperator(FunctionOperator):
+    """A process function without keyed state."""
+
+    def __init__(self, context: OperatorContext, spec: ProcessSpec | CoProcessSpec) -> None:
+        super().__init__(context)
+        self.function = spec.function
+        self._collector = Collector(context)
+        self._record = RecordContext(UnkeyedTimerService(context))
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element)
+
+    def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
+        collect, record = self._collector.collect, self._record
+        value: Any = UNKNOWN
+        try:
+            for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
+                record.time = timestamp
+                collect(function(value, record), timestamp)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, f"{function.__name__}()", value=value) from e
+        self._collector.flush()
+
+
+class CoProcessOperator(ProcessOperator):
+    """A process function of two inputs without keyed state."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element1 if input_index == 0 else self.function.process_element2)

@@ -1,0 +1,328 @@
+"""Operators with keyed state and timers: process functions, running reductions.
+
+Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator`` and ``StreamGroupedReduceOperator``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
+from dagster_flinkpy.datastream.operator_specs import (
+    KeyedBroadcastProcessSpec,
+    KeyedCoProcessSpec,
+    KeyedProcessSpec,
+    ReduceSpec,
+    as_callable,
+)
+from dagster_flinkpy.datastream.state import (
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.time_domain import TimeDomain
+from dagster_flinkpy.errors import PastTimerError
+from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
+from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.collector import Collector
+from dagster_flinkpy.runtime.operators.function_operators import RecordContext, UnkeyedTimerService
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
+from dagster_flinkpy.state.cache import RunCache
+from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
+from dagster_flinkpy.state.keys import TouchedKeys
+from dagster_flinkpy.state.runs import TURNS
+from dagster_flinkpy.state.timers import TimerQueue
+
+__all__ = [
+    "EVENT_TIMERS",
+    "KeyedCoProcessOperator",
+    "KeyedContext",
+    "KeyedFunctionOperator",
+    "KeyedOperator",
+    "KeyedProcessOperator",
+    "KeyedStateOperator",
+    "KeyedTimerService",
+    "ReduceOperator",
+    "StrictTimerService",
+]
+
+EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
+
+
+class KeyedTimerService(UnkeyedTimerService):
+    """Tells the time and keeps the timers of the current key."""
+
+    def __init__(self, operator: KeyedOperator) -> None:
+        super().__init__(operator.context)
+        self._operator = operator
+        self._timers = operator.timers
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        """Fires when processing time has passed the timestamp."""
+        self._operator.processing_timers.register(timestamp)
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        """Fires when the watermark passes the timestamp."""
+        self._timers.register(timestamp)
+
+    def delete_processing_time_timer(self, timestamp: int) -> None:
+        """Deletes a timer, if there is one at this time."""
+        self._operator.processing_timers.delete(timestamp)
+
+    def delete_event_time_timer(self, timestamp: int) -> None:
+        """Deletes a timer, if there is one at this time."""
+        self._timers.delete(timestamp)
+
+
+class StrictTimerService(KeyedTimerService):
+    """Rejects timers for times that have passed; Flink fires them as soon as possible."""
+
+    def register_processing_time_timer(self, timestamp: int) -> None:
+        super().register_processing_time_timer(timestamp)
+        if timestamp < (now := self.current_processing_time()):
+            raise self._past(f"processing-time timer {timestamp} is before the present, {now}")
+
+    def register_event_time_timer(self, timestamp: int) -> None:
+        super().register_event_time_timer(timestamp)
+        if timestamp <= (watermark := self.current_watermark()):
+            raise self._past(f"event-time timer {timestamp} is not after the watermark, {watermark}")
+
+    def _past(self, what: str) -> PastTimerError:
+        key = self._operator.backend.key_context.current_key()
+        return PastTimerError(
+            f"operator {self._context.vertex.uid!r}, key {key!r}: {what}; register a later one, or set pipeline.strict "
+            "to false so that it fires as soon as possible"
+        )
+
+
+class KeyedContext(RecordContext):
+    """The context of a record or a timer with a key."""
+
+    __slots__ = ("_keys", "domain")
+
+    def __init__(self, timer_service: Any, keys: TouchedKeys) -> None:
+        super().__init__(timer_service)
+        self._keys = keys
+        self.domain = TimeDomain.EVENT_TIME
+
+    def get_current_key(self) -> Any:
+        """Returns the key."""
+        return self._keys.current_key()
+
+    def time_domain(self) -> TimeDomain:
+        """Returns the time domain of the timer that fires."""
+        return self.domain
+
+
+class KeyedStateOperator(StreamOperator):
+    """Base of operators with keyed state.
+
+    Args:
+        context: Where the operator runs.
+    """
+
+    def __init__(self, context: OperatorContext) -> None:
+        super().__init__(context)
+        vertex, job = context.vertex, context.job
+        restored = context.input.keyed
+        options: dict[str, Any] = {
+            "operator": vertex.uid,
+            "key_groups": compute_key_group_range_for_operator_index(
+                vertex.max_parallelism, vertex.parallelism, context.subtask
+            ),
+            "max_parallelism": vertex.max_parallelism,
+            "store": job.job_storage.open(),
+            "cache": RunCache(job.cache_dir),
+            "restored": restored,
+            "now": job.clock.now,
+            "written_by": job.written_by,
+        }
+        self.backend: ColumnarKeyedStateBackend
+        if job.state_backend is StateBackendType.HASHMAP:
+            self.backend = HeapKeyedStateBackend(**options)
+        else:
+            turn = (job.checkpoint_id + context.subtask) % TURNS == 0
+            self.backend = ColumnarKeyedStateBackend(**options, turn=turn)
+        self._counted: dict[str, int] = {}
+        """The statistics of the backend at the previous snapshot."""
+        self._has_keys = restored is not None and bool(restored.tables)
+        if restored is not None and restored.tables:
+            # Restored timers may be due before the first record brings a key.
+            self.backend.bind_key_type(type_from_json(restored.tables[0].key_type))
+
+    def bind(self, batch: StreamBatch) -> KeyColumn:
+        """Returns the keys of a batch, and makes their type that of the state."""
+        assert batch.keys is not None
+        self.backend.bind_key_type(batch.keys.type_info)
+        self._has_keys = True
+        return batch.keys
+
+    def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
+        super().open_function(function, keyed or self.runtime_context())
+
+    def runtime_context(self) -> RuntimeContext:
+        return TaskRuntimeContext(self.context, self.backend.get_state)
+
+    def finish(self) -> None:
+        self.backend.finish()
+
+    def snapshot(self) -> OperatorSnapshot:
+        keyed = self.backend.snapshot(wait=False)
+        statistics = asdict(self.backend.statistics)
+        metrics = {name: value - self._counted.get(name, 0) for name, value in statistics.items()}
+        self._counted = {name: value for name, value in statistics.items() if name not in ("rows", "bytes")}
+        return OperatorSnapshot(keyed=keyed, metrics=metrics)
+
+
+class KeyedOperator(KeyedStateOperator):
+    """Base of operators with keyed state and timers that process record by record.
+
+    Args:
+        context: Where the operator runs.
+        namespace_type: Type of the timers' namespace, such as the window, or None.
+    """
+
+    def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
+        super().__init__(context)
+        self._namespace_type = namespace_type
+        self.timers = self.backend.get_timers(EVENT_TIMERS, namespace_type)
+        self._processing_timers: TimerQueue | None = None
+        restored = context.input.keyed
+        if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
+            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
+        self.collector = Collector(context)
+
+    def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
+        """Loads the state of the keys of a batch; yields slot, value and timestamp of each record."""
+        keys = self.bind(batch)
+        slots = self.backend.touch_column(keys.column, keys.hashes)
+        self.backend.key_context.slot = None  # an error before the first record has no key
+        return zip(each_int(slots), batch.each_value(), batch.each_timestamp(), strict=True)
+
+    def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
+        """Yields time, key and namespace of the timers up to the watermark, in order of time."""
+        return self.timers.advance_to(watermark) if self._has_keys else ()
+
+    @property
+    def processing_timers(self) -> TimerQueue:
+        """The processing-time timers, created when first used."""
+        if self._processing_timers is None:
+            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, self._namespace_type)
+        return self._processing_timers
+
+    def due_processing_timers(self, now: int) -> Iterable[tuple[int, Any, Any]]:
+        """Yields time, key and namespace of the timers before ``now``, in order of time."""
+        timers = self._processing_timers
+        return () if timers is None or not self._has_keys else timers.advance_to(now - 1)
+
+
+class KeyedFunctionOperator(KeyedOperator):
+    """Calls ``process_element`` and ``on_timer`` of a user function."""
+
+    def __init__(
+        self, context: OperatorContext, spec: KeyedProcessSpec | KeyedCoProcessSpec | KeyedBroadcastProcessSpec
+    ) -> None:
+        super().__init__(context)
+        self.function: Any = spec.function
+        self._timer_service = (StrictTimerService if context.vertex.strict else KeyedTimerService)(self)
+        self._record = KeyedContext(self._timer_service, self.backend.key_context)
+
+    def open(self) -> None:
+        self.open_function(self.function)
+
+    def close(self) -> None:
+        self.close_function(self.function)
+
+    def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
+        records = self.touch(batch)
+        keys, collect, record = self.backend.key_context, self.collector.collect, self._record
+        value: Any = UNKNOWN
+        try:
+            for keys.slot, value, record.time in records:
+                results = function(value, record)
+                if results is not None:
+                    collect(results, record.time)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, f"{function.__name__}()", key=keys.current_key(), value=value) from e
+        self.collector.flush()
+
+    def on_watermark(self, watermark: int) -> None:
+        self._fire(self.due_timers(watermark), TimeDomain.EVENT_TIME)
+
+    def on_processing_time(self, now: int) -> None:
+        self._fire(self.due_processing_timers(now), TimeDomain.PROCESSING_TIME)
+
+    def _fire(self, timers: Iterable[tuple[int, Any, Any]], domain: TimeDomain) -> None:
+        on_timer, collect, record = self.function.on_timer, self.collector.collect, self._record
+        set_key = self.backend.set_current_key
+        record.domain = domain
+        for timestamp, key, _ in timers:
+            set_key(key)
+            record.time = timestamp
+            try:
+                collect(on_timer(timestamp, record), timestamp)
+            except USER_EXCEPTIONS as e:
+                raise self.user_error(e, "on_timer()", key=key) from e
+        self.collector.flush()
+
+
+class KeyedProcessOperator(KeyedFunctionOperator):
+    """A process function with keyed state and timers."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element)
+
+
+class KeyedCoProcessOperator(KeyedFunctionOperator):
+    """A process function of two inputs with shared keyed state and timers."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._each(batch, self.function.process_element1 if input_index == 0 else self.function.process_element2)
+
+
+class ReduceOperator(KeyedOperator):
+    """A running reduction per key."""
+
+    def __init__(self, context: OperatorContext, spec: ReduceSpec) -> None:
+        super().__init__(context)
+        self._function = spec.function
+        self._reduce = as_callable(spec.function, ReduceFunction, "reduce")
+        self._final_only = spec.final_only
+        self._state: Any = self.backend.get_state(ValueStateDescriptor("_op_state", spec.type_info))
+
+    def open(self) -> None:
+        self.open_function(self._function)
+
+    def close(self) -> None:
+        self.close_function(self._function)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        records = self.touch(batch)
+        keys, collect = self.backend.key_context, self.collector.collect
+        state, reduce = self._state, self._reduce
+        value: Any = UNKNOWN
+        try:
+            for keys.slot, value, timestamp in records:
+                before = state.value()
+                reduced = value if before is None else reduce(before, value)
+                state.update(reduced)
+                if not self._final_only:
+                    collect((reduced,), timestamp)
+                elif before is None:
+                    self.timers.register(MAX_WATERMARK)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "reduce()", key=keys.current_key(), value=value) from e
+        self.collector.flush()
+
+    def on_watermark(self, watermark: int) -> None:
+        for timestamp, key, _ in self.due_timers(watermark):
+            self.backend.set_current_key(key)
+            self.collector.collect((self._state.value(),), timestamp)
+        self.collector.flush()

@@ -1,0 +1,54 @@
+"""Creates the operator that runs a spec."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dagster_flinkpy.datastream import operator_specs as specs
+from dagster_flinkpy.runtime.operators import (
+    aggregate_operators,
+    batch_operators,
+    blocking_edge_operators,
+    broadcast_operators,
+    function_operators,
+    keyed_operators,
+    sink_operators,
+    source_operator,
+    timestamps_operator,
+)
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+
+__all__ = ["create_operator"]
+
+_OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], StreamOperator]] = {
+    specs.SourceSpec: source_operator.SourceOperator,
+    specs.TimestampsSpec: timestamps_operator.TimestampsOperator,
+    specs.MapSpec: function_operators.MapOperator,
+    specs.FilterSpec: function_operators.FilterOperator,
+    specs.FlatMapSpec: function_operators.FlatMapOperator,
+    specs.ProcessSpec: function_operators.ProcessOperator,
+    specs.CoProcessSpec: function_operators.CoProcessOperator,
+    specs.KeyedProcessSpec: keyed_operators.KeyedProcessOperator,
+    specs.KeyedCoProcessSpec: keyed_operators.KeyedCoProcessOperator,
+    specs.BroadcastProcessSpec: broadcast_operators.BroadcastProcessOperator,
+    specs.KeyedBroadcastProcessSpec: broadcast_operators.KeyedBroadcastProcessOperator,
+    specs.KeyedBatchSpec: batch_operators.KeyedBatchOperator,
+    specs.ReduceSpec: aggregate_operators.create_reduce_operator,
+    specs.RollingAggregateSpec: aggregate_operators.create_rolling_operator,
+    specs.WindowSpec: aggregate_operators.create_window_operator_or_aggregate,
+    specs.SinkSpec: sink_operators.SinkOperator,
+    specs.BlockingEdgeSinkSpec: blocking_edge_operators.BlockingEdgeSinkOperator,
+    specs.BlockingEdgeSourceSpec: blocking_edge_operators.BlockingEdgeSourceOperator,
+    specs.SparkSourceSpec: blocking_edge_operators.BlockingEdgeSourceOperator,
+    specs.SparkTransformSpec: blocking_edge_operators.BlockingEdgeSourceOperator,
+    specs.PrintSpec: sink_operators.PrintOperator,
+    specs.CollectSpec: sink_operators.CollectOperator,
+}
+
+
+def create_operator(context: OperatorContext) -> StreamOperator:
+    """Creates the operator of a vertex."""
+    spec = context.vertex.spec
+    return _OPERATORS[type(spec)](context, spec)

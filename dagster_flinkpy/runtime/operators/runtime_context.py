@@ -1,0 +1,96 @@
+"""What user functions see of their task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dagster_flinkpy.datastream.functions import RuntimeContext
+from dagster_flinkpy.datastream.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.metrics import MetricGroup
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+
+__all__ = ["TaskRuntimeContext"]
+
+
+class TaskRuntimeContext(RuntimeContext):
+    """What user functions see of their task.
+
+    Args:
+        context: Where the operator runs.
+        get_state: Creates keyed state; None if the stream has no keys.
+    """
+
+    def __init__(self, context: OperatorContext, get_state: Callable[[StateDescriptor], Any] | None = None) -> None:
+        self._context = context
+        self._get_state = get_state
+
+    def get_task_name(self) -> str:
+        return self._context.vertex.name
+
+    def get_index_of_this_subtask(self) -> int:
+        return self._context.subtask
+
+    def get_number_of_parallel_subtasks(self) -> int:
+        return self._context.vertex.parallelism
+
+    def get_max_number_of_parallel_subtasks(self) -> int:
+        return self._context.vertex.max_parallelism
+
+    def get_attempt_number(self) -> int:
+        return self._context.job.fencing_token - 1
+
+    def get_task_name_with_subtasks(self) -> str:
+        vertex = self._context.vertex
+        return f"{vertex.name} ({self._context.subtask + 1}/{vertex.parallelism})"
+
+    def get_job_parameter(self, key: str, default_value: str) -> str:
+        return dict(self._context.vertex.job_parameters).get(key, default_value)
+
+    def get_metrics_group(self) -> MetricGroup:
+        return self._context.metrics
+
+    def _state(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> Any:
+        if not isinstance(descriptor, expected):
+            raise ConfigurationError(
+                f"operator {self._context.vertex.uid!r}: this state needs a {expected.__name__}, not {descriptor!r}"
+            )
+        if self._get_state is None:
+            raise ConfigurationError(
+                f"operator {self._context.vertex.uid!r} asks for keyed state {descriptor.name!r}, "
+                "but its stream has no keys; call key_by() first"
+            )
+        return self._get_state(descriptor)
+
+    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        state: ValueState[Any] = self._state(state_descriptor, ValueStateDescriptor)
+        return state
+
+    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        state: ListState[Any] = self._state(state_descriptor, ListStateDescriptor)
+        return state
+
+    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        state: MapState[Any, Any] = self._state(state_descriptor, MapStateDescriptor)
+        return state
+
+    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        state: ReducingState[Any] = self._state(state_descriptor, ReducingStateDescriptor)
+        return state
+
+    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+        state: AggregatingState[Any, Any] = self._state(state_descriptor, AggregatingStateDescriptor)
+        return state

@@ -1,0 +1,96 @@
+"""Operators at the end of a stream: sinks, print and collect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.text import to_printed
+from dagster_flinkpy.datastream.connectors.base import SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.wire import COLLECTED, PRINTED
+
+__all__ = ["CollectOperator", "PrintOperator", "SinkOperator"]
+
+
+class SinkOperator(StreamOperator):
+    """Writes an epoch, and returns its committables at the barrier (Flink: ``SinkWriterOperator``)."""
+
+    def __init__(self, context: OperatorContext, spec: SinkSpec) -> None:
+        super().__init__(context)
+        self._sink = spec.sink
+        self._writer: SinkWriter | None = None
+
+    def open(self) -> None:
+        self._create_writer()
+
+    def begin_checkpoint(self) -> None:
+        self._create_writer()
+
+    def _create_writer(self) -> None:
+        context = self.context
+        init = WriterInitContext(
+            job_id=context.job.job_id,
+            uid=context.vertex.uid,
+            subtask=context.subtask,
+            fencing_token=context.job.fencing_token,
+            checkpoint_id=context.checkpoint_id,
+            execution=context.execution,
+            partition=context.job.partition,
+        )
+        context.state.forget(self._writer)
+        self._writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
+        context.state.initialize(self._writer)
+
+    def _call(self, what: str, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, what) from e
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self._write(batch.column)
+
+    def _write(self, column: pa.Array) -> None:
+        writer = self._writer
+        assert writer is not None
+        self._call("write()", lambda: writer.write(column))
+
+    def snapshot(self) -> OperatorSnapshot:
+        assert self._writer is not None
+        return OperatorSnapshot(committables=self._call("prepare_commit()", self._writer.prepare_commit))
+
+    def abort(self) -> None:
+        if self._writer is not None:
+            self._call("abort()", self._writer.abort)
+
+
+class PrintOperator(StreamOperator):
+    """Sends lines to the driver, which prints them when the checkpoint is complete (Flink: ``PrintSink``)."""
+
+    def __init__(self, context: OperatorContext, spec: PrintSpec) -> None:
+        super().__init__(context)
+        parts = [spec.identifier] if spec.identifier else []
+        parts += [str(context.subtask + 1)] if context.vertex.parallelism > 1 else []
+        self._prefix = f"{':'.join(parts)}> " if parts else ""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        type_info, prefix = batch.type_info, self._prefix
+        lines = [f"{prefix}{to_printed(type_info, value)}" for value in batch.values]
+        self.context.collect(pa.array(lines, type=pa.string()), PRINTED)
+
+
+class CollectOperator(StreamOperator):
+    """Sends records to the caller of ``execute_and_collect``."""
+
+    def __init__(self, context: OperatorContext, spec: CollectSpec) -> None:
+        super().__init__(context)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        self.context.collect(batch.column, f"{COLLECTED}/{self.context.vertex.uid}")

@@ -1,0 +1,98 @@
+"""The operator that reads a source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.operator_specs import SourceSpec
+from dagster_flinkpy.errors import FlinkPyError, SourceReadError
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.operators.timestamps_operator import EventTime
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+
+__all__ = ["SourceOperator"]
+
+
+class SourceOperator(StreamOperator):
+    """Reads splits, one batch each time the task asks for one."""
+
+    def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
+        super().__init__(context)
+        self._source = spec.source
+        self._idle_timeout = spec.watermark_strategy.idle_timeout
+        self._makes_watermarks = spec.watermark_strategy.max_out_of_orderness is not None
+        self._time = EventTime(spec.watermark_strategy, self, context.watermark)
+        self._splits: list[SourceSplit] = []
+
+    def open(self) -> None:
+        self.context.state.initialize(self._source)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        raise AssertionError("a source has no input")
+
+    def run(self, epoch: Epoch) -> Iterator[int]:
+        """Reads all splits of an epoch; yields the watermark after each batch."""
+        vertex = self.context.vertex
+        self._splits = list(epoch.splits.get((vertex.uid, self.context.subtask), ()))
+        for i, split in enumerate(self._splits):
+            batches = iter(self._source.read(split))
+            while True:
+                try:
+                    column, offset = next(batches)
+                except StopIteration:
+                    break
+                except FlinkPyError:
+                    raise
+                except OSError as e:
+                    raise SourceReadError(f"source {vertex.uid!r} cannot read split {split.split_id!r}: {e}") from e
+                except USER_EXCEPTIONS as e:
+                    raise self.user_error(e, f"read() of split {split.split_id!r}") from e
+                split = split.advanced(offset, finished=False)
+                batch = self._to_batch(column)
+                self._time.assign(batch)
+                self.context.emit(None, batch)
+                yield self._time.watermark
+            self._splits[i] = split.advanced(split.offset, finished=True)
+            self._end_split(split)
+            yield self._time.watermark
+        if vertex.uid in epoch.ended_sources:
+            yield MAX_WATERMARK
+
+    def _to_batch(self, column: pa.Array) -> StreamBatch:
+        vertex = self.context.vertex
+        timestamps = np.full(len(column), NO_TIMESTAMP, dtype=np.int64)
+        return StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid)
+
+    def _end_split(self, split: SourceSplit) -> None:
+        """Called at the end of a split."""
+
+    def is_idle(self, epoch: Epoch) -> bool:
+        """Returns whether event time does not wait for this subtask in an epoch.
+
+        A subtask without input is idle if other subtasks of its source have some. A source without any input holds
+        event time back, unless its strategy has an idle timeout: an epoch without input counts as longer than any.
+        """
+        uid = self.context.vertex.uid
+        if uid in epoch.ended_sources or epoch.splits.get((uid, self.context.subtask)):
+            return False
+        return self._idle_timeout is not None or epoch.reads(uid)
+
+    def is_idle_when_read(self, epoch: Epoch) -> bool:
+        """Whether event time does not wait for this subtask once it has read what there is up to the next barrier.
+
+        That is so where the strategy makes no watermarks and has an idle timeout: the records have no event time that
+        the next ones could be behind, and none of them comes before the barrier.
+        """
+        uid = self.context.vertex.uid
+        return self._idle_timeout is not None and not self._makes_watermarks and uid not in epoch.ended_sources
+
+    def snapshot(self) -> OperatorSnapshot:
+        return OperatorSnapshot(splits=tuple(self._splits))

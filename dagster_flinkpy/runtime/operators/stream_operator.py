@@ -1,0 +1,124 @@
+"""The interface between an operator and its task.
+
+Mirrors Flink's ``StreamOperator``. Operators work on a batch at a time; only the user's function is called per record.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext
+from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, user_error
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.state.handles import KeyedSnapshot
+
+__all__ = ["OperatorSnapshot", "StreamOperator"]
+
+
+@dataclass
+class OperatorSnapshot:
+    """What an operator returns at the barrier."""
+
+    keyed: KeyedSnapshot | None = None
+    splits: tuple[SourceSplit, ...] = ()
+    committables: list[dict[str, Any]] = field(default_factory=list)
+    metrics: dict[str, int | float] = field(default_factory=dict)
+    """Metrics since the previous snapshot."""
+
+
+class StreamOperator(ABC):
+    """One subtask of an operator."""
+
+    def __init__(self, context: OperatorContext) -> None:
+        self.context = context
+
+    def open(self) -> None:  # noqa: B027 - most operators have nothing to open
+        """Called before the first batch."""
+
+    @abstractmethod
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        """Processes a batch of one input."""
+
+    def on_watermark(self, watermark: int) -> None:  # noqa: B027
+        """Called when event time has advanced; `context.watermark` is the new watermark."""
+
+    def on_processing_time(self, now: int) -> None:  # noqa: B027
+        """Called at the start of the epoch, after each batch, at watermarks and before the barrier.
+
+        Args:
+            now: Milliseconds since 1970. Timers with an earlier time are due (Flink: ``ProcessingTimeServiceUtil``).
+        """
+
+    @property
+    def own_watermark(self) -> int | None:
+        """The watermark of the output if the operator generates it; None if it is that of the input."""
+        return None
+
+    def snapshot(self) -> OperatorSnapshot:
+        """Takes the snapshot, at the barrier, when all records before it have been processed."""
+        return OperatorSnapshot()
+
+    def begin_checkpoint(self) -> None:  # noqa: B027
+        """Called after a barrier if another epoch follows; `context.checkpoint_id` is that of its checkpoint."""
+
+    def abort(self) -> None:  # noqa: B027
+        """Called instead of `snapshot` when the epoch has failed."""
+
+    def close(self) -> None:  # noqa: B027
+        """Called after the last barrier."""
+
+    def finish(self) -> None:  # noqa: B027
+        """Waits until all that the snapshots refer to is on the store. Called last, before they are acknowledged.
+
+        Raises:
+            StorageError: A file could not be written.
+        """
+
+    def runtime_context(self) -> RuntimeContext:
+        """Returns what functions see of their task."""
+        return TaskRuntimeContext(self.context)
+
+    def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
+        """Restores the state of a user function and opens it.
+
+        Args:
+            function: The function; a plain callable has nothing to open.
+            keyed: Gives keyed state, where the stream has keys.
+        """
+        self.context.state.initialize(function, keyed)
+        if isinstance(function, Function):
+            try:
+                function.open(self.runtime_context())
+            except USER_EXCEPTIONS as e:
+                raise self.user_error(e, "open()") from e
+
+    def close_function(self, function: Any) -> None:
+        """Closes a user function."""
+        if isinstance(function, Function):
+            try:
+                function.close()
+            except USER_EXCEPTIONS as e:
+                raise self.user_error(e, "close()") from e
+
+    def user_error(
+        self, error: BaseException, function: str, *, key: Any = UNKNOWN, value: Any = UNKNOWN
+    ) -> FlinkPyError:
+        """Returns the error to raise for an exception of a user function; our own errors are returned as they are.
+
+        Args:
+            error: What the function raised.
+            function: Its name, for messages.
+            key: The key that was processed.
+            value: The record that was processed.
+        """
+        if isinstance(error, FlinkPyError):
+            return error
+        vertex = self.context.vertex
+        what = f"{function} of operator {vertex.uid!r} ({vertex.name})"
+        return user_error(error, what=what, operator=vertex.uid, subtask=self.context.subtask, key=key, value=value)

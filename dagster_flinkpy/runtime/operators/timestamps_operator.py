@@ -1,0 +1,84 @@
+"""Assigns timestamps and generates watermarks, at a source or further downstream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
+from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
+from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, last_taken
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+
+__all__ = ["EventTime", "TimestampsOperator"]
+
+
+class EventTime:
+    """Timestamps and watermarks of one stream (Flink: ``TimestampsAndWatermarksOperator``)."""
+
+    def __init__(self, strategy: WatermarkStrategy, operator: StreamOperator, watermark: int) -> None:
+        self._assigner = strategy.timestamp_assigner
+        bound = strategy.max_out_of_orderness
+        self._bound = None if bound is None else bound.millis
+        self._operator = operator
+        self.watermark = watermark
+
+    def assign(self, batch: StreamBatch) -> None:
+        """Assigns the timestamps of a batch and advances the watermark."""
+        if self._assigner is not None:
+            batch.timestamps = self._timestamps(batch)
+        if self._bound is not None and len(batch):
+            newest = int(batch.timestamps.max())
+            if newest != NO_TIMESTAMP:
+                self.watermark = max(self.watermark, newest - self._bound - 1)
+
+    def _timestamps(self, batch: StreamBatch) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if isinstance(self._assigner, TimestampAssigner):
+            extract = self._assigner.extract_timestamp
+            records = batch.values
+            each = iter(records)
+            pairs = zip(each, batch.timestamps.tolist(), strict=True)
+            try:
+                return np.fromiter((extract(v, t) for v, t in pairs), dtype=np.int64, count=len(batch))
+            except USER_EXCEPTIONS as e:
+                raise self._operator.user_error(e, "extract_timestamp()", value=last_taken(records, each)) from e
+        uid = self._operator.context.vertex.uid
+        try:
+            column = pc.struct_field(batch.column, self._assigner)
+        except (pa.ArrowException, TypeError) as e:
+            raise TypeMismatchError(
+                f"operator {uid!r}: no timestamp field {self._assigner!r} in {batch.type_info}"
+            ) from e
+        if not pa.types.is_integer(column.type):
+            raise TypeMismatchError(
+                f"operator {uid!r}: timestamp field {self._assigner!r} is {column.type}; it must be int milliseconds"
+            )
+        filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()
+        return filled
+
+
+class TimestampsOperator(StreamOperator):
+    """Assigns event time in the middle of a stream. Of the watermarks upstream only the last one passes."""
+
+    def __init__(self, context: OperatorContext, spec: TimestampsSpec) -> None:
+        super().__init__(context)
+        self._time = EventTime(spec.watermark_strategy, self, context.watermark)
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        batch = batch.copy()  # other operators may read the batch with its old timestamps
+        self._time.assign(batch)
+        self.context.emit(None, batch)
+
+    def on_watermark(self, watermark: int) -> None:
+        if watermark == MAX_WATERMARK:
+            self._time.watermark = watermark
+
+    @property
+    def own_watermark(self) -> int | None:
+        return self._time.watermark

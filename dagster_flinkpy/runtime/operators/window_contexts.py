@@ -1,0 +1,265 @@
+"""The contexts of window functions, triggers and assigners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import Any
+
+from dagster_flinkpy.common.serializer import TypeSerializer
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.datastream.functions import (
+    AllWindowFunction,
+    KeyedStateStore,
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+    RuntimeContext,
+    WindowFunction,
+)
+from dagster_flinkpy.datastream.state import (
+    AggregatingState,
+    AggregatingStateDescriptor,
+    ListState,
+    ListStateDescriptor,
+    MapState,
+    MapStateDescriptor,
+    ReducingState,
+    ReducingStateDescriptor,
+    StateDescriptor,
+    ValueState,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.datastream.timerservice import TimerService
+from dagster_flinkpy.datastream.window import (
+    CountWindow,
+    CountWindowSerializer,
+    GlobalWindow,
+    GlobalWindowSerializer,
+    TimeWindow,
+    TimeWindowSerializer,
+    Trigger,
+    WindowAssigner,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.metrics import MetricGroup
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedOperator
+from dagster_flinkpy.state.timers import TimerQueue
+
+__all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", "WindowStates", "evaluator"]
+
+
+class WindowCodec:
+    """Turns windows into namespaces of state, and back. Those of Flink's own windows are numbers one can read.
+
+    Args:
+        serializer: That of the window assigner.
+    """
+
+    namespace_type: TypeInformation
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+    def __init__(self, serializer: TypeSerializer[Any]) -> None:
+        if isinstance(serializer, TimeWindowSerializer):
+            self.namespace_type = Types.TUPLE([Types.LONG(), Types.LONG()])
+            self.encode, self.decode = lambda window: window, lambda namespace: TimeWindow(*namespace)
+        elif isinstance(serializer, CountWindowSerializer):
+            self.namespace_type = Types.LONG()
+            self.encode, self.decode = lambda window: window.id, CountWindow
+        elif isinstance(serializer, GlobalWindowSerializer):
+            self.namespace_type = Types.BYTE()
+            self.encode, self.decode = lambda window: 0, lambda namespace: GlobalWindow()
+        else:
+            self.namespace_type = Types.PRIMITIVE_ARRAY(Types.BYTE())
+            self.encode = lambda window: _to_bytes(serializer, window)
+            self.decode = lambda namespace: serializer.deserialize(BytesIO(namespace))
+
+
+def _to_bytes(serializer: TypeSerializer[Any], window: Any) -> bytes:
+    stream = BytesIO()
+    serializer.serialize(window, stream)
+    return stream.getvalue()
+
+
+class WindowStates:
+    """State by descriptor; remembered, for triggers and functions ask for it with each record.
+
+    Args:
+        get_state: Makes it.
+    """
+
+    def __init__(self, get_state: Callable[[StateDescriptor], Any]) -> None:
+        self._get_state = get_state
+        self._known: dict[str, tuple[StateDescriptor, Any]] = {}
+
+    def get(self, descriptor: StateDescriptor) -> Any:
+        """Returns the state."""
+        known = self._known.get(descriptor.name)
+        if known is not None:
+            before, state = known
+            if before is descriptor or (type(before) is type(descriptor) and before.type_info == descriptor.type_info):
+                return state
+        state = self._get_state(descriptor)
+        self._known[descriptor.name] = (descriptor, state)
+        return state
+
+
+class _PerWindowStateStore(KeyedStateStore):
+    """State of the current key and one window."""
+
+    def __init__(self, states: WindowStates) -> None:
+        self._states = states
+        self.namespace: Any = None
+
+    def _get(self, descriptor: StateDescriptor) -> Any:
+        state = self._states.get(descriptor)
+        state.set_current_namespace(self.namespace)
+        return state
+
+    def get_state(self, state_descriptor: ValueStateDescriptor) -> ValueState[Any]:
+        state: ValueState[Any] = self._get(state_descriptor)
+        return state
+
+    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        state: ListState[Any] = self._get(state_descriptor)
+        return state
+
+    def get_map_state(self, state_descriptor: MapStateDescriptor) -> MapState[Any, Any]:
+        state: MapState[Any, Any] = self._get(state_descriptor)
+        return state
+
+    def get_reducing_state(self, state_descriptor: ReducingStateDescriptor) -> ReducingState[Any]:
+        state: ReducingState[Any] = self._get(state_descriptor)
+        return state
+
+    def get_aggregating_state(self, state_descriptor: AggregatingStateDescriptor) -> AggregatingState[Any, Any]:
+        state: AggregatingState[Any, Any] = self._get(state_descriptor)
+        return state
+
+
+class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction.Context[Any]):
+    """The window that fires or ends."""
+
+    def __init__(
+        self, timer_service: TimerService, codec: WindowCodec, states: WindowStates | None, runtime: RuntimeContext
+    ) -> None:
+        self._timer_service, self._codec, self._runtime = timer_service, codec, runtime
+        self._store = None if states is None else _PerWindowStateStore(states)
+        self.current: Any = None
+
+    def window(self) -> Any:
+        return self.current
+
+    def current_processing_time(self) -> int:
+        return self._timer_service.current_processing_time()
+
+    def current_watermark(self) -> int:
+        return self._timer_service.current_watermark()
+
+    def window_state(self) -> KeyedStateStore:
+        if self._store is None:
+            raise ConfigurationError("windows that merge, like sessions, have no state; use global_state()")
+        self._store.namespace = self._codec.encode(self.current)
+        return self._store
+
+    def global_state(self) -> KeyedStateStore:
+        return self._runtime
+
+
+class AssignerContext(WindowAssigner.WindowAssignerContext):
+    """Time and state of the current key."""
+
+    def __init__(self, timer_service: TimerService, runtime: RuntimeContext) -> None:
+        self._timer_service, self._runtime = timer_service, runtime
+
+    def get_current_processing_time(self) -> int:
+        return self._timer_service.current_processing_time()
+
+    def get_runtime_context(self) -> RuntimeContext:
+        return self._runtime
+
+
+class TriggerContext(Trigger.OnMergeContext):
+    """Timers and state of a window of the current key.
+
+    Args:
+        operator: The window operator.
+        timer_service: Time.
+        codec: Of the windows.
+        states: State by window.
+        runtime: Gives the metrics.
+    """
+
+    def __init__(
+        self,
+        operator: KeyedOperator,
+        timer_service: TimerService,
+        codec: WindowCodec,
+        states: WindowStates,
+        runtime: RuntimeContext,
+    ) -> None:
+        self._operator, self._timer_service = operator, timer_service
+        self._codec, self._states, self._runtime = codec, states, runtime
+        self._namespace: Any = None
+        self._merged: Sequence[Any] = ()
+
+    def select(self, window: Any, merged: Sequence[Any] = ()) -> None:
+        """Sets the window, and the windows that were merged into it."""
+        self._namespace = self._codec.encode(window)
+        self._merged = merged
+
+    def get_current_processing_time(self) -> int:
+        return self._timer_service.current_processing_time()
+
+    def get_metric_group(self) -> MetricGroup:
+        return self._runtime.get_metrics_group()
+
+    def get_current_watermark(self) -> int:
+        return self._timer_service.current_watermark()
+
+    def _timers(self) -> TimerQueue:
+        self._operator.timers.set_current_namespace(self._namespace)
+        return self._operator.timers
+
+    def _processing_timers(self) -> TimerQueue:
+        self._operator.processing_timers.set_current_namespace(self._namespace)
+        return self._operator.processing_timers
+
+    def register_processing_time_timer(self, time: int) -> None:
+        self._processing_timers().register(time)
+
+    def register_event_time_timer(self, time: int) -> None:
+        self._timers().register(time)
+
+    def delete_processing_time_timer(self, time: int) -> None:
+        self._processing_timers().delete(time)
+
+    def delete_event_time_timer(self, time: int) -> None:
+        self._timers().delete(time)
+
+    def get_partitioned_state(self, state_descriptor: StateDescriptor) -> Any:
+        state = self._states.get(state_descriptor)
+        state.set_current_namespace(self._namespace)
+        return state
+
+    def merge_partitioned_state(self, state_descriptor: StateDescriptor) -> None:
+        if isinstance(state_descriptor, (ValueStateDescriptor, MapStateDescriptor)):
+            raise ConfigurationError(
+                f"state {state_descriptor.name!r} of the trigger cannot be merged; list, reducing and aggregating can"
+            )
+        if self._merged:
+            merged = [self._codec.encode(window) for window in self._merged]
+            self._states.get(state_descriptor).merge_namespaces(self._namespace, merged)
+
+
+def evaluator(function: Any, context: WindowContext) -> Callable[[Any, Any, Sequence[Any]], Any]:
+    """Returns a callable for a window function; it takes key, window and contents."""
+    if isinstance(function, ProcessWindowFunction):
+        return lambda key, window, contents: function.process(key, context, contents)
+    if isinstance(function, ProcessAllWindowFunction):
+        return lambda key, window, contents: function.process(context, contents)
+    if isinstance(function, WindowFunction):
+        return function.apply
+    if isinstance(function, AllWindowFunction):
+        return lambda key, window, contents: function.apply(window, contents)
+    return lambda key, window, contents: contents

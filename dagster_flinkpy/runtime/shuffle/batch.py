@@ -1,0 +1,154 @@
+"""Batches of records: a column, Python values, or both, depending on what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.runtime.shuffle.copies import copied, unchanging_types
+
+__all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
+
+NO_TIMESTAMP = -(2**63)
+"""A record without event time (Flink: ``Long.MIN_VALUE``)."""
+
+_AT_ONCE = 2048
+"""Records that are converted to Python values at a time: few enough to stay in the processor's cache."""
+
+
+def each_int(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[int]:
+    """Yields the numbers as Python ints."""
+    parts = (numbers[start : start + _AT_ONCE] for start in range(0, len(numbers), _AT_ONCE))
+    return chain.from_iterable(part.tolist() for part in parts)
+
+
+@dataclass(frozen=True)
+class KeyColumn:
+    """The keys of a batch and their Java hash codes."""
+
+    type_info: TypeInformation
+    column: pa.Array
+    hashes: np.ndarray[Any, np.dtype[np.int32]]
+
+
+class StreamBatch:
+    """Records of one stream, each with a timestamp.
+
+    A batch is made from a column or from Python values. The other form is made on demand and kept. Turning values into
+    a column also checks their types; a chained function then gets the original values.
+
+    Args:
+        type_info: Type of the records.
+        timestamps: Event times in milliseconds, ``int64``; :data:`NO_TIMESTAMP` where there is none.
+        column: The records as a column of ``type_info.arrow_type``.
+        values: The records as Python values.
+        keys: Keys, on a keyed edge.
+        producer: Uid of the operator that emitted them; type errors name it.
+    """
+
+    __slots__ = ("_checked", "_column", "_values", "keys", "producer", "timestamps", "type_info")
+
+    def __init__(
+        self,
+        type_info: TypeInformation,
+        timestamps: np.ndarray[Any, np.dtype[np.int64]],
+        *,
+        column: pa.Array | None = None,
+        values: Sequence[Any] | None = None,
+        keys: KeyColumn | None = None,
+        producer: str = "",
+    ) -> None:
+        self.type_info = type_info
+        self.timestamps = timestamps
+        self.keys = keys
+        self.producer = producer
+        self._column = column
+        self._values = values
+        self._checked = False
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    @property
+    def column(self) -> pa.Array:
+        """Returns the records as a column.
+
+        Raises:
+            TypeMismatchError: A value does not have the declared type; names operator, field and value.
+        """
+        if self._column is None:
+            assert self._values is not None
+            try:
+                self._column = self.type_info.to_arrow(self._values)
+            except TypeMismatchError as e:
+                raise TypeMismatchError(f"operator {self.producer!r}: {e}") from e
+        return self._column
+
+    @property
+    def values(self) -> Sequence[Any]:
+        """Returns the records as Python values; rows have the field names of their type.
+
+        Raises:
+            TypeMismatchError: A value does not have the declared type; names operator, field and value.
+        """
+        if self._values is None:
+            self._values = self.type_info.from_arrow(self._column)
+        elif not self._checked:
+            if not isinstance(self.type_info, PickledBytesTypeInfo):
+                _ = self.column  # the fastest exact type check
+            if type(self.type_info).name_fields is not TypeInformation.name_fields:
+                for value in self._values:
+                    self.type_info.name_fields(value)
+        self._checked = True
+        return self._values
+
+    def each_value(self) -> Iterable[Any]:
+        """Yields the values once, without keeping them."""
+        if self._values is not None:
+            return self.values
+        column = self.column
+        parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))
+        return chain.from_iterable(map(self.type_info.from_arrow, parts))
+
+    def each_timestamp(self) -> Iterable[int]:
+        """Yields the timestamps as Python ints."""
+        times = self.timestamps
+        if len(times) and (times == times[0]).all():
+            return repeat(int(times[0]), len(times))
+        return each_int(times)
+
+    def copy(self) -> StreamBatch:
+        """Returns a batch of the same records whose timestamps can be replaced."""
+        batch = StreamBatch(
+            self.type_info, self.timestamps, column=self._column, values=self._values, producer=self.producer
+        )
+        batch._checked = self._checked
+        return batch
+
+    def apart(self) -> StreamBatch:
+        """Returns a batch with copies of the Python values, which a function may change."""
+        batch = self.copy()
+        if self._values is not None:
+            unchanging = unchanging_types(self.type_info)
+            batch._values = [value if type(value) in unchanging else copied(value) for value in self._values]
+        return batch
+
+    def filter(self, mask: np.ndarray[Any, np.dtype[np.bool_]]) -> StreamBatch:
+        """Returns the records where ``mask`` is true."""
+        keep = np.flatnonzero(mask)
+        batch = StreamBatch(
+            self.type_info,
+            self.timestamps[keep],
+            column=None if self._column is None else self._column.take(pa.array(keep)),
+            values=None if self._values is None else [self._values[i] for i in keep.tolist()],
+            producer=self.producer,
+        )
+        batch._checked = self._checked
+        return batch

@@ -1,0 +1,67 @@
+"""Copies of values that are passed from one function to the next.
+
+PyFlink pickles the output of a function before it calls the function again. Here the output of many calls is gathered
+first. If the function changes a value later, such as a list that it keeps in state, the gathered one must not change.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import decimal
+import sys
+from typing import Any
+
+from dagster_flinkpy.common.time import Instant
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.types import Row, row_class
+
+__all__ = ["ALONE", "copied", "flat_rows", "unchanging_types"]
+
+ALONE = 1 if sys.version_info >= (3, 14) else 2
+"""What ``getrefcount`` returns for a value held by one local variable. Since Python 3.14 an argument is borrowed."""
+
+_NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
+_TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})
+_UNCHANGING: frozenset[type] = _NUMBERS | _TIMES | {type(None), str, bytes}
+_WITH_TUPLE: frozenset[type] = _UNCHANGING | {tuple}
+
+
+def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
+    """Returns the Python types whose values need no copy as records of this type."""
+    basic = isinstance(type_info, TupleTypeInfo) and all(isinstance(t, BasicTypeInfo) for t in type_info.field_types)
+    return _WITH_TUPLE if basic else _UNCHANGING
+
+
+def flat_rows(type_info: TypeInformation) -> frozenset[type]:
+    """Returns the row types that need no copy as records of this type if nothing else refers to them."""
+    if not isinstance(type_info, RowTypeInfo) or not all(isinstance(t, BasicTypeInfo) for t in type_info.field_types):
+        return frozenset()
+    width = len(type_info.field_types)
+    return frozenset({row_class(None, width), row_class(type_info.field_names, width)})
+
+
+def copied(value: Any) -> Any:
+    """Returns a copy that shares nothing mutable with the value.
+
+    A value that cannot be copied, such as a lock, is returned itself: it cannot leave the task either.
+    """
+    kind = type(value)
+    if kind in _UNCHANGING:
+        return value
+    if kind is tuple:
+        return value if _UNCHANGING.issuperset(map(type, value)) else tuple(map(copied, value))
+    if kind is list:
+        return list(map(copied, value))
+    if kind is dict:
+        return dict(zip(value, map(copied, value.values()), strict=True))
+    if isinstance(value, Row):
+        row = copy.copy(value)
+        fields = tuple(row)
+        if not _UNCHANGING.issuperset(map(type, fields)):
+            row[:] = [copied(field) for field in fields]
+        return row
+    try:
+        return copy.deepcopy(value)
+    except Exception:  # a class of the user may raise anything
+        return value

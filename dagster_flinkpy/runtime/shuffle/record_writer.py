@@ -1,0 +1,262 @@
+"""The record writer: splits the records of an edge into buffers, one for each subtask downstream.
+
+Mirrors Flink's ``RecordWriter`` and ``ResultPartition``.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind
+from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
+from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
+from dagster_flinkpy.runtime.shuffle.channel_selectors import (
+    ChannelSelector,
+    CustomSelector,
+    RoundRobinSelector,
+    ShuffleSelector,
+    downstream_subtasks,
+)
+from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_column
+from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, TaskOutput, encode_buffer
+
+__all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
+
+BUFFER_SIZE = 1 << 20
+"""Bytes of records after which a buffer is sent."""
+
+NETWORK_MEMORY = 32 << 20
+"""The most bytes of records that a task holds back to fill buffers."""
+
+
+class BufferPool:
+    """Bounds what the record writers of a task hold back; sends the largest buffer first (Flink: ``LocalBufferPool``).
+
+    Args:
+        limit: Bytes of all pending records. Default: 32 MiB.
+    """
+
+    def __init__(self, limit: int = NETWORK_MEMORY) -> None:
+        self._limit = limit
+        self._pending: dict[tuple[RecordWriter, int], int] = {}
+        self._total = 0
+
+    def add(self, writer: RecordWriter, lane: int, size: int) -> None:
+        """Adds pending bytes and flushes a buffer if there are too many."""
+        owner = (writer, lane)
+        pending = self._pending.get(owner, 0) + size
+        self._pending[owner] = pending
+        self._total += size
+        if pending >= BUFFER_SIZE:
+            writer.flush_lane(lane)
+        elif self._total > self._limit:
+            largest, largest_lane = max(self._pending, key=lambda o: self._pending[o])
+            largest.flush_lane(largest_lane)
+
+    def release(self, writer: RecordWriter, lane: int) -> None:
+        """Forgets the pending bytes of a lane that were sent."""
+        self._total -= self._pending.pop((writer, lane), 0)
+
+
+class RecordWriter:
+    """Distributes the records of one edge over the subtasks downstream (Flink: ``RecordWriter``).
+
+    Buffers for all subtasks are encoded once.
+
+    Args:
+        edge: The edge.
+        subtask: Index of the subtask that writes: the channel.
+        targets: Parallelism downstream.
+        max_parallelism: Key groups of the operator downstream.
+        output: Where the rows go.
+        channels: Parallelism upstream.
+        replay: Job id and checkpoint id, which are the same when these records are sent again.
+        pool: The buffer pool of the task.
+    """
+
+    def __init__(
+        self,
+        edge: JobEdge,
+        subtask: int,
+        targets: int,
+        max_parallelism: int,
+        output: TaskOutput,
+        channels: int = 1,
+        *,
+        replay: tuple[str, int] = ("", 0),
+        pool: BufferPool | None = None,
+    ) -> None:
+        self._edge = edge
+        self._kind = kind = edge.partitioner.kind
+        self._subtask = subtask
+        self._width = targets
+        self._max_parallelism = max_parallelism
+        self._output = output
+        self._pool = pool or BufferPool()
+        self._targets = downstream_subtasks(kind, subtask, channels, targets)
+        # A lane is what one buffer is filled for: all subtasks of a broadcast, else one.
+        broadcast = kind is PartitionerKind.BROADCAST
+        self._lanes = {0: self._targets} if broadcast else {t: [t] for t in self._targets}
+        self._pending: dict[int, list[pa.RecordBatch]] = {lane: [] for lane in self._lanes}
+        self._seq = dict.fromkeys(self._targets, 0)
+        self._markers = subtask
+        self._selector = self._create_selector(*replay) if len(self._targets) > 1 else None
+        # Fields that may hold the timestamps. One that once did not is not tried again, so the schema seldom changes.
+        record = edge.type_info.arrow_type
+        fields = list(record) if pa.types.is_struct(record) else []
+        self._timestamp_fields = [None, *(i for i, f in enumerate(fields) if f.type == pa.int64())]
+
+    def _create_selector(self, job_id: str, checkpoint_id: int) -> ChannelSelector | None:
+        """Returns what chooses among several subtasks, or None if the kind needs no choice."""
+        partitioner, subtask, targets = self._edge.partitioner, self._subtask, self._targets
+        match self._kind:
+            case PartitionerKind.REBALANCE:
+                return RoundRobinSelector(targets, subtask % len(targets))
+            case PartitionerKind.RESCALE:
+                return RoundRobinSelector(targets, 0)
+            case PartitionerKind.SHUFFLE:
+                return ShuffleSelector(
+                    len(targets), job_id=job_id, checkpoint_id=checkpoint_id, edge=self._edge.id, subtask=subtask
+                )
+            case PartitionerKind.CUSTOM:
+                return CustomSelector(partitioner, len(targets))
+            case _:
+                return None
+
+    def emit(self, batch: StreamBatch) -> None:
+        """Takes records, and sends buffers that are full."""
+        if not len(batch):
+            return
+        columns, metadata = {"value": batch.column}, {}
+        # Timestamps that are a field of the record are not sent twice.
+        while self._timestamp_fields and not _holds_times(batch, self._timestamp_fields[0]):
+            self._timestamp_fields.pop(0)
+        if self._timestamp_fields:
+            metadata["timestamp_field"] = json.dumps(self._timestamp_fields[0])
+        else:
+            columns["timestamp"] = pa.array(batch.timestamps)
+        targets: np.ndarray[Any, Any] | None = None
+        if self._kind is PartitionerKind.HASH:
+            keys, selector = self._keys(batch), self._edge.partitioner.selector
+            metadata["key_type"] = json.dumps(keys.type_info.to_json())
+            if isinstance(selector, str | tuple):
+                metadata["key_fields"] = json.dumps(field_positions(batch.type_info, selector))
+            else:
+                columns["key"] = keys.column
+            columns["hash"] = pa.array(keys.hashes)
+            if self._width > 1:
+                groups = key_groups_of_hashes(keys.hashes, self._max_parallelism)
+                targets = operator_indexes(groups, self._max_parallelism, self._width)
+        elif self._selector is not None:
+            targets = self._select(self._selector, batch)
+        records = pa.RecordBatch.from_pydict(columns, metadata=metadata)
+        if targets is None:
+            self._append(next(iter(self._lanes)), records)
+        else:
+            self._split(records, targets)
+
+    def _keys(self, batch: StreamBatch) -> KeyColumn:
+        name = f"key_by in front of operator {self._edge.target!r}"
+        try:
+            return key_column(self._edge.partitioner, batch)
+        except (UnsupportedKeyTypeError, TypeMismatchError) as e:
+            raise type(e)(f"{name}: {e}") from e
+        except FlinkPyError:
+            raise
+        except USER_EXCEPTIONS as e:
+            raise user_error(e, what=name, operator=self._edge.source, subtask=self._subtask) from e
+
+    def _select(self, selector: ChannelSelector, batch: StreamBatch) -> np.ndarray[Any, Any]:
+        try:
+            return selector.select(batch)
+        except FlinkPyError:
+            raise
+        except USER_EXCEPTIONS as e:
+            what = f"partition_custom in front of operator {self._edge.target!r}"
+            raise user_error(e, what=what, operator=self._edge.source, subtask=self._subtask) from e
+
+    def _split(self, records: pa.RecordBatch, targets: np.ndarray[Any, Any]) -> None:
+        order = np.argsort(targets.astype(np.uint16), kind="stable")
+        sorted_records = records.take(pa.array(order))
+        ends = np.cumsum(np.bincount(targets, minlength=self._width)).tolist()
+        start, total = 0, len(order)
+        for target, end in enumerate(ends):
+            if end > start:
+                if (end - start) * self._width * 2 < total:
+                    # A slice keeps the whole batch in memory, and few records wait long for their buffer to fill.
+                    self._append(target, records.take(pa.array(order[start:end])))
+                else:
+                    self._append(target, sorted_records.slice(start, end - start))
+            start = end
+
+    def _append(self, lane: int, records: pa.RecordBatch) -> None:
+        self._pending[lane].append(records)
+        self._pool.add(self, lane, records.nbytes)
+
+    def flush(self) -> None:
+        """Sends all pending records."""
+        for lane in self._lanes:
+            self.flush_lane(lane)
+
+    def flush_lane(self, lane: int) -> None:
+        """Sends the pending records of one lane."""
+        pending = self._pending[lane]
+        if not pending:
+            return
+        self._pool.release(self, lane)
+        self._pending[lane] = []
+        # Key types come from the records, so a change of type starts a new buffer.
+        start = 0
+        for i in range(1, len(pending) + 1):
+            if i == len(pending) or not pending[i].schema.equals(pending[start].schema, check_metadata=True):
+                self._send(lane, pa.concat_batches(pending[start:i]))
+                start = i
+
+    def _send(self, lane: int, records: pa.RecordBatch) -> None:
+        """Sends buffers of about 1 MiB; a larger record gets a buffer of its own."""
+        rows = max(records.num_rows * BUFFER_SIZE // max(records.nbytes, 1), 1)
+        # Records of a batch have similar sizes. Up to half a buffer too much is not split.
+        rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
+        for start in range(0, records.num_rows, rows):
+            payload = encode_buffer(records.slice(start, rows))
+            for target in self._lanes[lane]:
+                self._row(target, Kind.BUFFER, payload)
+
+    def _row(self, target: int, kind: Kind, payload: Any) -> None:
+        self._output.add(target, self._edge.id, self._subtask, self._seq[target], kind, payload)
+        self._seq[target] += 1
+
+    def event(self, kind: Kind, payload: bytes) -> None:
+        """Sends an event to every subtask downstream, behind all records emitted so far."""
+        self.flush()
+        for target in self._targets:
+            self._row(target, kind, payload)
+
+    def barrier(self, payload: bytes) -> None:
+        """Sends a barrier. Seq jumps behind it, so that all channels, sorted by seq, reach it together."""
+        self.event(Kind.BARRIER, payload)
+        for target in self._targets:
+            self._seq[target] = ((self._seq[target] >> SEQ_BITS) + 1) << SEQ_BITS
+
+    def latency_marker(self, payload: bytes) -> None:
+        """Sends a latency marker to one subtask, a different one each time (Flink: ``RecordWriter.randomEmit``)."""
+        target = self._targets[self._markers % len(self._targets)]
+        self._markers += 1
+        self.flush_lane(target if target in self._lanes else 0)
+        self._row(target, Kind.LATENCY_MARKER, payload)
+
+
+def _holds_times(batch: StreamBatch, field: int | None) -> bool:
+    first = batch.timestamps[0]
+    if field is None:
+        return bool(first == NO_TIMESTAMP and (batch.timestamps == NO_TIMESTAMP).all())
+    if batch.column.null_count:
+        return False
+    numbers = batch.column.field(field)
+    return bool(numbers[0].as_py() == first and not numbers.null_count and np.array_equal(numbers, batch.timestamps))

@@ -1,0 +1,192 @@
+"""The wire format: the rows that a Spark shuffle moves between two stages, whatever flows through them.
+
+A row is addressed to a subtask (``target``) of one edge, and has a place (``seq``) in the channel of the subtask that
+sent it, so that a replay is in the same order. Its payload is an Arrow record batch or an event.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
+from dagster_flinkpy.runtime.shuffle.key_columns import key_of_fields
+
+__all__ = [
+    "COLLECTED",
+    "MAX_PAYLOAD",
+    "NO_EDGE",
+    "PRINTED",
+    "SEQ_BITS",
+    "SPARK_SCHEMA",
+    "WIRE_SCHEMA",
+    "Kind",
+    "TaskOutput",
+    "WireRow",
+    "decode_buffer",
+    "encode_buffer",
+    "rows_of",
+]
+
+SEQ_BITS = 40
+"""The low bits of seq are a position between two barriers; the bits above are the number of barriers before."""
+
+MAX_PAYLOAD = 1 << 30
+"""Bytes of one row: half of what Spark and Arrow can address."""
+
+_OUTPUT_BATCH_BYTES = 8 << 20
+
+NO_EDGE = -1
+"""The edge of rows for the driver."""
+
+COLLECTED, PRINTED = "value", "line"
+"""Names of the column of a COLLECT row: records for the caller, with ``/`` and the uid behind it, or lines to print."""
+
+
+class Kind(IntEnum):
+    """What a row carries."""
+
+    BUFFER = 0
+    WATERMARK = 1
+    STREAM_STATUS = 2
+    BARRIER = 3
+    CANCEL_BARRIER = 4
+    ACK = 5
+    FAILURE = 6
+    COLLECT = 7
+    LATENCY_MARKER = 8
+    LOG = 9
+
+
+WIRE_SCHEMA = pa.schema(
+    [
+        pa.field("target", pa.int32(), nullable=False),
+        pa.field("edge", pa.int32(), nullable=False),
+        pa.field("channel", pa.int32(), nullable=False),
+        pa.field("seq", pa.int64(), nullable=False),
+        pa.field("kind", pa.int8(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+SPARK_SCHEMA = "target int, edge int, channel int, seq long, kind byte, payload binary"
+
+
+@dataclass(frozen=True)
+class WireRow:
+    """One row of the shuffle; the payload is still encoded."""
+
+    target: int
+    edge: int
+    channel: int
+    seq: int
+    kind: Kind
+    payload: pa.Buffer
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[WireRow]:
+    """Yields the rows of a record batch, without copying payloads."""
+    columns = [batch.column(i).to_numpy(zero_copy_only=False).tolist() for i in range(5)]
+    payloads = batch.column(5)
+    for i, (target, edge, channel, seq, kind) in enumerate(zip(*columns, strict=True)):
+        yield WireRow(target, edge, channel, seq, Kind(kind), payloads[i].as_buffer())
+
+
+class TaskOutput:
+    """Collects the rows that a task sends into record batches of about 8 MiB.
+
+    Payloads are written into one buffer, which becomes the column without a copy.
+    """
+
+    def __init__(self) -> None:
+        self._full: list[pa.RecordBatch] = []
+        self._rows: list[tuple[int, int, int, int, int]] = []
+        self._sink = pa.BufferOutputStream()
+        self._offsets = [0]
+        self.digest = 0
+        """CRC of all data sent so far; equal for two attempts of a task that sent the same."""
+
+    def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
+        """Appends a row.
+
+        Raises:
+            ConfigurationError: The payload is too large for Arrow and Spark.
+        """
+        if len(payload) > MAX_PAYLOAD:
+            raise ConfigurationError(
+                f"a record takes {len(payload)} bytes, and a row of the shuffle holds {MAX_PAYLOAD} at most: emit "
+                "smaller records, such as a reference to what they hold"
+            )
+        self._sink.write(payload)
+        self._offsets.append(self._sink.tell())
+        self._rows.append((target, edge, channel, seq, int(kind)))
+        if kind in (Kind.BUFFER, Kind.WATERMARK, Kind.STREAM_STATUS):
+            self.digest = zlib.crc32(payload, self.digest)
+        if self._offsets[-1] >= _OUTPUT_BATCH_BYTES:
+            self._finish()
+
+    @property
+    def ready(self) -> bool:
+        """Whether a record batch is full."""
+        return bool(self._full)
+
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Yields all that was collected."""
+        if self._rows:
+            self._finish()
+        full, self._full = self._full, []
+        yield from full
+
+    def _finish(self) -> None:
+        n = len(self._rows)
+        offsets = pa.py_buffer(np.array(self._offsets, dtype=np.int32))
+        payload = pa.BinaryArray.from_buffers(pa.binary(), n, [None, offsets, self._sink.getvalue()])
+        types = [f.type for f in WIRE_SCHEMA][:5]
+        columns = [pa.array(c, type=t) for c, t in zip(zip(*self._rows, strict=True), types, strict=True)]
+        self._rows, self._sink, self._offsets = [], pa.BufferOutputStream(), [0]
+        self._full.append(pa.RecordBatch.from_arrays([*columns, payload], schema=WIRE_SCHEMA))
+
+
+def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
+    """Encodes a record batch as an Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:
+    """Decodes the records of a BUFFER row, with their keys if the edge is keyed."""
+    with pa.ipc.open_stream(payload) as reader:
+        batch = reader.read_next_batch()
+    names, metadata, values = batch.schema.names, batch.schema.metadata or {}, batch.column("value")
+    if "timestamp" in names:
+        timestamps = batch.column("timestamp").to_numpy()
+    else:
+        timestamps = _times_of(values, json.loads(metadata[b"timestamp_field"]))
+    keys = None
+    if "hash" in names:
+        key_type = _key_type(metadata[b"key_type"])
+        column = batch.column("key") if "key" in names else key_of_fields(values, json.loads(metadata[b"key_fields"]))
+        keys = KeyColumn(key_type, column, batch.column("hash").to_numpy())
+    return StreamBatch(type_info, timestamps, column=values, keys=keys)
+
+
+def _times_of(values: pa.Array, field: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Returns the timestamps in a field of the records; without a field, the records have no event time."""
+    return np.full(len(values), NO_TIMESTAMP) if field is None else pc.struct_field(values, [field]).to_numpy()
+
+
+@lru_cache(maxsize=256)
+def _key_type(description: bytes) -> TypeInformation:
+    return type_from_json(json.loads(description))

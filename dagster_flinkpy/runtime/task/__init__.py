@@ -1,0 +1,1 @@
+"""The Python worker's side of a job: the task, its gates, barriers and watermarks."""

@@ -1,0 +1,380 @@
+"""The barrier rules of an input gate, as pure transitions: event in, actions out; no I/O, no clock.
+
+Rows are pushed, so the handler keeps the elements of a blocked channel until it is unblocked. An element may be
+anything: a buffer, a watermark, a batch of a chained operator.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.errors import CheckpointError
+
+__all__ = [
+    "Abort",
+    "Action",
+    "AddToChannelState",
+    "AlignmentTimeout",
+    "Barrier",
+    "BarrierHandler",
+    "Block",
+    "CancelBarrier",
+    "CheckpointBarrierTracker",
+    "Complete",
+    "Deliver",
+    "Element",
+    "Event",
+    "SingleCheckpointBarrierHandler",
+    "Snapshot",
+    "Unblock",
+]
+
+_MAX_TRACKED = 50  # Flink: CheckpointBarrierTracker.MAX_CHECKPOINTS_TO_TRACK
+
+Channel = Any
+"""Hashable."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What arrives at a gate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Element(Event):
+    """Data, or something whose place among data matters, such as a watermark."""
+
+    channel: Channel
+    element: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Barrier(Event):
+    """The barrier of a checkpoint."""
+
+    channel: Channel
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBarrier(Event):
+    """The barrier of a checkpoint that was aborted upstream (Flink: ``CancelCheckpointMarker``)."""
+
+    channel: Channel
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AlignmentTimeout(Event):
+    """Alignment has taken too long: take the snapshot now. Has no effect if it comes too late."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """What the gate has to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deliver(Action):
+    """Give the element to the operator."""
+
+    channel: Channel
+    element: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Block(Action):
+    """From now on the handler keeps the elements of the channel."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Unblock(Action):
+    """The channel is open again; the kept elements follow."""
+
+    channel: Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Action):
+    """Take the snapshot and send the barrier on."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class AddToChannelState(Action):
+    """The element was in flight when the snapshot was taken, so it is part of the checkpoint. It is delivered, too."""
+
+    checkpoint_id: int
+    channel: Channel
+    element: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Complete(Action):
+    """All barriers have arrived: acknowledge the snapshot, with its channel state."""
+
+    checkpoint_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort(Action):
+    """The snapshot is not taken, or no longer valid: decline the checkpoint and cancel it downstream."""
+
+    checkpoint_id: int
+    reason: CheckpointFailureReason
+
+
+class BarrierHandler(ABC):
+    """Handles the barriers of one gate (Flink: ``CheckpointBarrierHandler``).
+
+    Args:
+        channels: All channels of all inputs.
+    """
+
+    def __init__(self, channels: Iterable[Channel]) -> None:
+        self._channels = frozenset(channels)
+
+    @abstractmethod
+    def handle(self, event: Event) -> list[Action]:
+        """Makes the transition for one event.
+
+        Raises:
+            CheckpointError: The channel is unknown, or brought a barrier twice.
+        """
+
+    @property
+    @abstractmethod
+    def aligning(self) -> int | None:
+        """The checkpoint whose snapshot waits for barriers, or None."""
+
+    @abstractmethod
+    def missing(self, checkpoint_id: int) -> frozenset[Channel]:
+        """Returns the channels whose barrier has not arrived; all of them for an unknown checkpoint."""
+
+    def _check(self, channel: Channel) -> None:
+        if channel not in self._channels:
+            raise CheckpointError(f"data came through channel {channel}, which the gate does not have")
+
+
+class SingleCheckpointBarrierHandler(BarrierHandler):
+    """EXACTLY_ONCE: one checkpoint at a time (Flink: ``SingleCheckpointBarrierHandler``).
+
+    Aligned, a channel is blocked from its barrier to the last one, so that the snapshot holds the effect of exactly the
+    records before the barriers. Unaligned, the snapshot is taken at the first barrier, and what the other channels
+    bring before theirs becomes channel state. A newer barrier, through a channel that has not brought the current
+    one, aborts the current checkpoint.
+
+    Args:
+        channels: All channels of all inputs.
+        unaligned: Whether to take the snapshot at the first barrier. Otherwise :class:`AlignmentTimeout` goes over to
+            that. Default: false.
+    """
+
+    def __init__(self, channels: Iterable[Channel], *, unaligned: bool = False) -> None:
+        super().__init__(channels)
+        self._unaligned = unaligned
+        self._current = 0
+        self._finished = 0
+        """The last checkpoint that was completed or aborted."""
+        self._arrived: set[Channel] = set()
+        self._taken = False
+        """Whether the snapshot was taken before the last barrier."""
+        self._blocked: set[Channel] = set()
+        self._kept: deque[Element | Barrier | CancelBarrier] = deque()
+
+    @property
+    def aligning(self) -> int | None:
+        return self._current if self._pending and not self._taken else None
+
+    def missing(self, checkpoint_id: int) -> frozenset[Channel]:
+        if checkpoint_id <= self._finished:
+            return frozenset()
+        return self._channels - self._arrived if checkpoint_id == self._current else self._channels
+
+    @property
+    def _pending(self) -> bool:
+        return self._current > self._finished
+
+    def handle(self, event: Event) -> list[Action]:
+        actions: list[Action] = []
+        self._take(event, actions)
+        return actions
+
+    def _take(self, event: Event, actions: list[Action]) -> None:
+        match event:
+            case Element(channel=channel) | Barrier(channel=channel) | CancelBarrier(channel=channel):
+                self._check(channel)
+                if channel in self._blocked:
+                    self._kept.append(event)
+                elif isinstance(event, Element):
+                    self._on_element(event, actions)
+                elif isinstance(event, Barrier):
+                    self._on_barrier(event, actions)
+                else:
+                    self._on_cancel(event, actions)
+            case AlignmentTimeout(checkpoint_id=checkpoint_id):
+                if checkpoint_id == self.aligning:
+                    self._snapshot(actions)
+                    self._unblock(actions)
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    def _on_element(self, event: Element, actions: list[Action]) -> None:
+        if self._taken and event.channel not in self._arrived:
+            actions.append(AddToChannelState(self._current, event.channel, event.element))
+        actions.append(Deliver(event.channel, event.element))
+
+    def _on_barrier(self, event: Barrier, actions: list[Action]) -> None:
+        channel, checkpoint_id = event.channel, event.checkpoint_id
+        if checkpoint_id < self._current or checkpoint_id <= self._finished:
+            return  # of a checkpoint that was aborted
+        if checkpoint_id > self._current:
+            if channel in self._arrived:
+                # Only unaligned: the channel is ahead of the others. Flink has one checkpoint at a time here, and
+                # gives the older one up; there may be several in one Spark job, so the newer one waits.
+                self._blocked.add(channel)
+                self._kept.append(event)
+                actions.append(Block(channel))
+                return
+            aborted = self._pending
+            if aborted:
+                self._abort(self._current, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED, actions)
+            self._current = checkpoint_id
+            if aborted:
+                self._unblock(actions, first=event)
+                return
+        if channel in self._arrived:
+            raise CheckpointError(f"channel {channel} brought barrier {checkpoint_id} twice")
+        self._arrived.add(channel)
+        last = self._arrived == self._channels
+        if not self._taken:
+            if last or self._unaligned:
+                self._snapshot(actions)
+            else:
+                self._blocked.add(channel)
+                actions.append(Block(channel))
+        if last:
+            actions.append(Complete(checkpoint_id))
+            self._end()
+            self._unblock(actions)
+
+    def _on_cancel(self, event: CancelBarrier, actions: list[Action]) -> None:
+        checkpoint_id = event.checkpoint_id
+        if checkpoint_id < self._current or checkpoint_id <= self._finished:
+            return
+        if self._pending and checkpoint_id > self._current:
+            self._abort(self._current, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED, actions)
+        self._current = checkpoint_id
+        self._abort(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER, actions)
+        self._unblock(actions)
+
+    def _snapshot(self, actions: list[Action]) -> None:
+        self._taken = True
+        actions.append(Snapshot(self._current))
+
+    def _abort(self, checkpoint_id: int, reason: CheckpointFailureReason, actions: list[Action]) -> None:
+        actions.append(Abort(checkpoint_id, reason))
+        self._end()
+
+    def _end(self) -> None:
+        self._finished = self._current
+        self._arrived.clear()
+        self._taken = False
+
+    def _unblock(self, actions: list[Action], first: Event | None = None) -> None:
+        """Unblocks all channels and handles what they kept, in order, which may block them again."""
+        actions.extend(Unblock(channel) for channel in self._channels if channel in self._blocked)
+        self._blocked.clear()
+        kept, self._kept = self._kept, deque()
+        if first is not None:
+            self._take(first, actions)
+        for event in kept:
+            self._take(event, actions)
+
+
+class CheckpointBarrierTracker(BarrierHandler):
+    """AT_LEAST_ONCE: counts barriers and never blocks (Flink: ``CheckpointBarrierTracker``).
+
+    A snapshot may hold the effect of records behind the barrier; after a restore they come again.
+
+    Args:
+        channels: All channels of all inputs.
+    """
+
+    def __init__(self, channels: Iterable[Channel]) -> None:
+        super().__init__(channels)
+        self._pending: dict[int, set[Channel]] = {}
+        """By checkpoint id, in order, the channels whose barrier has arrived."""
+        self._finished = 0
+
+    @property
+    def aligning(self) -> int | None:
+        return None  # there is nothing that a timeout could speed up
+
+    def missing(self, checkpoint_id: int) -> frozenset[Channel]:
+        if checkpoint_id <= self._finished:
+            return frozenset()
+        return self._channels - self._pending.get(checkpoint_id, set())
+
+    def handle(self, event: Event) -> list[Action]:
+        match event:
+            case Element(channel=channel, element=element):
+                self._check(channel)
+                return [Deliver(channel, element)]
+            case Barrier(channel=channel, checkpoint_id=checkpoint_id):
+                self._check(channel)
+                return self._on_barrier(channel, checkpoint_id)
+            case CancelBarrier(channel=channel, checkpoint_id=checkpoint_id):
+                self._check(channel)
+                return self._on_cancel(checkpoint_id)
+            case AlignmentTimeout():
+                return []
+            case _:
+                raise AssertionError(f"unknown event {event!r}")
+
+    def _on_barrier(self, channel: Channel, checkpoint_id: int) -> list[Action]:
+        if checkpoint_id <= self._finished:
+            return []
+        arrived = self._pending.setdefault(checkpoint_id, set())
+        if channel in arrived:
+            raise CheckpointError(f"channel {channel} brought barrier {checkpoint_id} twice")
+        arrived.add(channel)
+        if arrived == self._channels:
+            return [
+                *self._end(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED),
+                Snapshot(checkpoint_id),
+                Complete(checkpoint_id),
+            ]
+        if len(self._pending) > _MAX_TRACKED:
+            oldest = min(self._pending)
+            del self._pending[oldest]
+            self._finished = oldest
+            return [Abort(oldest, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED)]
+        return []
+
+    def _on_cancel(self, checkpoint_id: int) -> list[Action]:
+        if checkpoint_id <= self._finished:
+            return []
+        reason = CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
+        return [
+            *self._end(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_SUBSUMED),
+            Abort(checkpoint_id, reason),
+        ]
+
+    def _end(self, checkpoint_id: int, reason: CheckpointFailureReason) -> list[Action]:
+        """Ends a checkpoint, and aborts all older ones."""
+        older = [i for i in self._pending if i < checkpoint_id]
+        for i in (*older, checkpoint_id):
+            self._pending.pop(i, None)
+        self._finished = checkpoint_id
+        return [Abort(i, reason) for i in sorted(older)]

@@ -1,0 +1,107 @@
+"""In-flight data of unaligned checkpoints (Flink: ``ChannelStateWriter``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.datastream.job_graph import JobEdge
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["ChannelStateWriter", "InFlight", "read_channel_state"]
+
+Json = Any
+
+_PART_BYTES = 8 << 20
+_SCHEMA = pa.schema(
+    [
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("input", pa.int32(), nullable=False),
+        pa.field("side_output", pa.string()),
+        pa.field("channel", pa.int32(), nullable=False),
+        pa.field("kind", pa.int8(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """One in-flight row of a channel."""
+
+    edge: JobEdge
+    channel: int
+    """The subtask upstream."""
+    kind: int
+    payload: Any
+    """Bytes, or a buffer of them."""
+
+
+class ChannelStateWriter:
+    """Gathers the in-flight rows of one subtask and checkpoint; stores them in parts of 8 MiB.
+
+    Args:
+        open_store: Opens the store, rooted at the job's prefix; called when there is something to write.
+        written_by: Part of the names of its files; see ``state.state_files.state_file``.
+    """
+
+    def __init__(self, open_store: Callable[[], ObjectStore], written_by: str) -> None:
+        self._open_store, self._written_by = open_store, written_by
+        self._rows: list[tuple[Any, ...]] = []
+        self._bytes = 0
+        self._parts: list[Json] = []
+
+    def add(self, row: InFlight) -> None:
+        """Adds a row."""
+        edge, payload = row.edge, bytes(row.payload)
+        self._rows.append((edge.source, edge.input_index, edge.side_output, row.channel, int(row.kind), payload))
+        self._bytes += len(payload)
+        if self._bytes >= _PART_BYTES:
+            self._finish()
+
+    def parts(self) -> tuple[Json, ...]:
+        """Stores the remaining rows and returns all parts, for the acknowledgement."""
+        if self._rows:
+            self._finish()
+        return tuple(self._parts)
+
+    def _finish(self) -> None:
+        columns = [pa.array(c, type=f.type) for c, f in zip(zip(*self._rows, strict=True), _SCHEMA, strict=True)]
+        table = pa.Table.from_arrays(columns, schema=_SCHEMA)
+        self._parts += write_partitions(table, self._open_store(), split=False, written_by=self._written_by)
+        self._rows, self._bytes = [], 0
+
+
+def read_channel_state(
+    parts: Iterable[Json], edges: Sequence[JobEdge], store: ObjectStore, *, operator: str
+) -> Iterator[InFlight]:
+    """Reads the rows in their order.
+
+    Args:
+        parts: The parts of one subtask.
+        edges: Into the operator, as the program has them now.
+        store: Rooted at the job's prefix.
+        operator: Uid of the operator, for messages.
+
+    Raises:
+        RestoreError: The program has no such edge any more.
+        CorruptStateError: A file is missing or damaged.
+    """
+    known = {(e.source, e.input_index, e.side_output): e for e in edges}
+    for part in parts:
+        table = read_partitions([part], _SCHEMA, store, f"the in-flight data of operator {operator!r}")
+        columns = [table.column(i).to_pylist() for i in range(5)]
+        payloads = table.column(5)
+        for i, (source, input_index, side_output, channel, kind) in enumerate(zip(*columns, strict=True)):
+            edge = known.get((source, input_index, side_output))
+            if edge is None:
+                raise RestoreError(
+                    f"the checkpoint holds in-flight data from operator {source!r} to {operator!r}, which the program "
+                    "no longer connects. Run the old program up to a checkpoint with unaligned=False first."
+                )
+            yield InFlight(edge, channel, kind, payloads[i].as_buffer())

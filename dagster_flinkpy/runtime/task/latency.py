@@ -1,0 +1,89 @@
+"""Latency markers measure how long a record takes from its source to an operator, without processing time.
+
+Sources send markers; operators forward them without calling the user's functions (Flink: ``LatencyMarker``,
+``LatencyStats``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import numpy as np
+
+from dagster_flinkpy.common.clock import to_millis
+
+__all__ = ["LatencyMarker", "LatencyStats", "LatencyTimer"]
+
+_HISTORY = 128  # Flink: metrics.latency.history-size
+
+
+@dataclass(frozen=True)
+class LatencyMarker:
+    """A marker that travels with the records."""
+
+    source: str
+    """Uid of the source."""
+    subtask: int
+    """Of the source."""
+    marked_ms: int
+    """When it was sent, in milliseconds since 1970."""
+
+    def to_bytes(self) -> bytes:
+        """Encodes the marker as a payload."""
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def from_bytes(payload: bytes) -> LatencyMarker:
+        """Decodes what :meth:`to_bytes` returned."""
+        return LatencyMarker(**json.loads(payload))
+
+
+class LatencyTimer:
+    """Decides when a source sends a marker: at once, then once per interval.
+
+    Args:
+        interval: Time between two markers; zero means never.
+    """
+
+    def __init__(self, interval: timedelta) -> None:
+        self._interval_ms = to_millis(interval)
+        self._next_ms: int | None = None
+
+    def due(self, now_ms: int) -> bool:
+        """Returns whether it is time for a marker, and if so starts the next interval."""
+        if self._interval_ms <= 0 or (self._next_ms is not None and now_ms < self._next_ms):
+            return False
+        self._next_ms = now_ms + self._interval_ms
+        return True
+
+
+class LatencyStats:
+    """The latencies of one operator: those of the last 128 markers of all sources."""
+
+    def __init__(self) -> None:
+        self._latencies: deque[int] = deque(maxlen=_HISTORY)
+        self._count = 0
+
+    def report(self, marker: LatencyMarker, now_ms: int) -> None:
+        """Adds a marker that has just arrived."""
+        self._latencies.append(now_ms - marker.marked_ms)
+        self._count += 1
+
+    def take(self) -> dict[str, int | float]:
+        """Returns the metrics since the last call, in milliseconds; empty without markers."""
+        if not self._count:
+            return {}
+        latencies, count = np.array(self._latencies), self._count
+        self._latencies.clear()
+        self._count = 0
+        p50, p95, p99 = np.percentile(latencies, (50, 95, 99)).tolist()
+        return {
+            "latency_markers": count,
+            "latency_ms_p50": p50,
+            "latency_ms_p95": p95,
+            "latency_ms_p99": p99,
+            "latency_ms_max": int(latencies.max()),
+        }

@@ -1,0 +1,543 @@
+"""One operator in a task: its gate, its outputs, its counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
+from dagster_flinkpy.datastream.operator_specs import SourceSpec, TimestampsSpec
+from dagster_flinkpy.errors import CheckpointError
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.operator_factory import create_operator
+from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
+from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
+from dagster_flinkpy.runtime.shuffle.wire import Kind, decode_buffer, encode_buffer
+from dagster_flinkpy.runtime.task.barrier_handlers import (
+    Abort,
+    AddToChannelState,
+    AlignmentTimeout,
+    Barrier,
+    BarrierHandler,
+    Block,
+    CancelBarrier,
+    CheckpointBarrierTracker,
+    Complete,
+    Deliver,
+    Element,
+    Event,
+    SingleCheckpointBarrierHandler,
+    Snapshot,
+    Unblock,
+)
+from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlight, read_channel_state
+from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyStats
+from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
+
+__all__ = ["Cancelled", "ChainingOutput", "OperatorTask", "Output", "RecordWriterOutput", "watermark_origins"]
+
+_IDLE, _ACTIVE = b"\x01", b"\x00"
+_WATERMARK_BYTES = 8
+
+Channel = tuple[int, int]
+"""Id of the edge and index of the subtask upstream."""
+
+
+class Cancelled(Exception):
+    """The Spark job has failed upstream."""
+
+
+class ParentTask(Protocol):
+    """What the operators in a task need of it."""
+
+    current: str
+    """Uid of the operator that is at work."""
+
+    @property
+    def output_digest(self) -> str:
+        """Digest of all that the task has sent so far."""
+
+    def acknowledge(self, ack: dict[str, Any]) -> None:
+        """Takes the acknowledgement of an operator's snapshot."""
+
+    def collect(self, column: pa.Array, name: str, position: int) -> None:
+        """Sends a column to the driver; ``position`` is the number of barriers before it."""
+
+
+class Output(Protocol):
+    """Where the records and events of an operator go (Flink: ``Output``)."""
+
+    @property
+    def edge(self) -> JobEdge:
+        """The edge it stands for."""
+
+    def emit(self, batch: StreamBatch) -> None:
+        """Takes records."""
+
+    def watermark(self, origin: str, watermark: int) -> None:
+        """Takes a watermark, and the uid of the operator that made it."""
+
+    def status(self, origin: str, idle: bool) -> None:
+        """Takes whether nothing more comes of an origin of watermarks before the next barrier."""
+
+    def latency_marker(self, marker: LatencyMarker) -> None:
+        """Takes a latency marker."""
+
+    def flush(self) -> None:
+        """Sends what waits for more."""
+
+    def barrier(self, checkpoint_id: int, digest: str) -> None:
+        """Takes a barrier, and the digest of all output of the task before it."""
+
+
+class ChainingOutput:
+    """An edge inside the task; passes everything on without encoding it."""
+
+    def __init__(self, edge: JobEdge, target: OperatorTask) -> None:
+        self.edge, self.target = edge, target
+        self.channel = (edge.id, target.context.subtask)
+        self._epoch = 0
+
+    def emit(self, batch: StreamBatch) -> None:
+        self._send(Kind.BUFFER, batch)
+
+    def watermark(self, origin: str, watermark: int) -> None:
+        self._send(Kind.WATERMARK, (origin, watermark))
+
+    def status(self, origin: str, idle: bool) -> None:
+        self._send(Kind.STREAM_STATUS, (origin, idle))
+
+    def latency_marker(self, marker: LatencyMarker) -> None:
+        self._send(Kind.LATENCY_MARKER, marker)
+
+    def flush(self) -> None:
+        """Does nothing: inside a task nothing is buffered."""
+
+    def barrier(self, checkpoint_id: int, digest: str) -> None:
+        self._epoch += 1
+        self.target.handle(Barrier(self.channel, checkpoint_id))
+
+    def _send(self, kind: Kind, value: Any) -> None:
+        self.target.receive(self.channel, kind, value, self._epoch)
+
+
+class RecordWriterOutput:
+    """An edge that leaves the task through the shuffle."""
+
+    def __init__(self, edge: JobEdge, writer: RecordWriter) -> None:
+        self.edge, self.writer = edge, writer
+
+    def emit(self, batch: StreamBatch) -> None:
+        self.writer.emit(batch)
+
+    def watermark(self, origin: str, watermark: int) -> None:
+        self.writer.event(Kind.WATERMARK, _encode(Kind.WATERMARK, (origin, watermark)))
+
+    def status(self, origin: str, idle: bool) -> None:
+        self.writer.event(Kind.STREAM_STATUS, _encode(Kind.STREAM_STATUS, (origin, idle)))
+
+    def latency_marker(self, marker: LatencyMarker) -> None:
+        self.writer.latency_marker(marker.to_bytes())
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def barrier(self, checkpoint_id: int, digest: str) -> None:
+        self.writer.barrier(json.dumps({"checkpoint_id": checkpoint_id, "digest": digest}).encode())
+
+
+def _encode(kind: Kind, value: Any) -> Any:
+    """Encodes an element for the shuffle or for channel state."""
+    if isinstance(value, pa.Buffer):
+        return value
+    if kind is Kind.BUFFER:
+        columns = [value.column, pa.array(value.timestamps)]
+        return encode_buffer(pa.RecordBatch.from_arrays(columns, names=["value", "timestamp"]))
+    origin, value = value
+    if kind is Kind.WATERMARK:
+        return value.to_bytes(_WATERMARK_BYTES, "big", signed=True) + origin.encode()
+    return (_IDLE if value else _ACTIVE) + origin.encode()
+
+
+def _decode(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
+    """Origin and watermark, or origin and status; in-flight data of the first releases has no origin: ''."""
+    if kind is Kind.WATERMARK:
+        watermark = int.from_bytes(payload[:_WATERMARK_BYTES], "big", signed=True)
+        return payload[_WATERMARK_BYTES:].decode(), watermark
+    return payload[1:].decode(), payload[:1] == _IDLE
+
+
+def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
+    """Uids of the operators that make the watermarks which an operator sends."""
+    if isinstance(graph.vertex(uid).spec, SourceSpec | TimestampsSpec):
+        return (uid,)
+    return tuple(dict.fromkeys(origin for e in graph.inputs(uid) for origin in watermark_origins(graph, e.source)))
+
+
+@dataclass
+class _Taken:
+    """A snapshot that has not been acknowledged yet."""
+
+    state: SubtaskState
+    digest: str
+    channel_state: ChannelStateWriter
+
+
+class OperatorTask:
+    """One operator in the task.
+
+    What comes through its channels goes through the barrier handler, which says when the operator gets it and when the
+    snapshot is taken.
+
+    Args:
+        task: The task that it is part of.
+        vertex: The operator.
+        job: What the tasks do.
+        subtask: Index of the subtask.
+        execution: Unique for this try of the task.
+    """
+
+    def __init__(self, task: ParentTask, vertex: JobVertex, job: EpochJob, subtask: int, execution: str) -> None:
+        self._task = task
+        self.vertex = vertex
+        self._job, self._subtask = job, subtask
+        graph = job.graph
+        given = job.input(vertex.uid, subtask)
+        watermark = MIN_WATERMARK if given.watermark is None else given.watermark
+        self._checkpoints = [epoch.checkpoint_id for epoch in job.epochs]
+        self.context = OperatorContext(
+            vertex=vertex,
+            subtask=subtask,
+            job=job,
+            execution=execution,
+            emit=self._emit,
+            collect=self._collect,
+            watermark=watermark,
+            checkpoint_id=self._checkpoints[0],
+            state=OperatorStateHandler(vertex, subtask, job),
+            event_times=self._event_times,
+        )
+        self.outputs: list[Output] = []
+        self._edges = {e.id: e for e in graph.inputs(vertex.uid)}
+        channels: dict[Channel, tuple[str, ...]] = {
+            (e.id, c): watermark_origins(graph, e.source)
+            for e in self._edges.values()
+            for c in upstream_subtasks(
+                e.partitioner.kind, subtask, graph.vertex(e.source).parallelism, vertex.parallelism
+            )
+        }
+        self._valve = WatermarkValve(channels, watermark)
+        self._makes_watermarks = isinstance(vertex.spec, SourceSpec | TimestampsSpec)
+        self._barriers = _create_handler(channels, job)
+        self._aligning_since: tuple[int, int] | None = None
+        self._first_barrier: dict[int, int] = {}
+        """By checkpoint, the processing time at which its first barrier came."""
+        self._sent: dict[str, int] = {}
+        """Watermarks that were sent, by origin."""
+        self._idle: set[str] = set()
+        """Origins of which nothing more will be sent before the next barrier, as was said downstream."""
+        self._records_in = 0
+        self._records_out = 0
+        self._latency = LatencyStats()
+        self._consumed: dict[int, dict[str, str]] = {}
+        """By checkpoint: ``uid/subtask`` upstream -> digest of the output that was consumed."""
+        self._taken: dict[int, _Taken] = {}
+        self._position = 0
+        """Barriers of this job that are behind it."""
+        self._over = False
+        """Whether the last snapshot was taken: what comes is for the next Spark job."""
+        self.operator: StreamOperator = create_operator(self.context)
+
+    def _emit(self, tag: str | None, batch: StreamBatch) -> None:
+        self._records_out += len(batch)
+        outputs = [output for output in self.outputs if output.edge.side_output == tag]
+        for output in outputs:
+            # A function behind one edge may change the values; those behind the others are not to see it.
+            alone = output is outputs[-1] or isinstance(output, RecordWriterOutput)
+            output.emit(batch if alone else batch.apart())
+
+    def _collect(self, column: pa.Array, name: str) -> None:
+        self._task.collect(column, name, self._position)
+
+    # --- the gate ----------------------------------------------------------------------------------------------------
+
+    def receive(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
+        """Takes what comes through a channel.
+
+        Args:
+            channel: Where it comes from.
+            kind: What it is.
+            value: Its payload; from an operator of the same task, what the payload would decode to.
+            epoch: How many barriers of this Spark job the channel brought before it.
+        """
+        self.handle(Element(channel, (kind, value, epoch)))
+
+    def receive_barrier(self, channel: Channel, payload: pa.Buffer) -> None:
+        """Takes a barrier that came through a shuffle."""
+        barrier = json.loads(payload.to_pybytes())
+        name = f"{self._edges[channel[0]].source}/{channel[1]}"
+        self._consumed.setdefault(barrier["checkpoint_id"], {})[name] = barrier["digest"]
+        self.handle(Barrier(channel, barrier["checkpoint_id"]))
+
+    def cancel(self, channel: Channel) -> None:
+        """Takes the news that a task upstream has failed.
+
+        Raises:
+            Cancelled: Always: a Spark job fails as a whole.
+        """
+        self.handle(CancelBarrier(channel, self._checkpoints[0]))  # it is sorted before all barriers
+
+    def handle(self, event: Event) -> None:
+        """Does what the barrier handler says.
+
+        Raises:
+            Cancelled: A task upstream has failed.
+            CheckpointError: A barrier came out of turn.
+        """
+        if isinstance(event, Barrier):
+            self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
+        for action in self._barriers.handle(event):
+            match action:
+                case Deliver(channel=channel, element=(kind, value, epoch)):
+                    self._deliver(channel, kind, value, epoch)
+                case Snapshot(checkpoint_id=checkpoint_id):
+                    self._snapshot(checkpoint_id)
+                case Complete(checkpoint_id=checkpoint_id):
+                    self._acknowledge(checkpoint_id)
+                case AddToChannelState(checkpoint_id=checkpoint_id, channel=channel, element=(kind, value, _)):
+                    if kind is not Kind.LATENCY_MARKER:
+                        row = InFlight(self._edges[channel[0]], channel[1], kind, _encode(kind, value))
+                        self._taken[checkpoint_id].channel_state.add(row)
+                case Abort(reason=CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER):
+                    raise Cancelled
+                case Abort(checkpoint_id=checkpoint_id, reason=reason):
+                    raise CheckpointError(
+                        f"operator {self.vertex.uid!r}, subtask {self._subtask}: checkpoint {checkpoint_id}: "
+                        f"{reason.value}"
+                    )
+                case Block() | Unblock():
+                    pass  # the handler keeps what a blocked channel brings
+
+    def check_timeout(self) -> None:
+        """Makes the checkpoint unaligned if alignment takes too long."""
+        timeout, aligning = self._job.alignment_timeout, self._barriers.aligning
+        if timeout is None or aligning is None:
+            return
+        now = self._job.clock.now()
+        if self._aligning_since is None or self._aligning_since[0] != aligning:
+            self._aligning_since = aligning, now
+        elif now - self._aligning_since[1] >= to_millis(timeout):
+            self.handle(AlignmentTimeout(aligning))
+
+    def check_complete(self) -> None:
+        """Checks that all barriers have arrived by the end of input.
+
+        Raises:
+            CheckpointError: The input was not complete.
+        """
+        for checkpoint_id in self._checkpoints:
+            if missing := self._barriers.missing(checkpoint_id):
+                raise CheckpointError(
+                    f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {checkpoint_id} did not come "
+                    f"through {len(missing)} of its channels; the input of the task was not complete"
+                )
+
+    def _deliver(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
+        if self._over:
+            last = self._checkpoints[-1]
+            if channel in self._barriers.missing(last):
+                return  # in flight: part of the checkpoint, and replayed by the next Spark job
+            raise CheckpointError(
+                f"operator {self.vertex.uid!r}, subtask {self._subtask}: channel {channel} brought data behind "
+                f"barrier {last}, the last one"
+            )
+        encoded = isinstance(value, pa.Buffer)
+        if kind is Kind.BUFFER:
+            edge = self._edges[channel[0]]
+            if encoded:
+                value = decode_buffer(value, edge.type_info)
+                value.producer = edge.source
+            self._on_records(edge.input_index, value)
+        elif kind is Kind.LATENCY_MARKER:
+            self.on_latency_marker(LatencyMarker.from_bytes(value.to_pybytes()) if encoded else value)
+        else:
+            origin, what = _decode(kind, value.to_pybytes()) if encoded else value
+            for each in [origin] if origin else watermark_origins(self._job.graph, self._edges[channel[0]].source):
+                self._on_event_time(channel, kind, each, what, epoch)
+
+    def _on_records(self, input_index: int, batch: StreamBatch) -> None:
+        self._records_in += len(batch)
+        before, self._task.current = self._task.current, self.vertex.uid
+        self.operator.process(input_index, batch)
+        self.on_processing_time()
+        self._task.current = before
+        self._send_own_watermark()
+
+    def on_processing_time(self) -> None:
+        """Tells the operator the processing time."""
+        self.operator.on_processing_time(self._job.clock.now())
+
+    def replay(self) -> None:
+        """Delivers the in-flight data of the checkpoint that this job starts from."""
+        handles = self._job.input(self.vertex.uid, self._subtask).channel_state
+        if not handles:
+            return
+        store = self._job.job_storage.open()
+        for row in read_channel_state(handles, list(self._edges.values()), store, operator=self.vertex.uid):
+            self._deliver((row.edge.id, row.channel), Kind(row.kind), row.payload, BEFORE)
+
+    # --- time --------------------------------------------------------------------------------------------------------
+
+    def _on_event_time(self, channel: Channel, kind: Kind, origin: str, what: int, epoch: int) -> None:
+        if kind is Kind.WATERMARK:
+            risen = self._valve.on_watermark(channel, origin, what, epoch)
+        else:
+            risen = self._valve.on_status(channel, origin, bool(what), epoch)
+        if risen:
+            before, self._task.current = self._task.current, self.vertex.uid
+            self.on_processing_time()
+            self.context.watermark = self._valve.watermark
+            self.operator.on_watermark(self._valve.watermark)
+            self._task.current = before
+        self._send_event_time(origin)
+
+    def _send_event_time(self, origin: str) -> None:
+        """Sends on how far an origin is; an operator that makes watermarks of its own sends those instead."""
+        if self._makes_watermarks:
+            self._send_own_watermark()
+            self.send_status(self.vertex.uid, self._valve.all_idle_in(self._position))
+        else:
+            self.send_watermark(origin, self._valve.reached(origin))
+            self.send_status(origin, self._valve.idle_in(origin, self._position))
+
+    def _send_own_watermark(self) -> None:
+        own = self.operator.own_watermark
+        if own is not None:
+            self.send_watermark(self.vertex.uid, own)
+
+    def send_watermark(self, origin: str, watermark: int) -> None:
+        """Sends a watermark downstream if it is greater than the last one."""
+        if watermark > self._sent.get(origin, MIN_WATERMARK):
+            self._sent[origin] = watermark
+            for output in self.outputs:
+                output.watermark(origin, watermark)
+
+    def resume(self) -> None:
+        """Sends the watermark of the last barrier downstream, because gates do not keep those of their channels."""
+        if self._makes_watermarks and self.watermark is not None:
+            self.send_watermark(self.vertex.uid, self.watermark)
+
+    def send_status(self, origin: str, idle: bool) -> None:
+        """Says downstream whether an origin is idle here until the next barrier, unless that was said."""
+        if idle != (origin in self._idle):
+            self._idle ^= {origin}
+            for output in self.outputs:
+                output.status(origin, idle)
+
+    def _event_times(self) -> dict[str, tuple[int, bool]]:
+        valve = self._valve
+        return {origin: (valve.reached(origin), valve.idle_in(origin, self._position)) for origin in valve.origins}
+
+    def on_latency_marker(self, marker: LatencyMarker) -> None:
+        """Measures a marker and forwards it; the user's functions do not see it."""
+        self._latency.report(marker, self._job.clock.now())
+        self.send_latency_marker(marker)
+
+    def send_latency_marker(self, marker: LatencyMarker) -> None:
+        """Sends a latency marker downstream."""
+        for output in self.outputs:
+            output.latency_marker(marker)
+
+    @property
+    def watermark(self) -> int | None:
+        """Event time at the barrier, for the checkpoint."""
+        own = self.operator.own_watermark
+        reached = max(self.context.watermark, self._sent.get(self.vertex.uid, MIN_WATERMARK)) if own is None else own
+        return None if reached == MIN_WATERMARK else reached
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def trigger(self, checkpoint_id: int) -> None:
+        """Takes the snapshot of a source, whose barriers come from the driver."""
+        self._snapshot(checkpoint_id)
+        self._acknowledge(checkpoint_id)
+
+    def _snapshot(self, checkpoint_id: int) -> None:
+        """Takes the snapshot, then sends the barrier on.
+
+        The barrier carries a digest of all that the task has sent: two attempts of a task that sent different records
+        can be told apart where their output is consumed.
+        """
+        self.on_processing_time()
+        operator_state, raw_keyed = self.context.state.snapshot(checkpoint_id)
+        taken = self.operator.snapshot()
+        for output in self.outputs:
+            output.flush()
+        digest = self._task.output_digest
+        state = SubtaskState(
+            index=self._subtask,
+            keyed=taken.keyed,
+            operator_state=operator_state,
+            raw_keyed=raw_keyed,
+            splits=tuple(s.to_json() for s in taken.splits),
+            watermark=self.watermark,
+            committables=tuple(taken.committables),
+            metrics={
+                "records_in": self._records_in,
+                "records_out": self._records_out,
+                **self._latency.take(),
+                **taken.metrics,
+                **self.context.metrics.take(),
+            },
+        )
+        self._records_in = self._records_out = 0
+        channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.written_by)
+        self._taken[checkpoint_id] = _Taken(state, digest, channel_state)
+        for output in self.outputs:
+            output.barrier(checkpoint_id, digest)
+        position = self._checkpoints.index(checkpoint_id) + 1
+        self._position = position
+        self._over = position == len(self._checkpoints)
+        if not self._over:
+            self.context.checkpoint_id = self._checkpoints[position]
+            self._idle.clear()
+            for origin in self._valve.origins:  # a source has none: it says itself what is planned for it
+                self._send_event_time(origin)
+            self.operator.begin_checkpoint()
+
+    def _acknowledge(self, checkpoint_id: int) -> None:
+        taken = self._taken.pop(checkpoint_id)
+        state = replace(taken.state, channel_state=taken.channel_state.parts())
+        now = self._job.clock.now()
+        if (waited := now - self._first_barrier.pop(checkpoint_id, now)) > 0:
+            state = replace(state, metrics={**state.metrics, "alignment_ms": waited})
+        self._task.acknowledge(
+            {
+                "checkpoint_id": checkpoint_id,
+                "fencing_token": self._job.fencing_token,
+                "uid": self.vertex.uid,
+                "digest": taken.digest,
+                "consumed": self._consumed.pop(checkpoint_id, {}),
+                "state": state.to_json(),
+            }
+        )
+
+
+def _create_handler(channels: Iterable[Channel], job: EpochJob) -> BarrierHandler:
+    if job.mode is CheckpointingMode.AT_LEAST_ONCE:
+        return CheckpointBarrierTracker(channels)
+    return SingleCheckpointBarrierHandler(channels, unaligned=job.alignment_timeout == timedelta(0))

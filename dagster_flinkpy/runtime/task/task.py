@@ -1,0 +1,275 @@
+"""The task: runs the operators of one stage at one subtask index, in a Python worker.
+
+One loop on one thread does everything (Flink's mailbox): it takes the next row, passes it to the operator of its
+channel, and gives Spark what the operators send. Every stage of every job is the same task.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.errors import FlinkPyError, StorageError
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks
+from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
+from dagster_flinkpy.runtime.shuffle.wire import (
+    NO_EDGE,
+    SEQ_BITS,
+    Kind,
+    TaskOutput,
+    WireRow,
+    encode_buffer,
+    rows_of,
+)
+from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
+from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
+from dagster_flinkpy.runtime.task.operator_task import Cancelled, ChainingOutput, OperatorTask, RecordWriterOutput
+from dagster_flinkpy.runtime.user_logs import UserLogs
+
+__all__ = ["StageTask"]
+
+
+class StageTask:
+    """Runs the operators of one stage at one subtask index for one epoch.
+
+    Args:
+        job: What to do.
+        stage: Which stage.
+        index: Index of the subtask: that of the Spark partition.
+        capture_logs: Whether what user functions log and print goes to the driver. Default: it stays in this process.
+    """
+
+    def __init__(self, job: EpochJob, stage: int, index: int, *, capture_logs: bool = False) -> None:
+        self.job, self.stage, self.index = job, stage, index
+        self.execution = uuid.uuid4().hex[:16]
+        self._output = TaskOutput()
+        self._logs = UserLogs(lambda: self.current, index, job.checkpoint_id) if capture_logs else None
+        self._acks: list[dict[str, Any]] = []
+        self._collected = 0
+        self._pool = BufferPool()
+        graph = job.graph
+        self._vertices = [v for v in graph.stage_vertices(stage) if index < v.parallelism]
+        self._tasks: dict[str, OperatorTask] = {}
+        self._pid = os.getpid()
+        self._breadcrumb = Breadcrumb(index)
+        self._current: str = self._vertices[0].uid
+        self._here = {e.id for e in graph.edges if graph.stages[e.target] == stage and not graph.is_chained(e)}
+
+    @property
+    def current(self) -> str:
+        """Uid of the operator that is at work."""
+        return self._current
+
+    @current.setter
+    def current(self, uid: str) -> None:
+        if os.getpid() != self._pid:
+            end_forked_process(self._current)
+        self._current = uid
+        self._breadcrumb.leave(uid)
+
+    @property
+    def output_digest(self) -> str:
+        """Digest of all that was sent so far."""
+        return f"{self._output.digest:08x}"
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Takes the rows of the stage before and yields those for the stage after, or for the driver.
+
+        Raises:
+            StorageError: The store failed; Spark may try the task again, for nothing was acknowledged.
+        """
+        if self._logs is None:
+            yield from self._run(batches)
+            return
+        with self._logs.captured():
+            yield from self._run(batches)
+        payload = self._logs.payload()
+        if payload is not None:
+            self._output.add(self.index, NO_EDGE, self.index, 0, Kind.LOG, payload)
+            yield from self._output.drain()
+
+    def _run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._process(batches)
+        finally:
+            self._breadcrumb.clear()
+
+    def _process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        # What Spark gives the first stage are only numbers.
+        rows = iter(()) if self.stage == 0 else (row for batch in batches for row in rows_of(batch))
+        try:
+            try:
+                self.open()
+                for _ in self._read_sources() if self.stage == 0 else self._read_rows(rows):
+                    if self._output.ready:
+                        yield from self._output.drain()
+                self.close()
+            except BaseException as e:
+                if os.getpid() != self._pid:
+                    end_forked_process(self._current, e)
+                raise
+        except Cancelled:
+            yield from self._cancel(rows, None)
+        except StorageError:
+            self._abort()
+            raise
+        except FlinkPyError as e:
+            yield from self._cancel(rows, e)
+        else:
+            for ack in self._acks:
+                self._output.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())
+        yield from self._output.drain()
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Makes the operators and opens their functions."""
+        graph = self.job.graph
+        for vertex in self._vertices:
+            self.current = vertex.uid
+            self._tasks[vertex.uid] = OperatorTask(self, vertex, self.job, self.index, self.execution)
+        for task in self._tasks.values():
+            for edge in graph.outputs(task.vertex.uid):
+                if graph.is_chained(edge):
+                    task.outputs.append(ChainingOutput(edge, self._tasks[edge.target]))
+                else:
+                    target = graph.vertex(edge.target)
+                    writer = RecordWriter(
+                        edge,
+                        self.index,
+                        target.parallelism,
+                        target.max_parallelism,
+                        self._output,
+                        channels=task.vertex.parallelism,
+                        replay=(self.job.job_id, self.job.checkpoint_id),
+                        pool=self._pool,
+                    )
+                    task.outputs.append(RecordWriterOutput(edge, writer))
+        for task in self._tasks.values():
+            self.current = task.vertex.uid
+            task.operator.open()
+        for task in self._tasks.values():
+            self.current = task.vertex.uid
+            task.resume()
+        # What follows from in-flight data comes behind what the operators downstream had in flight themselves.
+        for task in reversed(self._tasks.values()):
+            self.current = task.vertex.uid
+            task.replay()
+        for task in self._tasks.values():
+            self.current = task.vertex.uid
+            task.on_processing_time()
+
+    def close(self) -> None:
+        """Closes the functions, and waits until what the snapshots say is on the store."""
+        for task in self._tasks.values():
+            self.current = task.vertex.uid
+            task.operator.close()
+        for task in self._tasks.values():
+            self.current = task.vertex.uid
+            task.operator.finish()
+
+    def _abort(self) -> None:
+        for task in self._tasks.values():
+            with suppress(Exception):  # what is left behind is aborted when the next attempt starts
+                task.operator.abort()
+
+    def _cancel(self, rows: Iterable[WireRow], error: FlinkPyError | None) -> Iterator[pa.RecordBatch]:
+        """Ends a failed epoch: nothing stays prepared, the stages after hear of it, the driver gets the error."""
+        self._abort()
+        if error is not None:
+            payload = error_to_json(error, self.current, self.index)
+            self._output.add(self.index, NO_EDGE, self.index, 0, Kind.FAILURE, payload)
+        graph = self.job.graph
+        for vertex in self._vertices:
+            for edge in graph.outputs(vertex.uid):
+                if not graph.is_chained(edge):
+                    targets = graph.vertex(edge.target).parallelism
+                    kind = edge.partitioner.kind
+                    for target in downstream_subtasks(kind, self.index, vertex.parallelism, targets):
+                        # Sorts before everything else of the channel.
+                        self._output.add(target, edge.id, self.index, -1, Kind.CANCEL_BARRIER)
+        for row in rows:
+            if row.edge not in self._here:
+                self._relay(row)
+                if self._output.ready:
+                    yield from self._output.drain()
+
+    # --- input -------------------------------------------------------------------------------------------------------
+
+    def _read_sources(self) -> Iterator[None]:
+        sources = [(t, t.operator) for t in self._tasks.values() if isinstance(t.operator, SourceOperator)]
+        timers = {task.vertex.uid: LatencyTimer(self.job.latency_interval) for task, _ in sources}
+        for epoch in self.job.epochs:
+            for task, source in sources:
+                self.current = uid = task.vertex.uid
+                task.send_status(uid, source.is_idle(epoch))
+                for watermark in source.run(epoch):
+                    task.send_watermark(uid, watermark)
+                    now = self.job.clock.now()
+                    if timers[uid].due(now):
+                        task.send_latency_marker(LatencyMarker(uid, self.index, now))
+                    yield
+                if source.is_idle_when_read(epoch):
+                    task.send_status(uid, idle=True)
+            for task, _ in sources:
+                self.current = task.vertex.uid
+                task.trigger(epoch.checkpoint_id)
+
+    def _read_rows(self, rows: Iterable[WireRow]) -> Iterator[None]:
+        for row in rows:
+            self.receive(row)
+            yield
+        for task in self._tasks.values():
+            self.current = task.vertex.uid
+            task.check_complete()
+
+    def _relay(self, row: WireRow) -> None:
+        """Sends a row on that is for a later stage, or for the driver."""
+        self._output.add(row.target, row.edge, row.channel, row.seq, row.kind, row.payload)
+
+    def receive(self, row: WireRow) -> None:
+        """Takes a row of the stage before."""
+        if row.edge not in self._here:
+            self._relay(row)
+            return
+        task = self._tasks[self.job.graph.edges[row.edge].target]
+        self.current = task.vertex.uid
+        channel = (row.edge, row.channel)
+        if row.kind is Kind.BARRIER:
+            task.receive_barrier(channel, row.payload)
+        elif row.kind is Kind.CANCEL_BARRIER:
+            task.cancel(channel)
+        else:
+            task.receive(channel, row.kind, row.payload, row.seq >> SEQ_BITS)
+        if self.job.alignment_timeout is not None:
+            for each in self._tasks.values():
+                self.current = each.vertex.uid
+                each.check_timeout()
+
+    # --- output ------------------------------------------------------------------------------------------------------
+
+    def acknowledge(self, ack: dict[str, Any]) -> None:
+        """Takes an operator's acknowledgement, which is sent when all is done."""
+        self._acks.append(ack)
+
+    def collect(self, column: pa.Array, name: str, position: int) -> None:
+        """Sends a column to the driver.
+
+        Args:
+            column: Records, or lines to print.
+            name: Which of them.
+            position: Barriers of this job that are behind it.
+        """
+        payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))
+        seq = (position << SEQ_BITS) + self._collected
+        self._output.add(self.index, NO_EDGE, self.index, seq, Kind.COLLECT, payload)
+        self._collected += 1

@@ -1,0 +1,189 @@
+"""Sends what user functions log and print in a Python worker to the run.
+
+Log records and printed lines are sent to the driver with the acknowledgements, within the bounds below. Entries beyond
+them are only counted.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from io import TextIOBase
+from typing import Any
+
+__all__ = ["LogEntry", "UserLogs", "log_here", "pass_on"]
+
+MAX_ENTRIES = 100
+"""The maximum number of log records per level: those a task sends, and those of a Spark job the driver passes on."""
+
+MAX_LINES = 1_000
+"""The maximum number of printed lines that a task sends to the driver."""
+
+MAX_TEXT = 4_000
+"""The maximum number of characters of one message or line."""
+
+_QUIET = ("asyncio", "boto3", "botocore", "dagster_flinkpy", "grpc", "py4j", "pyspark", "s3transfer", "urllib3")
+"""Loggers of the platform: their records stay in the worker's own log below WARNING."""
+
+PRINTED = 0
+"""The level of a printed line."""
+
+
+@dataclass(frozen=True)
+class LogEntry:
+    """A log record, or a printed line, of a user function."""
+
+    operator: str
+    """Uid of the operator."""
+    subtask: int
+    """Index of the subtask."""
+    checkpoint_id: int
+    """The checkpoint whose epoch it belongs to; the first one if the Spark job has several."""
+    level: int
+    """The level, as in :mod:`logging`; 0 for a printed line."""
+    logger: str
+    """Name of the logger; empty for a printed line."""
+    text: str
+    """The message, with the traceback if there is one."""
+
+    def __str__(self) -> str:
+        if not self.operator:
+            return f"[checkpoint {self.checkpoint_id}] {self.text}"
+        name = "" if self.logger in ("", "root") else f"{self.logger}: "
+        return f"[{self.operator}, subtask {self.subtask}, checkpoint {self.checkpoint_id}] {name}{self.text}"
+
+
+def pass_on(
+    entries: Iterable[LogEntry], missing: Mapping[int, int], on_log: Callable[[LogEntry], None], checkpoint_id: int
+) -> None:
+    """Passes a limited number of entries of each level to the run, and then says how many were left out.
+
+    Args:
+        entries: Of all tasks of a Spark job.
+        missing: How many entries the tasks did not send, by level.
+        on_log: Takes an entry.
+        checkpoint_id: The checkpoint that the Spark job worked towards.
+    """
+    seen, beyond = Counter[int](), Counter(missing)
+    for entry in entries:
+        seen[entry.level] += 1
+        if seen[entry.level] > (MAX_LINES if entry.level == PRINTED else MAX_ENTRIES):
+            beyond[entry.level] += 1
+        else:
+            on_log(entry)
+    for level, count in sorted(beyond.items()):
+        what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
+        text = f"{count} more {what} of user functions are left out; workers write what they do not send to Spark's log"
+        on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
+
+
+def log_here(entry: LogEntry) -> None:
+    """Logs an entry in this process, by the logger of the same name; prints printed lines."""
+    if entry.level == PRINTED:
+        print(entry.text)
+    else:
+        logging.getLogger(entry.logger).log(entry.level, "%s", entry)
+
+
+class UserLogs:
+    """Collects what the user functions of one task log and print.
+
+    Args:
+        current: Returns the uid of the operator that is running.
+        subtask: Index of the subtask.
+        checkpoint_id: The checkpoint that the task works towards.
+    """
+
+    def __init__(self, current: Callable[[], str], subtask: int, checkpoint_id: int) -> None:
+        self._current = current
+        self._subtask = subtask
+        self._checkpoint_id = checkpoint_id
+        self._entries: list[LogEntry] = []
+        self._seen: Counter[int] = Counter()
+
+    @contextmanager
+    def captured(self) -> Iterator[None]:
+        """Collects what is logged at INFO or above, and what is printed, inside the context."""
+        root, handler, stdout = logging.getLogger(), _Handler(self), sys.stdout
+        level = root.level
+        root.addHandler(handler)
+        if root.getEffectiveLevel() > logging.INFO:
+            root.setLevel(logging.INFO)
+        sys.stdout = _Lines(self)
+        try:
+            yield
+        finally:
+            sys.stdout = stdout
+            root.setLevel(level)
+            root.removeHandler(handler)
+
+    def add(self, level: int, logger: str, text: str) -> bool:
+        """Takes an entry; returns whether it will reach the driver."""
+        self._seen[level] += 1
+        if self._seen[level] > (MAX_LINES if level == PRINTED else MAX_ENTRIES):
+            return False
+        if len(text) > MAX_TEXT:
+            text = f"{text[:MAX_TEXT]}... ({len(text)} characters)"
+        entry = LogEntry(self._current(), self._subtask, self._checkpoint_id, level, logger, text)
+        self._entries.append(entry)
+        return True
+
+    def payload(self) -> bytes | None:
+        """Returns all entries as bytes, or None if there are none."""
+        if not self._seen:
+            return None
+        kept = Counter(entry.level for entry in self._entries)
+        dropped = {level: count - kept[level] for level, count in self._seen.items() if count > kept[level]}
+        return json.dumps({"entries": [asdict(e) for e in self._entries], "dropped": list(dropped.items())}).encode()
+
+    @staticmethod
+    def parse(payload: bytes) -> tuple[list[LogEntry], dict[int, int]]:
+        """Reads what :meth:`payload` returned.
+
+        Returns:
+            The entries, and how many are missing, by level.
+        """
+        data: dict[str, Any] = json.loads(payload)
+        return [LogEntry(**entry) for entry in data["entries"]], dict(data["dropped"])
+
+
+class _Handler(logging.Handler):
+    def __init__(self, logs: UserLogs) -> None:
+        super().__init__(logging.INFO)
+        self._logs = logs
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name.split(".")[0] in _QUIET and record.levelno < logging.WARNING:
+            return
+        try:
+            text = self.format(record)
+        except Exception as e:
+            text = f"{record.msg!r} (could not be formatted: {type(e).__name__}: {e})"
+        if not self._logs.add(record.levelno, record.name, text):
+            print(text, file=sys.stderr)
+
+
+class _Lines(TextIOBase):
+    """Standard output of a task."""
+
+    def __init__(self, logs: UserLogs) -> None:
+        self._logs = logs
+        self._rest = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            if not self._logs.add(PRINTED, "", line):
+                print(line, file=sys.stderr)
+        return len(text)
+
+    def flush(self) -> None:
+        """Lines are sent when they are complete."""

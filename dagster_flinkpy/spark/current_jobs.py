@@ -1,0 +1,63 @@
+"""The Spark jobs on a local server: each process records its own beside the server's state file.
+
+Spark Connect does not tell a client of the jobs of others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from dagster_flinkpy.spark.processes import ProcessId
+
+__all__ = ["CurrentJobs"]
+
+
+class CurrentJobs:
+    """The Spark jobs of all processes that use one server.
+
+    Args:
+        folder: Where they are noted, one file each. It is created if it is missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def announce(self, what: str) -> Iterator[list[str]]:
+        """Records a job while it runs; yields a line for each other job that was running when it began.
+
+        Args:
+            what: The job, for messages, e.g. ``checkpoint 7 of job 'orders'``.
+        """
+        note = self._folder / f"{uuid.uuid4().hex}.json"
+        others = self._others()
+        with contextlib.suppress(OSError):  # a job runs without its note, too
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            draft = note.with_suffix(".draft")
+            draft.write_text(json.dumps({"what": what, "since": time.time(), "process": asdict(ProcessId.current())}))
+            draft.replace(note)
+        try:
+            yield others
+        finally:
+            with contextlib.suppress(OSError):
+                note.unlink(missing_ok=True)
+
+    def _others(self) -> list[str]:
+        found = []
+        for path in self._folder.glob("*.json"):
+            try:
+                note = json.loads(path.read_text())
+                process, since, what = ProcessId(**note["process"]), float(note["since"]), str(note["what"])
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            if process.is_alive():
+                found.append((since, f"{what} (process {process.pid}, for {max(0.0, time.time() - since):.0f} s)"))
+            else:
+                path.unlink(missing_ok=True)
+        return [line for _, line in sorted(found)]

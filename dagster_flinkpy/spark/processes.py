@@ -1,0 +1,137 @@
+"""Processes of this machine: their identity, whether they run, and which one owns a local server."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import select
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import psutil
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.file_lock import describe_process
+
+__all__ = ["OWNER_PID_VARIABLE", "ProcessId", "childless_daemons", "find_owner", "is_dagster_command", "open_pidfd"]
+
+OWNER_PID_VARIABLE = "FLINKPY_SPARK_OWNER_PID"
+"""Names the process a local Spark server belongs to, instead of what `find_owner` finds."""
+
+_DAGSTER_PROGRAMS = frozenset({"dagster", "dagster-daemon", "dagster-webserver", "dg"})
+_DAGSTER_MODULES = ("dagster", "dagster_webserver", "dagster_dg_cli")
+_CLOCK_JITTER_SECONDS = 2.0
+"""By how much the boot time may vary between two reads; no pid is reused in so short a time."""
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process. A pid is used again after its process has ended, so the start time tells two apart."""
+
+    pid: int
+    started: float
+    """When it started, in seconds since the machine did: setting the clock does not change it."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The process that has this pid now; or None if there is none, or it is a zombie."""
+        try:
+            process = psutil.Process(pid)
+            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
+                return None
+            return cls(pid, round(process.create_time() - psutil.boot_time(), 2))
+        except psutil.NoSuchProcess:
+            return None
+
+    @classmethod
+    def current(cls) -> ProcessId:
+        """The calling process."""
+        process = cls.of(os.getpid())
+        assert process is not None
+        return process
+
+    def is_alive(self) -> bool:
+        """Returns whether exactly this process still runs."""
+        now = ProcessId.of(self.pid)
+        return now is not None and abs(now.started - self.started) < _CLOCK_JITTER_SECONDS
+
+    def await_end(self, timeout: float) -> bool:
+        """Waits until this process has ended, at most `timeout` seconds; returns whether it has."""
+        deadline = time.monotonic() + timeout
+        # `psutil.Process.wait` would also wait for the parent to reap it.
+        with contextlib.ExitStack() as stack:
+            pidfd = open_pidfd(self)
+            if pidfd is not None:
+                stack.callback(os.close, pidfd)
+            while self.is_alive() and (left := deadline - time.monotonic()) > 0:
+                select.select([] if pidfd is None else [pidfd], [], [], left if pidfd is not None else min(left, 0.1))
+        return not self.is_alive()
+
+    def describe(self) -> str:
+        """Describes the process for messages: its pid, its command, and whether it is stopped."""
+        return describe_process(self.pid)
+
+
+def open_pidfd(process: ProcessId) -> int | None:
+    """A descriptor that becomes readable when the process ends; None if it has ended, or outside Linux 5.3 or newer."""
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            return os.pidfd_open(process.pid)
+    return None
+
+
+def childless_daemons(parent: int) -> frozenset[int]:
+    """The pids of the Python daemons of Spark below a server that have no worker now."""
+    found = set()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(parent).children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if "pyspark.daemon" in child.cmdline() and not child.children():
+                    found.add(child.pid)
+    return frozenset(found)
+
+
+def find_owner() -> ProcessId:
+    """Finds the process whose end also ends a local Spark server that is started or used now.
+
+    The outermost ancestor that is a Dagster process (``dagster dev`` for a run worker below it), so that successive
+    runs share one warm server; else the calling process, or the one that spawned it through `multiprocessing`.
+
+    Raises:
+        ConfigurationError: ``FLINKPY_SPARK_OWNER_PID`` does not name a running process.
+    """
+    if named := os.environ.get(OWNER_PID_VARIABLE):
+        owner = ProcessId.of(int(named)) if named.isdigit() else None
+        if owner is None:
+            raise ConfigurationError(f"{OWNER_PID_VARIABLE}={named} is not the pid of a running process: unset it.")
+        return owner
+    spawner = multiprocessing.parent_process()
+    pid = spawner.pid if spawner is not None and spawner.pid is not None else os.getpid()
+    owner = ProcessId.of(pid) or ProcessId.current()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for candidate in (process, *process.parents()):
+            if is_dagster_command(_command(candidate)):
+                owner = ProcessId.of(candidate.pid) or owner
+    return owner
+
+
+def _command(process: psutil.Process) -> Sequence[str]:
+    try:
+        return tuple(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return ()
+
+
+def is_dagster_command(arguments: Sequence[str]) -> bool:
+    """Whether a command line is Dagster's own, as ``dagster dev`` or ``python -m dagster api grpc``.
+
+    The name of a directory on it does not count.
+    """
+    if any(os.path.basename(argument) in _DAGSTER_PROGRAMS for argument in arguments[:2]):
+        return True
+    return any(option == "-m" and module.split(".")[0] in _DAGSTER_MODULES for option, module in pairwise(arguments))

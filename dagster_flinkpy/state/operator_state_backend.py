@@ -1,0 +1,325 @@
+"""The operator state of a subtask: named state without keys (Flink: ``DefaultOperatorStateBackend``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
+from dagster_flinkpy.datastream.state import (
+    BroadcastState,
+    ListState,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    OperatorStateStore,
+    ReadOnlyBroadcastState,
+    StateDescriptor,
+)
+from dagster_flinkpy.errors import (
+    ConfigurationError,
+    StateSchemaError,
+    TypeMismatchError,
+    UnsupportedKeyTypeError,
+)
+from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
+from dagster_flinkpy.state.keys import KeyCodec
+from dagster_flinkpy.state.layout import check_key_like
+from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, evolve
+from dagster_flinkpy.storage import ObjectStore
+
+__all__ = ["RAW_STATE", "OperatorStateBackend"]
+
+RAW_STATE = "_raw"
+"""The name under which raw operator state is stored, next to the named states."""
+
+
+class _OperatorState:
+    """A named state. It keeps the restored form until it changes."""
+
+    def __init__(
+        self,
+        name: str,
+        mode: DistributionMode,
+        types: dict[str, TypeInformation],
+        what: str,
+        store: ObjectStore,
+        written_by: str,
+    ) -> None:
+        self.name, self.mode, self._types, self._what, self._store = name, mode, types, what, store
+        self._written_by = written_by
+        self._handle: OperatorStateHandle | None = None
+        self.inherited = False
+        """Whether it is still unchanged since the restore."""
+
+    @property
+    def declared(self) -> tuple[str, Any]:
+        """The mode and the types."""
+        return self.mode.value, {part: kind.to_json() for part, kind in self._types.items()}
+
+    def takes(self, handle: OperatorStateHandle) -> bool:
+        """Returns whether it can continue from a stored state whose values have another type."""
+        if handle.mode is not self.mode or handle.types.keys() != self._types.keys():
+            return False
+        stored = {name: type_from_json(kind) for name, kind in handle.types.items()}
+        return can_evolve(stored["value"], self._types["value"]) and stored.get("key") == self._types.get("key")
+
+    def changed(self) -> None:
+        """Marks the stored form as outdated."""
+        self._handle = None
+        self.inherited = False
+
+    def read(self, handle: OperatorStateHandle) -> dict[str, list[Any]]:
+        """Returns the stored columns."""
+        stored = {name: type_from_json(kind) for name, kind in handle.types.items()}
+        schema = pa.schema([(name, kind.arrow_type) for name, kind in stored.items()])
+        table = read_partitions(handle.partitions, schema, self._store, self._what)
+        self._handle = handle if stored == self._types else None  # values of another type are rewritten
+        self.inherited = True
+        columns = {n: evolve(table.column(n).combine_chunks(), (stored[n], kind)) for n, kind in self._types.items()}
+        return {n: kind.from_arrow(columns[n]) for n, kind in self._types.items()}
+
+    def snapshot(self, columns: dict[str, list[Any]]) -> OperatorStateHandle:
+        """Returns the handle of the state; stores it first if it has changed."""
+        if self._handle is None:
+            try:
+                arrays = {name: kind.to_arrow(columns[name]) for name, kind in self._types.items()}
+            except TypeMismatchError as error:
+                raise TypeMismatchError(f"{self._what}: {error}") from error
+            split = self.mode is not DistributionMode.BROADCAST
+            partitions = write_partitions(pa.table(arrays), self._store, split=split, written_by=self._written_by)
+            self._handle = OperatorStateHandle(self.name, self.mode, partitions, self.declared[1])
+        return self._handle
+
+
+class _ListState(ListState[Any]):
+    """A list that is entirely in memory (Flink: ``PartitionableListState``)."""
+
+    def __init__(self, state: _OperatorState, restored: OperatorStateHandle | None) -> None:
+        self.state = state
+        self._values: list[Any] = [] if restored is None else state.read(restored)["value"]
+
+    def get(self) -> list[Any]:
+        return list(self._values)
+
+    def add(self, value: Any) -> None:
+        self._values.append(value)
+        self.state.changed()
+
+    def add_all(self, values: list[Any]) -> None:
+        self._values.extend(values)
+        self.state.changed()
+
+    def update(self, values: list[Any]) -> None:
+        self._values = list(values)
+        self.state.changed()
+
+    def clear(self) -> None:
+        self.update([])
+
+    def snapshot(self) -> OperatorStateHandle:
+        """Stores the state and returns its handle."""
+        return self.state.snapshot({"value": self._values})
+
+
+class _BroadcastState(BroadcastState[Any, Any]):
+    """A map that is entirely in memory (Flink: ``HeapBroadcastState``)."""
+
+    def __init__(self, state: _OperatorState, restored: OperatorStateHandle | None, key_type: TypeInformation) -> None:
+        self.state = state
+        self._encode = KeyCodec(key_type).encode
+        self._entries: dict[Any, tuple[Any, Any]] = {}
+        if restored is not None:
+            columns = state.read(restored)
+            for key, value in zip(columns["key"], columns["value"], strict=True):
+                self._entries[self._encoded(key)] = (key, value)
+
+    def _encoded(self, key: Any) -> Any:
+        encoded = key if self._encode is None else self._encode(key)
+        try:
+            hash(encoded)
+        except TypeError as error:
+            raise UnsupportedKeyTypeError(f"key {key!r} of broadcast state {self.state.name!r}: {error}") from error
+        return encoded
+
+    def get(self, key: Any) -> Any:
+        entry = self._entries.get(self._encoded(key))
+        return None if entry is None else entry[1]
+
+    def contains(self, key: Any) -> bool:
+        return self._encoded(key) in self._entries
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return list(self._entries.values())
+
+    def keys(self) -> Iterable[Any]:
+        return [key for key, _ in self._entries.values()]
+
+    def values(self) -> Iterable[Any]:
+        return [value for _, value in self._entries.values()]
+
+    def is_empty(self) -> bool:
+        return not self._entries
+
+    def put(self, key: Any, value: Any) -> None:
+        self._entries[self._encoded(key)] = (key, value)
+        self.state.changed()
+
+    def put_all(self, dict_value: dict[Any, Any]) -> None:
+        for key, value in dict(dict_value).items():
+            self.put(key, value)
+
+    def remove(self, key: Any) -> None:
+        if self._entries.pop(self._encoded(key), None) is not None:
+            self.state.changed()
+
+    def clear(self) -> None:
+        self._entries.clear()
+        self.state.changed()
+
+    def snapshot(self) -> OperatorStateHandle:
+        """Stores the state and returns its handle."""
+        return self.state.snapshot({"key": list(self.keys()), "value": list(self.values())})
+
+
+class _ReadOnlyBroadcastState(ReadOnlyBroadcastState[Any, Any]):
+    """The read-only view for the side that is not broadcast."""
+
+    def __init__(self, state: BroadcastState[Any, Any], name: str) -> None:
+        self._state, self._name = state, name
+
+    def get(self, key: Any) -> Any:
+        return self._state.get(key)
+
+    def contains(self, key: Any) -> bool:
+        return self._state.contains(key)
+
+    def items(self) -> Iterable[tuple[Any, Any]]:
+        return self._state.items()
+
+    def keys(self) -> Iterable[Any]:
+        return self._state.keys()
+
+    def values(self) -> Iterable[Any]:
+        return self._state.values()
+
+    def is_empty(self) -> bool:
+        return self._state.is_empty()
+
+    def clear(self) -> None:
+        raise ConfigurationError(
+            f"broadcast state {self._name!r} can only be written in process_broadcast_element(), so that it is the "
+            "same at all subtasks"
+        )
+
+
+class OperatorStateBackend(OperatorStateStore):
+    """The operator state of one subtask; all of it is in memory.
+
+    Args:
+        operator: The uid of the operator, for messages.
+        subtask: The index of the subtask.
+        store: The object store, rooted at the job's prefix.
+        restored: The state that the subtask starts from.
+        written_by: Part of the names of its files; see ``state.state_files.state_file``.
+    """
+
+    def __init__(
+        self,
+        operator: str,
+        subtask: int,
+        store: ObjectStore,
+        restored: Sequence[OperatorStateHandle],
+        written_by: str = "",
+    ) -> None:
+        self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
+        self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}
+        self._states: dict[str, _ListState | _BroadcastState] = {}
+
+    def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        return self._list_state(state_descriptor, DistributionMode.SPLIT_DISTRIBUTE)
+
+    def get_union_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
+        return self._list_state(state_descriptor, DistributionMode.UNION)
+
+    def _list_state(self, descriptor: ListStateDescriptor, mode: DistributionMode) -> ListState[Any]:
+        self._check(descriptor, ListStateDescriptor)
+        types = {"value": descriptor.elem_type_info}
+        state = self._state(descriptor.name, mode, types, _ListState)
+        assert isinstance(state, _ListState)
+        return state
+
+    def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
+        self._check(state_descriptor, MapStateDescriptor)
+        key_type = state_descriptor.key_type_info
+        check_key_like(key_type, f"the key of broadcast state {state_descriptor.name!r}")
+        state = self._state(
+            state_descriptor.name,
+            DistributionMode.BROADCAST,
+            {"key": key_type, "value": state_descriptor.value_type_info},
+            lambda state, restored: _BroadcastState(state, restored, key_type),
+        )
+        assert isinstance(state, _BroadcastState)
+        return state
+
+    def get_read_only_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Returns broadcast state that cannot be written."""
+        return _ReadOnlyBroadcastState(self.get_broadcast_state(state_descriptor), state_descriptor.name)
+
+    def _check(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> None:
+        what = f"operator {self._operator!r}: operator state"
+        if descriptor.name == RAW_STATE:
+            raise ConfigurationError(f"{what} cannot be called {RAW_STATE!r}")
+        if not isinstance(descriptor, expected):
+            raise ConfigurationError(f"{what} needs a {expected.__name__}, not {descriptor!r}")
+        if descriptor.ttl_config is not None:
+            raise ConfigurationError(f"{what} {descriptor.name!r} has a time to live, which only keyed state can have")
+
+    def _state(
+        self,
+        name: str,
+        mode: DistributionMode,
+        types: dict[str, TypeInformation],
+        make: Callable[[_OperatorState, OperatorStateHandle | None], _ListState | _BroadcastState],
+    ) -> _ListState | _BroadcastState:
+        what = f"operator {self._operator!r}: operator state {name!r}"
+        state = _OperatorState(name, mode, types, what, self._store, self._written_by)
+        known, restored = self._states.get(name), self._restored.get(name)
+        before = state.declared if restored is None else (restored.mode.value, restored.types)
+        before = before if known is None else known.state.declared
+        if before != state.declared and (known is not None or restored is None or not state.takes(restored)):
+            same_mode = before[0] == state.mode.value
+            raise StateSchemaError(
+                f"{what} was {_describe(*before)} before and is declared as {_describe(*state.declared)} now; declare "
+                f"the old type, or use a new name{f'; {ALLOWED}' if same_mode else ''}"
+            )
+        if known is None:
+            known = self._states[name] = make(state, restored)
+        return known
+
+    def snapshot(self) -> tuple[OperatorStateHandle, ...]:
+        """Stores what has changed and describes all state, including state that was not requested.
+
+        Raises:
+            TypeMismatchError: A value does not have its declared type; the message names the state.
+            StorageError: The store could not be written.
+        """
+        handles = dict(self._restored)
+        inherited = set(handles)
+        for name, state in self._states.items():
+            handles[name] = state.snapshot()
+            if not state.state.inherited:
+                inherited.discard(name)
+        return tuple(
+            handles[name]
+            for name in sorted(handles)
+            # Each subtask has all of a restored union state, so only one of them passes it on.
+            if name not in inherited or handles[name].mode is not DistributionMode.UNION or self._subtask == 0
+        )
+
+
+def _describe(mode: str, types: Mapping[str, Any]) -> str:
+    key = f" by {type_from_json(types['key'])}" if "key" in types else ""
+    return f"{mode} of {type_from_json(types['value'])}{key}"

@@ -1,0 +1,111 @@
+"""SQL over the state in a savepoint or checkpoint, by DuckDB."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.state_processor.reader import SavepointReader
+from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, StoredState
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["key_from_text", "query_state"]
+
+
+def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
+    """Runs a query over the states of a savepoint; each is a view ``uid.state``, as in ``select * from totals.total``.
+
+    Only the states that the query names are read.
+
+    Args:
+        savepoint: The savepoint or checkpoint.
+        query: One SELECT statement of DuckDB. Names with other characters than letters, digits and ``_`` are quoted.
+        keys: Reads only the rows of these keys, given as text (see :func:`key_from_text`), and only the parts of large
+            files that can contain them. Default: all rows.
+
+    Raises:
+        ConfigurationError: DuckDB is not installed, the text is not a query, or it names no state.
+        TypeMismatchError: A key does not have the type of the state's keys.
+        CorruptStateError: A file is missing or damaged; the message names it.
+    """
+    try:
+        import duckdb
+    except ImportError as e:
+        raise ConfigurationError("queries need DuckDB: pip install 'dagster-flinkpy[sql]'") from e
+    keys = list(keys)
+    with duckdb.connect(":memory:", config={"enable_external_access": False}) as connection:
+        try:
+            tree = json.loads(connection.execute("select json_serialize_sql(?)", [query]).fetchall()[0][0])
+            if tree["error"]:
+                raise ConfigurationError(f"this is not a query: {tree['error_message']}")
+            wanted = set(_tables(tree))
+            for state in savepoint.states:
+                if {(state.uid, state.name), ("", state.name)} & wanted:
+                    connection.execute(f"create schema if not exists {_quoted(state.uid)}")
+                    connection.register("_rows", _rows(state, keys))
+                    target = f"{_quoted(state.uid)}.{_quoted(state.name)}"
+                    connection.execute(f"create table {target} as from _rows")
+                    connection.unregister("_rows")
+            return connection.execute(query).to_arrow_table()
+        except duckdb.CatalogException as e:
+            names = ", ".join(f"{_shown(s.uid)}.{_shown(s.name)}" for s in savepoint.states) or "none"
+            raise ConfigurationError(f"{str(e).splitlines()[0]} The states are: {names}") from e
+        except duckdb.Error as e:
+            raise ConfigurationError(f"the query failed: {e}") from e
+
+
+def key_from_text(text: str, key_type: TypeInformation) -> Any:
+    """Reads a key that a person has typed.
+
+    Args:
+        text: A string unquoted; any other value as JSON: ``42``, ``true``, ``["a", 1]`` for a tuple or row.
+        key_type: Type of the keys.
+
+    Raises:
+        TypeMismatchError: The text is not a key of this type.
+    """
+    if key_type == Types.STRING():
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError as e:
+        raise TypeMismatchError(f"{text!r} is not a key of type {key_type}: write it as JSON") from e
+    if isinstance(key_type, RowTypeInfo) and isinstance(value, list):
+        return Row(*value)
+    if isinstance(key_type, TupleTypeInfo) and isinstance(value, list):
+        return tuple(value)
+    if isinstance(key_type, BasicTypeInfo) and isinstance(value, (list, dict)):
+        raise TypeMismatchError(f"{text!r} is not a key of type {key_type}")
+    return value
+
+
+def _rows(state: StoredState, keys: list[str]) -> pa.Table:
+    if keys and isinstance(state, KeyedStateRows):
+        key_type = state.types["key"]
+        state = state.for_keys([key_from_text(key, key_type) for key in keys])
+    return state.to_arrow()
+
+
+def _tables(node: Any) -> Iterator[tuple[str, str]]:
+    """Yields schema and name of all tables in a parsed query."""
+    if isinstance(node, dict):
+        if node.get("type") == "BASE_TABLE":
+            yield node.get("schema_name", ""), node["table_name"]
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            yield from _tables(each)
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _shown(name: str) -> str:
+    return name if name.isidentifier() else _quoted(name)

@@ -1,0 +1,6 @@
+"""Tests of functions and programs without Spark: a harness for operators, and whole programs in this process."""
+
+from dagster_flinkpy.testing.local_run import run_local
+from dagster_flinkpy.testing.operator_test_harness import HarnessSnapshot, OperatorTestHarness
+
+__all__ = ["HarnessSnapshot", "OperatorTestHarness", "run_local"]

@@ -1,0 +1,197 @@
+"""The tasks of one pipelined region in this process, fed row by row."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex, PartitionerKind, StreamPartitioner
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.shipping import dump_job, load_job
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
+from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
+from dagster_flinkpy.runtime.shuffle.wire import NO_EDGE, Kind, TaskOutput, rows_of
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask, watermark_origins
+from dagster_flinkpy.runtime.task.task import StageTask
+from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
+
+__all__ = ["LiveRegion", "Recorder"]
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """An output of an operator that leads to the test instead of another operator."""
+
+    edge: JobEdge
+    on_records: Callable[[StreamBatch], None]
+    on_watermark: Callable[[int], None]
+    valve: WatermarkValve[None]
+    """The event time of the output, over the sources that lead to it."""
+
+    @staticmethod
+    def of(
+        graph: JobGraph,
+        vertex: JobVertex,
+        tag: str | None,
+        on_records: Callable[[StreamBatch], None],
+        on_watermark: Callable[[int], None],
+    ) -> Recorder:
+        """Records the main output of an operator, or a side output.
+
+        Args:
+            graph: The program.
+            vertex: The operator.
+            tag: Id of the side output's tag, or None for the main output.
+            on_records: Takes records.
+            on_watermark: Takes watermarks.
+        """
+        forward = StreamPartitioner(PartitionerKind.FORWARD)
+        edge = JobEdge(NO_EDGE, vertex.uid, "", 0, forward, vertex.output_type, tag)
+        valve = WatermarkValve({None: watermark_origins(graph, vertex.uid)})
+        return Recorder(edge, on_records, on_watermark, valve)
+
+    def emit(self, batch: StreamBatch) -> None:
+        self.on_records(batch)
+
+    def watermark(self, origin: str, watermark: int) -> None:
+        if self.valve.on_watermark(None, origin, watermark, 0):
+            self.on_watermark(self.valve.watermark)
+
+    def status(self, origin: str, idle: bool) -> None:
+        """Idleness is not recorded."""
+
+    def latency_marker(self, marker: Any) -> None:
+        """Latency markers are not recorded."""
+
+    def flush(self) -> None:
+        """Nothing waits in a recorder."""
+
+    def barrier(self, checkpoint_id: int, digest: str) -> None:
+        """Barriers are not recorded."""
+
+
+class _LiveTask(StageTask):
+    """A task that takes one row at a time, and sends its results on at once."""
+
+    @property
+    def operator_tasks(self) -> list[OperatorTask]:
+        return list(self._tasks.values())
+
+    def send(self) -> TaskOutput:
+        for task in self._tasks.values():
+            for output in task.outputs:
+                output.flush()
+        return self._output
+
+    def take_acks(self) -> list[dict[str, Any]]:
+        acks, self._acks = self._acks, []
+        return acks
+
+
+class LiveRegion:
+    """Runs the tasks of one epoch job; its sources are the caller.
+
+    Args:
+        job: The program, and the state of its operators. Stage 0 holds only sources of parallelism 1.
+        recorders: Record the output of operators.
+    """
+
+    def __init__(self, job: EpochJob, recorders: list[Recorder]) -> None:
+        graph, program = job.graph, dump_job(job)
+        self._job, self._graph = job, graph
+        self._output = TaskOutput()
+        self._sent: deque[TaskOutput] = deque()
+        self._acks: list[dict[str, Any]] = []
+        self._inputs = {v.uid: [self._writer(e) for e in graph.outputs(v.uid)] for v in graph.stage_vertices(0)}
+        self._tasks = {
+            (stage, i): _LiveTask(load_job(program), stage, i)
+            for stage in range(1, graph.number_of_stages)
+            for i in range(graph.stage_parallelism(stage))
+        }
+        for task in self._tasks.values():
+            # An unpickled job has its own clock and functions; the clock is found again by name.
+            task.open()
+            for each in task.operator_tasks:
+                each.outputs += [r for r in recorders if r.edge.source == each.vertex.uid]
+        self._settle()
+
+    def _writer(self, edge: JobEdge) -> RecordWriter:
+        target = self._graph.vertex(edge.target)
+        return RecordWriter(edge, 0, target.parallelism, target.max_parallelism, self._output)
+
+    def operator_tasks(self, uid: str) -> list[OperatorTask]:
+        """The subtasks of an operator, by index."""
+        return [each for task in self._tasks.values() for each in task.operator_tasks if each.vertex.uid == uid]
+
+    def element(self, source: str, value: Any, timestamp: int) -> None:
+        """Sends a record from a source."""
+        import numpy as np
+
+        type_info = self._graph.vertex(source).output_type
+        batch = StreamBatch(type_info, np.array([timestamp], dtype=np.int64), values=[value], producer=source)
+        for writer in self._inputs[source]:
+            writer.emit(batch)
+            writer.flush()
+        self._settle()
+
+    def watermark(self, source: str, watermark: int) -> None:
+        """Sends a watermark from a source."""
+        for writer in self._inputs[source]:
+            writer.event(Kind.WATERMARK, watermark.to_bytes(8, "big", signed=True))
+        self._settle()
+
+    def processing_time(self, fire_before: int) -> None:
+        """Fires the processing-time timers of an earlier time, stage by stage."""
+        for task in self._tasks.values():
+            for each in task.operator_tasks:
+                each.operator.on_processing_time(fire_before)
+            self._sent.append(task.send())
+            self._settle()
+
+    def checkpoint(self) -> dict[str, list[SubtaskState]]:
+        """Sends the barrier of the job's checkpoint from all sources, and ends the epoch.
+
+        Returns:
+            What the subtasks of each operator acknowledged, by uid.
+        """
+        payload = json.dumps({"checkpoint_id": self._job.checkpoint_id, "digest": ""}).encode()
+        for writers in self._inputs.values():
+            for writer in writers:
+                writer.barrier(payload)
+        self._settle()
+        self.close()
+        states: dict[str, list[SubtaskState]] = {}
+        for ack in (ack for task in self._tasks.values() for ack in task.take_acks()):
+            states.setdefault(ack["uid"], []).append(SubtaskState.from_json(ack["state"]))
+        return {uid: sorted(each, key=lambda s: s.index) for uid, each in states.items()}
+
+    def close(self) -> None:
+        """Closes the user functions."""
+        for task in self._tasks.values():
+            task.close()
+
+    def _settle(self) -> None:
+        """Passes rows on until none is left."""
+        self._sent.append(self._output)
+        while self._sent:
+            for batch in self._sent.popleft().drain():
+                for row in rows_of(batch):
+                    if row.edge != NO_EDGE:
+                        edge = self._graph.edges[row.edge]
+                        task = self._tasks[self._graph.stages[edge.target], row.target]
+                        task.receive(row)
+                        self._sent.append(task.send())
+                    elif row.kind is Kind.COLLECT:
+                        for line in _lines(row.payload):
+                            print(line)
+
+
+def _lines(payload: Any) -> Iterator[str]:
+    import pyarrow as pa
+
+    with pa.ipc.open_stream(payload) as reader:
+        yield from reader.read_next_batch().column(0).to_pylist()

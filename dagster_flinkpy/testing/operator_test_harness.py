@@ -1,0 +1,528 @@
+"""Tests a user function record by record, without Spark."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.restore import assign, restore_targets
+from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
+from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
+from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.data_stream import DataStream, KeyedStream
+from dagster_flinkpy.datastream.functions import (
+    BroadcastProcessFunction,
+    CoFlatMapFunction,
+    CoMapFunction,
+    CoProcessFunction,
+    FilterFunction,
+    FlatMapFunction,
+    Function,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    MapFunction,
+    ProcessFunction,
+    ReduceFunction,
+)
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import shown
+from dagster_flinkpy.datastream.output_tag import OutputTag
+from dagster_flinkpy.datastream.state import MapStateDescriptor
+from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
+from dagster_flinkpy.key_hashes import assign_to_key_group
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.state_processor.reader import SavepointReader
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.testing.live_region import LiveRegion, Recorder
+from dagster_flinkpy.testing.manual_clock import ManualClock
+
+__all__ = ["HarnessSnapshot", "OperatorTestHarness"]
+
+_JOB = "harness"
+
+
+class _TemporaryStorage:
+    """A folder for state files, which is deleted when it is no longer referenced."""
+
+    def __init__(self) -> None:
+        folder = tempfile.mkdtemp(prefix="flinkpy-harness-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self.cache = str(Path(folder) / "cache")
+        self.root = StorageLocation(folder)
+        self.job = self.root.child(_JOB)
+
+
+@dataclass(frozen=True)
+class HarnessSnapshot:
+    """The state of a harness at a barrier; made by :meth:`OperatorTestHarness.snapshot`."""
+
+    metadata: CheckpointMetadata
+    """What a checkpoint of a job would say."""
+    _storage: _TemporaryStorage
+
+    @property
+    def reader(self) -> SavepointReader:
+        """Reads the state as data: ``snapshot.reader.state("operator", "total").to_arrow()``."""
+        return SavepointReader(StoredCheckpoint(self.metadata, self._storage.job))
+
+
+class OperatorTestHarness:
+    """Runs a user function as a job would, one record at a time, in this process.
+
+    The function runs in the same operator as in a job: records are split by key, state is columnar, declared types are
+    checked, and a snapshot is what a checkpoint holds. As on Spark, each subtask has a copy of the function, and a new
+    one after each snapshot.
+
+    Mirrors Flink's ``KeyedOneInputStreamOperatorTestHarness`` and ``ProcessFunctionTestHarnesses``.
+
+    Examples:
+        >>> from dagster_flinkpy.common import Types
+        >>> from dagster_flinkpy.datastream import ReduceFunction
+        >>> class Longest(ReduceFunction):
+        ...     def reduce(self, first, second):
+        ...         return max(first, second, key=len)
+        >>> with OperatorTestHarness(Longest(), key_by=lambda word: word[0], input_type=Types.STRING()) as harness:
+        ...     for word in ["cat", "crane", "cow", "dog"]:
+        ...         harness.process_element(word)
+        ...     harness.output
+        ['cat', 'crane', 'crane', 'dog']
+
+    Args:
+        function: A function of the DataStream API for one or two streams, or for a stream and a broadcast one. Windows
+            and several operators: see :meth:`for_stream`.
+        key_by: Key selector of the (first) stream, for functions with keyed state: a function of the record, or the
+            name of a field.
+        key_by2: Key selector of the second stream. Default: ``key_by``.
+        input_type: Type of the (first) stream's records. Default: they are pickled.
+        input_type2: Type of the second, or broadcast, stream's records. Default: they are pickled.
+        output_type: Type of the output's records, checked as in a job. Default: they are pickled, except where the
+            function returns records of the input type.
+        broadcast_state: Descriptors of the broadcast state, for broadcast functions.
+        side_outputs: Tags of the side outputs to record.
+        parallelism: Number of subtasks.
+        max_parallelism: Number of key groups.
+
+    Raises:
+        ConfigurationError: The harness does not support the function.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        *,
+        key_by: Any = None,
+        key_by2: Any = None,
+        input_type: TypeInformation | None = None,
+        input_type2: TypeInformation | None = None,
+        output_type: TypeInformation | None = None,
+        broadcast_state: Sequence[MapStateDescriptor] = (),
+        side_outputs: Sequence[OutputTag] = (),
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+    ) -> None:
+        two = _has_two_inputs(function)
+
+        def build(*streams: DataStream) -> DataStream:
+            keys = (key_by, key_by if key_by2 is None else key_by2)
+            keyed = [s.key_by(k) if k is not None else s.rebalance() for s, k in zip(streams, keys, strict=False)]
+            if isinstance(function, (BroadcastProcessFunction, KeyedBroadcastProcessFunction)):
+                broadcast = streams[1].broadcast(*broadcast_state)
+                return keyed[0].connect(broadcast).process(function, output_type)
+            return _apply(function, keyed, output_type)
+
+        self._start(build, [input_type, input_type2][: 1 + two], side_outputs, parallelism, max_parallelism)
+
+    @classmethod
+    def for_stream(
+        cls,
+        build: Callable[..., DataStream],
+        *,
+        input_type: TypeInformation | None = None,
+        input_type2: TypeInformation | None = None,
+        two_inputs: bool = False,
+        side_outputs: Sequence[OutputTag] = (),
+        parallelism: int = 1,
+        max_parallelism: int = 128,
+    ) -> OperatorTestHarness:
+        """Runs a part of a program: windows, or several operators in a row.
+
+        Examples:
+            >>> from dagster_flinkpy.common import Time, Types
+            >>> from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
+            >>> def per_minute(words):
+            ...     return words.key_by(lambda w: w).window(TumblingEventTimeWindows.of(Time.minutes(1))).count()
+            >>> with OperatorTestHarness.for_stream(per_minute, input_type=Types.STRING()) as harness:
+            ...     harness.process_element("a", 1_000)
+            ...     harness.process_element("a", 2_000)
+            ...     harness.process_watermark(60_000)
+            ...     len(harness.output)
+            1
+
+        Args:
+            build: Takes a stream (two with ``two_inputs``) and returns the stream whose records are the output.
+            input_type: Type of the (first) stream's records. Default: they are pickled.
+            input_type2: Type of the second stream's records. Default: they are pickled.
+            two_inputs: Whether there are two streams.
+            side_outputs: Tags of side outputs of the last operator to record.
+            parallelism: Number of subtasks.
+            max_parallelism: Number of key groups.
+        """
+        harness = cls.__new__(cls)
+        harness._start(
+            lambda *streams: build(*(s.rebalance() for s in streams)),
+            [input_type, input_type2][: 1 + two_inputs],
+            side_outputs,
+            parallelism,
+            max_parallelism,
+        )
+        return harness
+
+    def _start(
+        self,
+        build: Callable[..., DataStream],
+        input_types: Sequence[TypeInformation | None],
+        side_outputs: Sequence[OutputTag],
+        parallelism: int,
+        max_parallelism: int,
+    ) -> None:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        env.set_parallelism(parallelism).set_max_parallelism(max_parallelism)
+        self._sources = [f"input{i}" for i in range(1, len(input_types) + 1)]
+        streams = [
+            env.from_source(_no_records(type_info), WatermarkStrategy.no_watermarks(), uid, type_info)
+            .uid(uid)
+            .set_parallelism(1)
+            for uid, type_info in zip(self._sources, input_types, strict=True)
+        ]
+        result = build(*streams)
+        operator = result._operator
+        operator.uid = self._uid = operator.uid or "operator"
+        for tag in side_outputs:
+            result.get_side_output(tag)
+        self._graph = env.get_job_graph()
+        self._clock = ManualClock()
+        self._storage = _TemporaryStorage()
+        self._checkpoint_id = 0
+        self._watermarks: dict[str, int] = {}
+        self.watermarks: list[int] = []
+        """Watermarks of the output, in milliseconds."""
+        self._records: dict[str | None, list[tuple[Any, int | None]]] = {
+            tag: [] for tag in [None, *(tag.tag_id for tag in side_outputs)]
+        }
+        self._begin({})
+
+    def _begin(self, inputs: SubtaskInputs) -> None:
+        self._checkpoint_id += 1
+        vertex = self._graph.vertex(self._uid)
+        recorders = [
+            Recorder.of(self._graph, vertex, tag, partial(self._record, tag), partial(self._note, tag))
+            for tag in self._records
+        ]
+        job = EpochJob(
+            graph=self._graph,
+            job_id=_JOB,
+            checkpoint_id=self._checkpoint_id,
+            fencing_token=1,
+            job_storage=self._storage.job,
+            inputs=inputs,
+            cache_dir=self._storage.cache,
+            clock=self._clock,
+        )
+        self._region = LiveRegion(job, recorders)
+        for source, watermark in self._watermarks.items():
+            self._region.watermark(source, watermark)
+
+    def _record(self, tag: str | None, batch: StreamBatch) -> None:
+        values = batch.type_info.from_arrow(batch.column)
+        times = (None if time == NO_TIMESTAMP else time for time in batch.timestamps.tolist())
+        self._records[tag] += zip(values, times, strict=True)
+
+    def _note(self, tag: str | None, watermark: int) -> None:
+        if tag is None and self.watermarks[-1:] != [watermark]:
+            self.watermarks.append(watermark)
+
+    # --- input -------------------------------------------------------------------------------------------------------
+
+    def process_element(self, value: Any, timestamp: int | None = None) -> None:
+        """Sends a record into the (first) stream.
+
+        Args:
+            value: The record.
+            timestamp: Its event time in milliseconds. Default: it has none.
+
+        Raises:
+            ConfigurationError: The timestamp is not a whole number.
+            UserFunctionError: The function failed; its exception is the cause.
+            TypeMismatchError: The record, or one of the output, does not have the declared type.
+        """
+        self._send(self._sources[0], value, timestamp)
+
+    def process_element2(self, value: Any, timestamp: int | None = None) -> None:
+        """Sends a record into the second, or broadcast, stream, like :meth:`process_element`."""
+        self._send(self._second, value, timestamp)
+
+    process_broadcast_element = process_element2
+
+    def process_watermark(self, timestamp: int) -> None:
+        """Advances event time of all streams; fires the timers and windows that are due.
+
+        Args:
+            timestamp: The event time in milliseconds.
+
+        Raises:
+            ConfigurationError: It is not a whole number.
+        """
+        for source in self._sources:
+            self._advance(source, timestamp)
+
+    def process_watermark1(self, timestamp: int) -> None:
+        """Advances event time of the first stream only."""
+        self._advance(self._sources[0], timestamp)
+
+    def process_watermark2(self, timestamp: int) -> None:
+        """Advances event time of the second stream only."""
+        self._advance(self._second, timestamp)
+
+    def end_input(self) -> None:
+        """Ends all streams, as a bounded input does: event time reaches its end, and all event-time timers fire."""
+        self.process_watermark(MAX_WATERMARK)
+
+    def set_processing_time(self, timestamp: int) -> None:
+        """Sets the clock; fires the processing-time timers up to it.
+
+        Args:
+            timestamp: Milliseconds since 1970. A harness starts at 0.
+
+        Raises:
+            ConfigurationError: It is before the present, or not a whole number.
+        """
+        _check_time("processing time", timestamp)
+        if timestamp < self._clock.time:
+            raise ConfigurationError(f"processing time {timestamp} is before the present, {self._clock.time}")
+        self._clock.time = timestamp
+        self._region.processing_time(timestamp + 1)
+
+    @property
+    def _second(self) -> str:
+        if len(self._sources) == 1:
+            raise ConfigurationError("the function has only one input")
+        return self._sources[1]
+
+    def _send(self, source: str, value: Any, timestamp: int | None) -> None:
+        if timestamp is not None:
+            _check_time("timestamp", timestamp)
+        self._region.element(source, value, NO_TIMESTAMP if timestamp is None else timestamp)
+
+    def _advance(self, source: str, timestamp: int) -> None:
+        _check_time("watermark", timestamp)
+        self._watermarks[source] = max(timestamp, self._watermarks.get(source, timestamp))
+        self._region.watermark(source, timestamp)
+
+    # --- output ------------------------------------------------------------------------------------------------------
+
+    @property
+    def output(self) -> list[Any]:
+        """The records of the main output so far."""
+        return [value for value, _ in self._records[None]]
+
+    @property
+    def output_with_timestamps(self) -> list[tuple[Any, int | None]]:
+        """The records of the main output so far, each with its event time in milliseconds, or None."""
+        return list(self._records[None])
+
+    def side_output(self, tag: OutputTag) -> list[Any]:
+        """The records of a side output so far.
+
+        Raises:
+            ConfigurationError: The tag was not given to the harness, or is none.
+        """
+        if not isinstance(tag, OutputTag):
+            raise ConfigurationError(f"side_output() needs an OutputTag, not {tag!r}")
+        if tag.tag_id not in self._records:
+            raise ConfigurationError(f"side output {tag.tag_id!r} is not recorded; pass side_outputs=[...]")
+        return [value for value, _ in self._records[tag.tag_id]]
+
+    def clear_output(self) -> None:
+        """Forgets what was recorded."""
+        for records in self._records.values():
+            records.clear()
+        self.watermarks.clear()
+
+    # --- state -------------------------------------------------------------------------------------------------------
+
+    def state(self, name: str, key: Any, *, uid: str | None = None) -> Any:
+        """Reads the keyed state of a key, as the function would see it.
+
+        Args:
+            name: Name of the state's descriptor.
+            key: The key.
+            uid: Uid of the operator, if the harness runs several. Default: the last one.
+
+        Returns:
+            The value, or None; a list for list state, a dict for map state.
+
+        Raises:
+            ConfigurationError: The operator has no such state, or one for each window: read that from a snapshot.
+        """
+        uid = uid or self._uid
+        operators = (task.operator for task in self._region.operator_tasks(uid))
+        subtasks = [operator for operator in operators if isinstance(operator, KeyedStateOperator)]
+        if not subtasks:
+            raise ConfigurationError(f"operator {uid!r} has no keyed state")
+        vertex = self._graph.vertex(uid)
+        group = assign_to_key_group(key, vertex.max_parallelism)
+        owner = compute_operator_index_for_key_group(vertex.max_parallelism, vertex.parallelism, group)
+        return subtasks[owner].backend.read(name, key)
+
+    def snapshot(self) -> HarnessSnapshot:
+        """Sends a barrier and returns the state at it. The harness continues with functions opened again."""
+        acknowledged = self._region.checkpoint()
+        operators = tuple(
+            OperatorState(
+                uid=v.uid,
+                name=v.name,
+                parallelism=v.parallelism,
+                max_parallelism=v.max_parallelism,
+                subtasks=tuple(acknowledged.get(v.uid, [SubtaskState(0, watermark=self._watermarks.get(v.uid))])),
+            )
+            for v in self._graph.vertices
+        )
+        metadata = CheckpointMetadata(
+            job_id=_JOB,
+            checkpoint_id=self._checkpoint_id,
+            kind=CheckpointKind.CHECKPOINT,
+            parent_id=None,
+            timestamp_ms=self._clock.time,
+            partition=None,
+            fencing_token=1,
+            graph_fingerprint=self._graph.fingerprint,
+            end_of_input=False,
+            operators=operators,
+        )
+        self._begin(inputs_after(metadata))
+        return HarnessSnapshot(metadata, self._storage)
+
+    def restore(self, snapshot: HarnessSnapshot, *, parallelism: int | None = None) -> None:
+        """Continues from a snapshot of this harness or another one; the current state is dropped.
+
+        Args:
+            snapshot: The snapshot to continue from.
+            parallelism: The number of subtasks from now on. Default: the current one.
+
+        Raises:
+            ConfigurationError: It is no snapshot.
+            RestoreError: The state does not fit the operators.
+            StateSchemaError: The type of a state has changed in a way that is not allowed.
+        """
+        if not isinstance(snapshot, HarnessSnapshot):
+            raise ConfigurationError(f"restore() needs what snapshot() returned, not {snapshot!r}")
+        self._region.close()
+        graph = self._graph if parallelism is None else self._rescaled(parallelism)
+        inputs = inputs_of_plan(assign(snapshot.metadata, restore_targets(graph)))
+        self._graph, self._storage = graph, snapshot._storage
+        self._checkpoint_id = max(self._checkpoint_id, snapshot.metadata.checkpoint_id)
+        restored = {uid: inputs[uid, 0].watermark for uid in self._sources if (uid, 0) in inputs}
+        self._watermarks = {uid: watermark for uid, watermark in restored.items() if watermark is not None}
+        self._begin(inputs)
+
+    def _rescaled(self, parallelism: int) -> JobGraph:
+        return self._graph.with_parallelism(parallelism)
+
+    # --- life --------------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Checks the types of the keyed state, and closes the functions.
+
+        Raises:
+            TypeMismatchError: A value of keyed state does not have its declared type, so no checkpoint could be taken.
+        """
+        for uid in (vertex.uid for vertex in self._graph.vertices):
+            for task in self._region.operator_tasks(uid):
+                if isinstance(task.operator, KeyedStateOperator):
+                    task.operator.backend.flush()
+        self._region.close()
+
+    def __enter__(self) -> OperatorTestHarness:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+
+
+def _no_records(type_info: TypeInformation | None) -> CollectionSource:
+    return CollectionSource([], type_info or PickledBytesTypeInfo())
+
+
+def _check_time(what: str, time: Any) -> None:
+    if type(time) is not int or not MIN_WATERMARK <= time <= MAX_WATERMARK:
+        raise ConfigurationError(f"the {what} is {time!r}; it must be 64-bit int milliseconds")
+
+
+def _has_two_inputs(function: Any) -> bool:
+    two = (
+        BroadcastProcessFunction,
+        KeyedBroadcastProcessFunction,
+        CoFlatMapFunction,
+        CoMapFunction,
+        CoProcessFunction,
+        KeyedCoProcessFunction,
+    )
+    return isinstance(function, two)
+
+
+def _apply(function: Any, streams: Sequence[DataStream], output_type: TypeInformation | None) -> DataStream:
+    """Runs the function on its streams, as a program does."""
+    if not isinstance(function, (Function, KeyedBatchFunction)):
+        raise ConfigurationError(
+            f"the harness needs a function object of the DataStream API, such as a KeyedProcessFunction, "
+            f"not {shown(function)}"
+        )
+    first = streams[0]
+    match function:
+        case CoMapFunction():
+            return first.connect(streams[1]).map(function, output_type)
+        case CoFlatMapFunction():
+            return first.connect(streams[1]).flat_map(function, output_type)
+        case CoProcessFunction() | KeyedCoProcessFunction():
+            return first.connect(streams[1]).process(function, output_type)
+        case MapFunction():
+            return first.map(function, output_type)
+        case FlatMapFunction():
+            return first.flat_map(function, output_type)
+        case FilterFunction():
+            return first.filter(function)
+        case ProcessFunction():
+            return first.process(function, output_type)
+    if not isinstance(first, KeyedStream):
+        raise ConfigurationError(f"{type(function).__name__} needs a keyed stream: pass key_by=...")
+    match function:
+        case ReduceFunction():
+            return first.reduce(function)
+        case KeyedProcessFunction():
+            return first.process(function, output_type)
+        case KeyedBatchFunction():
+            return first.process_batch(function, output_type or PickledBytesTypeInfo())  # which says that it needs one
+    raise ConfigurationError(
+        f"{type(function).__name__} is not a function of one operator; "
+        "for windows and several operators use OperatorTestHarness.for_stream()"
+    )

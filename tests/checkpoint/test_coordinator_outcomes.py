@@ -1,0 +1,408 @@
+"""What comes of a triggered checkpoint: one test per rule, on the pure core."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.instructions import (
+    ArmTimeout,
+    AssignCheckpointId,
+    CancelSparkJob,
+    DiscardState,
+    FailJob,
+    Rejected,
+    ReplaceHead,
+    WriteMetadata,
+)
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    Subtask,
+)
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatus
+from dagster_flinkpy.checkpoint.stimuli import (
+    Acknowledge,
+    CheckpointIdAssigned,
+    CommitFinished,
+    HeadReplaced,
+    JobStatusChanged,
+    MetadataWriteFailed,
+    MetadataWritten,
+    Shutdown,
+    TimerFired,
+    TriggerRequested,
+)
+from dagster_flinkpy.errors import CheckpointError
+from tests.checkpoint.coordination import (
+    COUNTS,
+    JOB,
+    PLAN,
+    REASON,
+    SOURCE,
+    TOKEN,
+    ack,
+    acknowledge_all,
+    complete,
+    decline,
+    files,
+    notify_aborted,
+    notify_complete,
+    only,
+    running,
+    state,
+    trigger,
+)
+from tests.checkpoint.samples import keyed, metadata, operator
+
+# --- acknowledging ----------------------------------------------------------------------------------------------------
+
+
+def test_a_duplicate_acknowledgement_changes_nothing() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    coordinator.handle(ack(2, 1, SOURCE, "one"))
+    assert coordinator.handle(ack(3, 1, SOURCE, "two")) == []
+    assert coordinator.story[-1] == "  DUPLICATE"
+    coordinator.handle(ack(4, 1, COUNTS[0]))
+    written = only(coordinator.handle(ack(5, 1, COUNTS[1])), WriteMetadata)
+    assert written.states["flights"] == (state(SOURCE, "one"),)
+
+
+def test_a_task_that_is_not_waited_for_is_unknown_and_its_files_are_discarded() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    assert coordinator.handle(ack(2, 1, Subtask("other", 0), "theirs")) == []
+    assert coordinator.story[-1] == "  UNKNOWN"
+    assert DiscardState(files("theirs")) in coordinator.handle(Shutdown(3))
+
+
+def test_an_unknown_checkpoint_is_told_from_a_late_one() -> None:
+    coordinator = running(tolerable_failed=0)
+    assert coordinator.handle(ack(1, 99, SOURCE, "x")) == [DiscardState(files("x"))]
+    assert coordinator.story[-1] == "  UNKNOWN"
+    trigger(coordinator, 2, 100)
+    coordinator.handle(decline(3, 100))
+    assert coordinator.handle(ack(4, 100, SOURCE, "y")) == [DiscardState(files("y"))]
+    assert coordinator.story[-1] == "  DISCARDED"
+
+
+def test_the_files_of_an_aborted_checkpoint_are_discarded() -> None:
+    coordinator = running(tolerable_failed=0)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(ack(2, 1, COUNTS[0], "zero"))
+    coordinator.handle(ack(2, 1, COUNTS[1], "one"))
+    discarded = only(coordinator.handle(decline(3, 1)), DiscardState).files
+    assert discarded == files("zero") | files("one", index=1)
+
+
+def test_files_that_the_last_completed_checkpoint_names_are_never_discarded() -> None:
+    coordinator = running()
+    complete(coordinator, 1, 1, "base")
+    assert coordinator.handle(ack(2, 1, COUNTS[0], "base-count-0")) == []
+    trigger(coordinator, 3, 2)
+    coordinator.handle(ack(4, 2, COUNTS[0], "base-count-0"))
+    coordinator.handle(ack(4, 2, COUNTS[1], "new"))
+    assert only(coordinator.handle(Shutdown(5)), DiscardState).files == files("new", index=1)
+
+
+def test_files_of_the_restored_checkpoint_are_never_discarded() -> None:
+    restored = metadata(3, operator())
+    coordinator = CheckpointCoordinator(JOB, TOKEN, PLAN, CoordinatorConfig(), restored=restored)
+    for task in COUNTS:
+        assert coordinator.handle(ack(1, 2, task, f"count-{task.subtask}")) == []
+
+
+def test_files_wait_for_a_moment_without_pending_checkpoints() -> None:
+    """A pending checkpoint may come to name a file with the same content."""
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    coordinator.handle(decline(2, 1))  # triggers again
+    coordinator.handle(CheckpointIdAssigned(2, 2))
+    assert coordinator.handle(ack(3, 1, COUNTS[0], "same")) == []
+    assert coordinator.handle(ack(3, 1, COUNTS[1], "late")) == []
+    for task in (SOURCE, COUNTS[1]):
+        coordinator.handle(ack(4, 2, task))
+    coordinator.handle(ack(5, 2, COUNTS[0], "same"))
+    coordinator.handle(MetadataWritten(6, 2))
+    assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2), DiscardState(files("late", index=1))]
+
+
+@pytest.mark.parametrize("message", [ack(2, 1, SOURCE, "x", job="other"), ack(2, 1, SOURCE, "x", fencing_token=3)])
+def test_messages_of_another_job_or_attempt_are_ignored(message: Acknowledge) -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    assert coordinator.handle(message) == []
+    assert coordinator.statistics.history[0].acknowledged == 0
+    assert coordinator.handle(decline(3, 1, fencing_token=3)) == []
+    assert coordinator.pending == (1,)
+
+
+def test_a_task_cannot_acknowledge_for_another_subtask() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    message = AcknowledgeCheckpoint(JOB, 1, TOKEN, "count", 0, SubtaskState(1))
+    with pytest.raises(CheckpointError, match=r"count\[0\] sent the state of subtask 1"):
+        coordinator.handle(Acknowledge(2, message))
+
+
+# --- declining: the seed's three cases --------------------------------------------------------------------------------
+
+
+def test_a_declined_checkpoint_is_discarded_and_triggered_again() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    assert coordinator.handle(decline(2, 1)) == [
+        CancelSparkJob(1),
+        notify_aborted(1, REASON.CHECKPOINT_DECLINED),
+        AssignCheckpointId(""),
+    ]
+    assert coordinator.pending == ()
+
+
+def test_a_decline_promotes_the_queued_request_instead() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    coordinator.handle(TriggerRequested(2, request_id="queued"))
+    assert coordinator.handle(decline(3, 1))[-1] == AssignCheckpointId("queued")
+
+
+def test_a_decline_triggers_nothing_while_a_more_recent_one_is_pending() -> None:
+    coordinator = running(max_concurrent=2)
+    trigger(coordinator, 1, 1)
+    trigger(coordinator, 2, 2)
+    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
+
+
+def test_a_declined_savepoint_is_not_triggered_again() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    assert coordinator.handle(decline(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
+
+
+def test_a_decline_after_all_acknowledged_is_an_error_that_tells_the_story() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    acknowledge_all(coordinator, 2, 1)
+    with pytest.raises(CheckpointError, match=r"flights\[0\] declined checkpoint 1, which all had ack") as caught:
+        coordinator.handle(decline(3, 1))
+    story = str(caught.value)
+    assert "1 CheckpointIdAssigned checkpoint_id=1" in story
+    assert "2 Acknowledge checkpoint_id=1 count[1]" in story
+    assert "3 Decline checkpoint_id=1 flights[0]" in story
+
+
+def test_a_late_or_foreign_decline_does_nothing() -> None:
+    coordinator = running(tolerable_failed=0)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(decline(2, 1))
+    assert coordinator.handle(decline(3, 1, COUNTS[0])) == []
+    assert coordinator.story[-1] == "  late"
+    assert coordinator.handle(decline(3, 77)) == []
+    assert coordinator.story[-1] == "  unknown"
+
+
+# --- failing ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_timeout_cancels_the_spark_job_and_frees_the_slot() -> None:
+    coordinator = running(timeout=timedelta(seconds=30))
+    assert ArmTimeout(1, 31_000) in trigger(coordinator, 1000, 1)
+    coordinator.handle(TriggerRequested(2000, request_id="queued"))
+    coordinator.handle(ack(3000, 1, SOURCE))
+    assert coordinator.handle(TimerFired(31_000, 1)) == [
+        CancelSparkJob(1),
+        notify_aborted(1, REASON.CHECKPOINT_EXPIRED),
+        AssignCheckpointId("queued"),
+    ]
+    assert coordinator.handle(TimerFired(31_001, 1)) == []
+
+
+def test_the_timeout_does_not_touch_a_checkpoint_that_is_being_written() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    acknowledge_all(coordinator, 2, 1)
+    assert coordinator.handle(TimerFired(600_001, 1)) == []
+    assert coordinator.handle(MetadataWritten(600_002, 1)) == [ReplaceHead(1)]
+
+
+def test_state_is_discarded_if_the_metadata_certainly_was_not_written() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    acknowledge_all(coordinator, 2, 1, "n")
+    failed = coordinator.handle(MetadataWriteFailed(3, 1, unknown_outcome=False))
+    assert failed[0] == notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)
+    assert len(only(failed, DiscardState).files) == 3
+
+
+def test_state_is_kept_if_the_outcome_of_writing_the_metadata_is_unknown() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1)
+    acknowledge_all(coordinator, 2, 1, "n")
+    failed = coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True))
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
+    assert coordinator.handle(Shutdown(5)) == []
+
+
+def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted() -> None:
+    coordinator = running(tolerable_failed=5)
+    trigger(coordinator, 1, 1)
+    acknowledge_all(coordinator, 2, 1, "n")
+    coordinator.handle(MetadataWritten(3, 1))
+    assert coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True, cause="timed out")) == [
+        FailJob(1, REASON.FINALIZE_CHECKPOINT_FAILURE, "whether checkpoint 1 is complete is unknown: timed out")
+    ]
+    assert coordinator.handle(Shutdown(5)) == []
+
+
+def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
+    coordinator = running(max_concurrent=3)
+    for checkpoint_id in (1, 2, 3):
+        trigger(coordinator, checkpoint_id, checkpoint_id)
+    for checkpoint_id in (1, 3, 2):
+        acknowledge_all(coordinator, 4, checkpoint_id)
+    assert coordinator.handle(MetadataWritten(5, 1)) == [ReplaceHead(1)]
+    assert coordinator.handle(MetadataWritten(5, 3)) == []
+    assert coordinator.handle(MetadataWritten(5, 2)) == []
+    failed = coordinator.handle(MetadataWriteFailed(6, 1, unknown_outcome=False))
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE), ReplaceHead(2)]
+    assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2)]
+    assert coordinator.handle(CommitFinished(8, 2)) == [ReplaceHead(3)]
+
+
+def test_the_first_failure_fails_the_job_by_default() -> None:
+    coordinator = running(tolerable_failed=0)
+    trigger(coordinator, 1, 1)
+    failed = only(coordinator.handle(decline(2, 1, COUNTS[1])), FailJob)
+    assert failed == FailJob(1, REASON.CHECKPOINT_DECLINED, "checkpoint 1 failed: count[1]: division by zero")
+
+
+def test_failures_in_a_row_are_counted_once_each_and_a_success_resets() -> None:
+    coordinator = running(tolerable_failed=1)
+    for checkpoint_id in (1, 3):
+        trigger(coordinator, 1, checkpoint_id)
+        assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(600_001, checkpoint_id)))
+        complete(coordinator, 600_002, checkpoint_id + 1)
+    trigger(coordinator, 4, 5, kind=CheckpointKind.SAVEPOINT)
+    coordinator.handle(decline(5, 5))
+    trigger(coordinator, 6, 6)
+    assert only(coordinator.handle(TimerFired(7, 6)), FailJob).message.endswith("(more than 1 in a row)")
+    trigger(coordinator, 8, 7)  # the count started over
+    assert not any(isinstance(i, FailJob) for i in coordinator.handle(TimerFired(9, 7)))
+
+
+def test_a_savepoint_that_the_driver_could_not_take_is_not_counted() -> None:
+    coordinator = running(tolerable_failed=0)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    assert coordinator.handle(TimerFired(2, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_EXPIRED)]
+    trigger(coordinator, 3, 2, kind=CheckpointKind.SAVEPOINT)
+    acknowledge_all(coordinator, 4, 2)
+    assert not any(isinstance(i, FailJob) for i in coordinator.handle(MetadataWriteFailed(5, 2, False)))
+
+
+def test_a_stop_with_savepoint_that_a_task_declines_fails_the_job() -> None:
+    coordinator = running(tolerable_failed=5)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
+    assert only(declined, FailJob).checkpoint_id == 1
+
+
+def test_a_failure_before_the_last_success_is_not_counted() -> None:
+    coordinator = running(max_concurrent=2, tolerable_failed=0)
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT)
+    complete(coordinator, 2, 2)
+    assert coordinator.handle(decline(3, 1)) == [CancelSparkJob(1), notify_aborted(1, REASON.CHECKPOINT_DECLINED)]
+
+
+def test_what_flink_does_not_count_never_fails_the_job() -> None:
+    coordinator = running(tolerable_failed=0)
+    trigger(coordinator, 1, 1)
+    declined = coordinator.handle(decline(2, 1, reason=REASON.CHECKPOINT_DECLINED_TASK_NOT_READY))
+    assert declined[-1] == AssignCheckpointId("")
+
+
+def test_older_pending_checkpoints_are_subsumed_and_savepoints_are_not() -> None:
+    coordinator = running(max_concurrent=3)
+    trigger(coordinator, 1, 1)
+    trigger(coordinator, 2, 2, kind=CheckpointKind.SAVEPOINT)
+    trigger(coordinator, 3, 3)
+    acknowledge_all(coordinator, 4, 1)  # its metadata is on the way
+    acknowledge_all(coordinator, 4, 3)
+    coordinator.handle(MetadataWritten(5, 3))
+    assert coordinator.handle(HeadReplaced(6, 3)) == [
+        notify_aborted(1, REASON.CHECKPOINT_SUBSUMED),
+        notify_complete(3),
+    ]
+    assert coordinator.pending == (2,)
+    assert coordinator.handle(MetadataWritten(7, 1)) == []  # HEAD never goes back
+
+
+def test_a_job_that_stops_running_suspends_its_checkpoints() -> None:
+    coordinator = running(max_concurrent=1)
+    trigger(coordinator, 1, 1)
+    coordinator.handle(TriggerRequested(2, request_id="queued"))
+    assert coordinator.handle(JobStatusChanged(3, False)) == [
+        Rejected("queued", REASON.CHECKPOINT_COORDINATOR_SUSPEND, REASON.CHECKPOINT_COORDINATOR_SUSPEND.value),
+        CancelSparkJob(1),
+        notify_aborted(1, REASON.CHECKPOINT_COORDINATOR_SUSPEND),
+    ]
+
+
+def test_shutdown_aborts_what_collects_and_leaves_what_is_being_written() -> None:
+    coordinator = running(max_concurrent=2)
+    trigger(coordinator, 1, 1)
+    trigger(coordinator, 2, 2)
+    acknowledge_all(coordinator, 3, 1, "n")
+    assert coordinator.handle(Shutdown(4)) == [
+        CancelSparkJob(2),
+        notify_aborted(2, REASON.CHECKPOINT_COORDINATOR_SHUTDOWN),
+    ]
+    assert coordinator.handle(MetadataWritten(5, 1)) == [ReplaceHead(1)]
+
+
+@pytest.mark.parametrize(
+    "stimulus",
+    [CheckpointIdAssigned(1, 5), MetadataWritten(1, 5), HeadReplaced(1, 5), CommitFinished(1, 5)],
+    ids=lambda stimulus: type(stimulus).__name__,
+)
+def test_answers_that_nobody_asked_for_are_errors(stimulus: Any) -> None:
+    with pytest.raises(CheckpointError, match="Last events of job 'flights'"):
+        running().handle(stimulus)
+
+
+def test_ids_have_to_grow() -> None:
+    coordinator = running()
+    complete(coordinator, 1, 4)
+    coordinator.handle(TriggerRequested(2))
+    with pytest.raises(CheckpointError, match="id 4 was assigned after 4"):
+        coordinator.handle(CheckpointIdAssigned(3, 4))
+
+
+# --- telling ----------------------------------------------------------------------------------------------------------
+
+
+def test_statistics() -> None:
+    coordinator = running()
+    trigger(coordinator, 100, 1)
+    coordinator.handle(ack(150, 1, SOURCE, "n"))
+    size = keyed("n").bytes
+    stats = coordinator.statistics.history[0]
+    assert (stats.checkpoint_id, stats.status, stats.trigger_ms) == (1, CheckpointStatus.IN_PROGRESS, 100)
+    assert (stats.duration_ms, stats.acknowledged, stats.tasks, stats.state_bytes) == (50, 1, 3, size)
+    coordinator.handle(decline(160, 1))
+    stats = coordinator.statistics.history[0]
+    assert (stats.status, stats.reason, stats.duration_ms) == (CheckpointStatus.FAILED, REASON.CHECKPOINT_DECLINED, 60)
+
+
+def test_story_and_history_are_bounded() -> None:
+    coordinator = running()
+    for checkpoint_id in range(1, 200):
+        complete(coordinator, checkpoint_id, checkpoint_id)
+    assert len(coordinator.story) == 50
+    assert [s.checkpoint_id for s in coordinator.statistics.history] == list(range(100, 200))
+    assert coordinator.statistics.counts.completed == 199

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.evolution import Change, Evolution, StateOutcome, evolution_since
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_program import operator_program
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.common import Time
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.window_assigners import TumblingEventTimeWindows
+from dagster_flinkpy.errors import ConfigurationError
+from tests.checkpoint.samples import metadata, operator
+
+PAIR = Types.TUPLE([Types.STRING(), Types.LONG()])
+
+
+def first(record: Any) -> Any:
+    return record[0]
+
+
+def second(record: Any) -> Any:
+    return str(record[1])
+
+
+def program(
+    uid: str = "totals",
+    seconds: int = 60,
+    reduce: Callable[[Any, Any], Any] = lambda a, b: (a[0], a[1] + b[1]),
+    key: Callable[[Any], Any] = first,
+    rolling: bool = False,
+) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    keyed = env.from_collection([("a", 1)], PAIR).uid("pairs").key_by(key, Types.STRING())
+    windows = keyed.window(TumblingEventTimeWindows.of(Time.seconds(seconds)))
+    (keyed.reduce(reduce) if rolling else windows.reduce(reduce)).uid(uid)
+    return env.get_job_graph()
+
+
+def taken_by(graph: JobGraph, *, told: bool = True) -> CheckpointMetadata:
+    """A checkpoint of keyed state of each operator."""
+
+    def state(uid: str) -> OperatorState:
+        state = operator(uid)
+        return replace(state, program=operator_program(graph, uid)) if told else state
+
+    return metadata(7, *(state(v.uid) for v in graph.vertices if v.uid_set))
+
+
+def of(evolution: Evolution) -> dict[str, tuple[Change, StateOutcome]]:
+    return {o.uid: (o.change, o.state) for o in evolution.operators}
+
+
+KEPT = {"pairs": (Change.UNCHANGED, StateOutcome.KEPT)}
+
+
+def test_the_same_program_has_nothing_to_say() -> None:
+    evolution = evolution_since(taken_by(program()), program())
+    assert of(evolution) == {**KEPT, "totals": (Change.UNCHANGED, StateOutcome.KEPT)}
+    assert evolution.lines == []
+
+
+def test_it_survives_the_file() -> None:
+    stored = CheckpointMetadata.from_bytes(taken_by(program()).to_bytes(), "it")
+    assert evolution_since(stored, program()).lines == []
+    assert stored.operators[0].program == operator_program(program(), "pairs")
+
+
+def test_a_changed_window_size_is_told_with_both_sizes() -> None:
+    evolution = evolution_since(taken_by(program()), program(seconds=120))
+    assert of(evolution) == {**KEPT, "totals": (Change.CHANGED, StateOutcome.KEPT)}
+    heading, line = evolution.lines
+    assert heading == "what changed since checkpoint 7 of job 'flights': 1 changed"
+    assert "operator 'totals' changed: assigner was TumblingEventTimeWindows(size=60000" in line
+    assert "is now TumblingEventTimeWindows(size=120000" in line
+    assert line.endswith("; its state is kept (16 rows)")
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (program(reduce=lambda a, b: (a[0], a[1] * b[1])), "reduce: the code or the settings of .*changed"),
+        (program(key=second), "key selector was first, is now second"),
+        (program(rolling=True), "was window, is now reduce"),
+    ],
+)
+def test_changed_functions_keys_and_kinds_are_told(other: JobGraph, told: str) -> None:
+    evolution = evolution_since(taken_by(program()), other)
+    assert of(evolution) == {**KEPT, "totals": (Change.CHANGED, StateOutcome.KEPT)}
+    assert re.search(told, evolution.lines[1])
+
+
+def test_a_dropped_uid_is_told_and_what_takes_its_place_starts_empty() -> None:
+    before, now = taken_by(program()), program("sums")
+    refused = evolution_since(before, now)
+    assert of(refused) == {
+        **KEPT,
+        "sums": (Change.ADDED, StateOutcome.EMPTY),
+        "totals": (Change.REMOVED, StateOutcome.REFUSED),
+    }
+    assert [o.uid for o in refused.refused] == ["totals"]
+    assert refused.lines[0].endswith("1 added, 1 removed")
+    assert "operator 'sums' added; starts empty" in refused.lines
+    for allowed in (True, ["totals"]):
+        assert evolution_since(before, now, allow_non_restored_state=allowed).lines[-1] == (
+            "operator 'totals' removed; its state is dropped (16 rows)"
+        )
+    assert evolution_since(before, now, allow_non_restored_state=["other"]).refused == refused.refused
+
+
+def test_a_uid_that_is_allowed_for_nothing_is_told() -> None:
+    evolution = evolution_since(taken_by(program()), program(), allow_non_restored_state=["total"])
+    assert evolution.lines == [
+        "allow_non_restored_state names 'total', of which checkpoint 7 of job 'flights' has no state to leave behind"
+    ]
+
+
+def test_text_is_no_list_of_uids() -> None:
+    with pytest.raises(ConfigurationError, match="'totals' is text; give true, false or a list of uids"):
+        evolution_since(taken_by(program()), program("sums"), allow_non_restored_state="totals")
+
+
+def test_what_an_older_release_took_is_unknown() -> None:
+    evolution = evolution_since(taken_by(program(), told=False), program(seconds=120))
+    assert {o.change for o in evolution.operators} == {Change.UNKNOWN}
+    (line,) = evolution.lines
+    assert "does not say what 'pairs', 'totals' did" in line and "is unknown" in line
+
+
+def test_bytecode_of_another_python_is_not_compared() -> None:
+    def older(state: OperatorState) -> OperatorState:
+        assert state.program is not None
+        return replace(state, program=replace(state.program, python="3.1"))
+
+    taken = taken_by(program())
+    taken = replace(taken, operators=tuple(map(older, taken.operators)))
+    assert evolution_since(taken, program(reduce=lambda a, b: a)).lines == []
+    assert "assigner was" in evolution_since(taken, program(seconds=5)).lines[1]
+
+
+def test_a_setting_of_another_release_is_not_compared() -> None:
+    state = taken_by(program()).operators[1]
+    assert state.program is not None
+    settings = {name: text for name, text in state.program.settings.items() if name != "allowed lateness"}
+    other = replace(state, program=replace(state.program, settings={**settings, "of tomorrow": "1"}))
+    assert evolution_since(metadata(7, taken_by(program()).operators[0], other), program()).lines == []
+
+
+class Unspeakable:
+    """A function whose description fails, or would take forever."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    def __call__(self, a: Any, b: Any) -> Any:
+        return a
+
+
+class Raises:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize("table", [Raises(), list(range(300_000))], ids=["raises", "huge"])
+def test_what_cannot_be_described_is_left_out(table: Any) -> None:
+    graph = program(reduce=Unspeakable(table))
+    assert "reduce" not in operator_program(graph, "totals").settings
+    assert evolution_since(taken_by(graph), program(reduce=Unspeakable(None))).lines == []

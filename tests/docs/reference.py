@@ -1,0 +1,36 @@
+"""Writes the contents of the pages in docs/reference, for those who read them in the repository.
+
+Run ``python -m tests.docs.reference`` when public names come or go.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections import defaultdict
+from pathlib import Path
+
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("*.md"))
+_CONTENTS = re.compile(r"^\| module \|.*?(?=^$)", re.MULTILINE | re.DOTALL)
+
+
+def contents(package: str) -> str:
+    """A table of the public names by the module that defines them."""
+    face = importlib.import_module(package)
+    names = defaultdict(list)
+    for name in face.__all__:
+        module = getattr(getattr(face, name), "__module__", package)
+        names[module if module.startswith("dagster_flinkpy") else package].append(f"`{name}`")
+    rows = [f"| `{module}` | {', '.join(names[module])} |\n" for module in sorted(names)]
+    return "| module | what is public |\n| --- | --- |\n" + "".join(rows)
+
+
+def with_contents(page: str) -> str:
+    """The page with the table as it ought to be, after the heading."""
+    heading, _, rest = _CONTENTS.sub("", page).partition("\n")
+    return f"{heading}\n\n{contents(heading.removeprefix('# '))}\n{rest.lstrip()}"
+
+
+if __name__ == "__main__":
+    for path in PAGES:
+        path.write_text(with_contents(path.read_text()))

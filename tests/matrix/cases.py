@@ -1,0 +1,80 @@
+"""What hypothesis draws: programs, and ways to run them that must not change what comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.matrix.programs import BOUND, ORDERED, TWO_INPUTS, Input, Leg, Path_, Program
+from tests.matrix.run import Settings
+
+__all__ = ["any_order", "in_order"]
+
+_EPOCH = 2 * BOUND
+"""Milliseconds from one epoch to the next where nothing is late."""
+
+
+def _records(times: st.SearchStrategy[int], most: int) -> st.SearchStrategy[Any]:
+    record = st.tuples(st.sampled_from("abc"), times, st.integers(0, 9))
+    return st.lists(record, max_size=most).map(tuple)
+
+
+def _some(legs: list[Leg]) -> st.SearchStrategy[tuple[Leg, ...]]:
+    return st.lists(st.sampled_from(legs), min_size=1, max_size=2, unique=True).map(tuple)
+
+
+def _settings(**more: st.SearchStrategy[Any]) -> st.SearchStrategy[Settings]:
+    return st.builds(
+        Settings,
+        parallelism=st.integers(1, 4),
+        barriers=st.integers(1, 4),
+        heap=st.booleans(),
+        attempts=st.booleans(),
+        crashes=st.frozensets(st.integers(0, 2), max_size=1),
+        **more,
+    )
+
+
+_rescale = st.dictionaries(st.integers(1, 3), st.integers(1, 4), max_size=1)
+_savepoints = st.frozensets(st.integers(1, 3), max_size=1)
+
+
+@st.composite
+def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
+    """Records that may be late, of a source one subtask of which reads at a time; channels are read in Spark's order.
+
+    What is late, and in which order a key's records come, is then the same however the job is run.
+    """
+    split = _records(st.integers(0, 120), 7)
+    epochs = draw(st.lists(st.lists(split, max_size=1).map(tuple), min_size=1, max_size=5))
+    legs = [leg for leg in Leg if leg not in TWO_INPUTS and leg is not Leg.SIDES]
+    program = Program(
+        (Input(tuple(epochs), draw(st.booleans())),),
+        draw(st.sampled_from([Path_.DIRECT, Path_.MAP, Path_.STAMPED])),
+        draw(_some(legs)),
+        ends=draw(st.booleans()),
+    )
+    if not program.ends and draw(st.booleans()):
+        return program, draw(_settings(rescale=_rescale, partitions=st.just(True)))
+    return program, draw(_settings(rescale=_rescale, savepoints=_savepoints))
+
+
+@st.composite
+def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
+    """Sources that are read side by side, in any order; nothing is late, and no answer depends on the order."""
+    inputs = []
+    for _ in range(draw(st.integers(1, 3))):
+        epochs = []
+        for number in range(draw(st.integers(1, 4))):
+            times = st.integers(number * _EPOCH, number * _EPOCH + BOUND)
+            epochs.append(tuple(draw(st.lists(_records(times, 4), max_size=3))))
+        inputs.append(Input(tuple(epochs), draw(st.booleans())))
+    legs = [leg for leg in Leg if leg not in ORDERED]
+    program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)))
+    order = st.none() | st.integers(0, 999)
+    settings = draw(
+        _settings(order=order, unaligned=st.just(True), savepoints=_savepoints)
+        | _settings(order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints)
+    )
+    return program, settings

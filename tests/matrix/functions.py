@@ -1,0 +1,169 @@
+"""User functions of the matrix's programs; what they emit in all does not depend on the order of records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import (
+    AggregateFunction,
+    KeyedBroadcastProcessFunction,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    OutputTag,
+    ProcessFunction,
+    ProcessWindowFunction,
+    ReduceFunction,
+    RuntimeContext,
+)
+from dagster_flinkpy.datastream.state import (
+    AggregatingStateDescriptor,
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from tests.runtime.programs import EVENT
+
+OUT = Types.TUPLE([Types.STRING(), Types.STRING(), Types.LONG(), Types.LIST(Types.LONG())])
+"""What each leg of a program writes: what it is, key, time, numbers."""
+LATE = OutputTag("late", EVENT)
+ODD = OutputTag("odd", EVENT)
+RULES = MapStateDescriptor("rules", Types.STRING(), Types.LONG())
+BUCKET = 20
+END = 10**9
+"""A time that only the end of input reaches."""
+
+
+class Values(AggregateFunction):
+    """All values, sorted."""
+
+    def create_accumulator(self) -> list[int]:
+        return []
+
+    def add(self, value: Any, accumulator: list[int]) -> list[int]:
+        return [*accumulator, value if isinstance(value, int) else value.value]
+
+    def get_result(self, accumulator: list[int]) -> list[int]:
+        return sorted(accumulator)
+
+    def merge(self, acc_a: list[int], acc_b: list[int]) -> list[int]:
+        return sorted(acc_a + acc_b)
+
+
+class Larger(ReduceFunction):
+    """The larger of two records by value, then by time."""
+
+    def reduce(self, value1: Any, value2: Any) -> Any:
+        return max(value1, value2, key=lambda record: (record.value, record.time))
+
+
+class EveryKindOfState(KeyedProcessFunction):
+    """Keeps each record in state of every kind; a timer closes a bucket of time, another one comes with the end."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+        self._list = runtime_context.get_list_state(ListStateDescriptor("list", Types.LONG()))
+        self._buckets = runtime_context.get_map_state(MapStateDescriptor("buckets", Types.LONG(), Types.LONG()))
+        self._most = runtime_context.get_reducing_state(ReducingStateDescriptor("most", max, Types.LONG()))
+        self._all = runtime_context.get_aggregating_state(
+            AggregatingStateDescriptor("all", Values(), Types.LIST(Types.LONG()))
+        )
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        timers, end = ctx.timer_service(), value.time // BUCKET * BUCKET + BUCKET
+        self._count.update((self._count.value() or 0) + 1)
+        self._list.add(value.value)
+        self._most.add(value.value)
+        self._all.add(value.value)
+        timers.register_event_time_timer(END)
+        if timers.current_watermark() >= end - 1:
+            yield "late", ctx.get_current_key(), value.time, [value.value]
+            return
+        self._buckets.put(end, (self._buckets.get(end) or 0) + value.value)
+        timers.register_event_time_timer(end - 1)
+        timers.register_event_time_timer(end + 7)
+        timers.delete_event_time_timer(end + 7)
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any]:
+        key = ctx.get_current_key()
+        if timestamp == END:
+            numbers = [self._count.value(), self._most.get(), *sorted(self._list), *self._all.get()]
+            yield "all", key, timestamp, numbers
+            self._list.clear()
+        else:
+            yield "bucket", key, timestamp, [self._buckets.get(timestamp + 1)]
+            self._buckets.remove(timestamp + 1)
+
+
+class Count(KeyedProcessFunction):
+    """A running count; depends on the order of a key's records."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        self._count.update((self._count.value() or 0) + 1)
+        yield "count", ctx.get_current_key(), value.time, [self._count.value(), value.value]
+
+
+class OddAside(ProcessFunction):
+    """Odd values go to a side output."""
+
+    def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any]:
+        yield (ODD, value) if value.value % 2 else value
+
+
+class Join(KeyedCoProcessFunction):
+    """The records of both sides in a bucket of time, when it closes."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._sides = [
+            runtime_context.get_map_state(MapStateDescriptor(side, Types.LONG(), Types.LONG()))
+            for side in ("left", "right")
+        ]
+
+    def process_element1(self, value: Any, ctx: KeyedCoProcessFunction.Context) -> None:
+        self._add(0, value, ctx)
+
+    def process_element2(self, value: Any, ctx: KeyedCoProcessFunction.Context) -> None:
+        self._add(1, value, ctx)
+
+    def _add(self, side: int, value: Any, ctx: KeyedCoProcessFunction.Context) -> None:
+        end = value.time // BUCKET * BUCKET + BUCKET
+        self._sides[side].put(end, (self._sides[side].get(end) or 0) + value.value)
+        ctx.timer_service().register_event_time_timer(end - 1)
+
+    def on_timer(self, timestamp: int, ctx: KeyedCoProcessFunction.OnTimerContext) -> Iterable[Any]:
+        yield "join", ctx.get_current_key(), timestamp, [side.get(timestamp + 1) or 0 for side in self._sides]
+        for side in self._sides:
+            side.remove(timestamp + 1)
+
+
+class ByRules(KeyedBroadcastProcessFunction):
+    """The sum of a key's values, and all rules, at the end."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._sum = runtime_context.get_state(ValueStateDescriptor("sum", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedBroadcastProcessFunction.ReadOnlyContext) -> None:
+        self._sum.update((self._sum.value() or 0) + value.value)
+        ctx.timer_service().register_event_time_timer(END)
+
+    def process_broadcast_element(self, value: Any, ctx: KeyedBroadcastProcessFunction.Context) -> None:
+        rules = ctx.get_broadcast_state(RULES)
+        rules[value.key] = max(rules.get(value.key) or 0, value.value)
+
+    def on_timer(self, timestamp: int, ctx: KeyedBroadcastProcessFunction.OnTimerContext) -> Iterable[Any]:
+        rules = ctx.get_broadcast_state(RULES)
+        numbers = [number for _, number in sorted((key, rules.get(key)) for key in rules)]
+        yield "rules", ctx.get_current_key(), timestamp, [self._sum.value(), *numbers]
+
+
+class Window(ProcessWindowFunction):
+    """A window's start and its values; of records, of a reduced one, or of a list of values."""
+
+    def process(self, key: Any, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterable[Any]:
+        values = sorted(v for e in elements for v in (e if isinstance(e, list) else [e.value]))
+        yield "window", key, context.window().start, [context.window().end, *values]

@@ -1,0 +1,215 @@
+"""Runs a program of the matrix in one of the ways a job can be run, and says what came out."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.state_processor import read_savepoint
+from dagster_flinkpy.storage import StorageLocation
+from tests.matrix.programs import Program, build
+from tests.runtime.harness import HarnessAttempt, random_order, spark_order
+from tests.runtime.programs import FolderSink
+
+__all__ = ["STRAIGHT", "Outcome", "Settings", "check", "run", "script"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a job is run. The defaults are one straight run."""
+
+    parallelism: int = 1
+    barriers: int = 1
+    """Per Spark job."""
+    order: int | None = None
+    """Seed of the order in which tasks read their channels; None: Spark's."""
+    unaligned: bool = False
+    at_least_once: bool = False
+    heap: bool = False
+    """Whether state is in the heap backend."""
+    attempts: bool = False
+    """Whether each Spark job is an attempt of its own, which restores what the one before left."""
+    crashes: frozenset[int] = frozenset()
+    """Spark jobs whose results are lost; another attempt runs them again."""
+    rescale: Mapping[int, int] = field(default_factory=dict)
+    """Spark job -> the parallelism with which another attempt goes on."""
+    savepoints: frozenset[int] = frozenset()
+    """Spark jobs before which a savepoint is taken, from which another attempt goes on."""
+    partitions: bool = False
+    """Whether each epoch is read as a partition of time. The input must not end."""
+
+
+STRAIGHT = Settings()
+_MEMORY = "/dev/shm"
+"""A file system in memory: the store writes through to the disk, which would take most of the time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out of a run."""
+
+    sinks: dict[str, Counter[Any]]
+    """Records by sink."""
+    late: int
+    """Records that windows have dropped, by their metrics."""
+    state: dict[str, list[str]]
+    """Rows in the last checkpoint, by operator and state."""
+
+
+class _Crash(Exception):
+    pass
+
+
+class _Attempt(HarnessAttempt):
+    crash = False
+
+    def _on_spark(self, job: Any) -> Any:
+        rows = super()._on_spark(job)
+        if self.crash:
+            raise _Crash
+        return rows
+
+
+def run(program: Program, settings: Settings, folder: Path) -> Outcome:
+    """Runs a program to its end.
+
+    Args:
+        program: What to run.
+        settings: How.
+        folder: An empty one, for everything.
+    """
+    graph = build(program, settings.parallelism, folder / "sinks")
+    late, state = 0, dict[str, list[str]]()
+    for number, region in enumerate(graph.regions()):
+        dropped, rows = _run_region(region, program, settings, folder, f"job-{number}")
+        late += dropped
+        state |= rows
+    sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
+    for name, sink in sinks.items():
+        assert sink.staged() == [], f"{name}: files are left that no checkpoint commits"
+    return Outcome({name: Counter(map(repr, sink.rows())) for name, sink in sinks.items()}, late, state)
+
+
+def _run_region(
+    region: JobGraph, program: Program, settings: Settings, folder: Path, job_id: str
+) -> tuple[int, dict[str, list[str]]]:
+    policy = CoordinatorConfig(
+        mode=CheckpointingMode.AT_LEAST_ONCE if settings.at_least_once else CheckpointingMode.EXACTLY_ONCE,
+        unaligned=settings.unaligned,
+        num_retained=99,
+        state_backend=StateBackendType.HASHMAP if settings.heap else StateBackendType.COLUMNAR,
+    )
+    config = {"checkpointing": policy, "blocking_edges": StorageLocation(str(folder / "exchange"))}
+    order = spark_order if settings.order is None else random_order(settings.order)
+    number, finished, crashed = 0, False, set[int]()
+    restore_from: str | None = None
+    metadata: list[Any] = []
+    while not finished:
+        parallelism, restored_from, restore_from = settings.rescale.get(number), restore_from, None
+        with _Attempt(
+            region,
+            folder,
+            job_id=job_id,
+            order=order,
+            config=config,
+            parallelism=parallelism,
+            restore_from=restored_from,
+        ) as attempt:
+            finished = attempt.finished or _all_read(program, metadata)
+            while not finished:
+                attempt.crash = number in settings.crashes and number not in crashed
+                try:
+                    if settings.partitions:
+                        attempt.run_epoch(partition=_partition(len(metadata)))
+                    else:
+                        attempt.run_epoch(min(settings.barriers, _remaining(program, metadata)))
+                except _Crash:
+                    crashed.add(number)
+                    break
+                number += 1
+                done = attempt._store
+                metadata = [done.load(i) for i in done.retained()]
+                finished = attempt.finished or _all_read(program, metadata)
+                if number in settings.savepoints and not finished:
+                    restore_from = attempt.savepoint()
+                if settings.attempts or number in settings.rescale or restore_from is not None:
+                    break
+    late = sum(
+        int(subtask.metrics.get("late_records_dropped", 0))
+        for checkpoint in metadata
+        for operator in checkpoint.operators
+        for subtask in operator.subtasks
+    )
+    return late, _state(folder / job_id / f"chk-{metadata[-1].checkpoint_id}")
+
+
+def _partition(ordinal: int) -> TimePartition:
+    start = datetime(2024, 1, 1, tzinfo=timezone.utc) + timedelta(days=ordinal)
+    return TimePartition(f"{start:%Y-%m-%d}", start, start + timedelta(days=1), ordinal)
+
+
+def _remaining(program: Program, metadata: list[Any]) -> int:
+    """Epochs that an input without end still has; with an end, the job knows itself."""
+    return 10**6 if program.ends else program.epochs - len(metadata)
+
+
+def _all_read(program: Program, metadata: list[Any]) -> bool:
+    return not program.ends and _remaining(program, metadata) <= 0
+
+
+def _state(checkpoint: Path) -> dict[str, list[str]]:
+    """All keyed state and broadcast state; of a list, the order of its elements does not count."""
+    found: dict[str, list[str]] = {}
+    for state in read_savepoint(str(checkpoint)).states:
+        rows = [
+            repr({k: sorted(v, key=repr) if isinstance(v, list) else v for k, v in row.items() if k != "expires_at"})
+            for row in state.to_pylist()
+        ]
+        if rows:
+            found[f"{state.uid}.{state.name}"] = sorted(rows)
+    return found
+
+
+def script(program: Program, settings: Settings) -> str:
+    """A Python program that runs one case again."""
+    return (
+        "from tests.matrix.programs import Input, Leg, Path_, Program\n"
+        "from tests.matrix.run import Settings, check\n\n"
+        f"check({program!r},\n      {settings!r})\n"
+    )
+
+
+def check(program: Program, settings: Settings) -> None:
+    """Runs a program straight, and with the settings.
+
+    Raises:
+        AssertionError: Sinks, state or late records differ; the message has a script that does it again.
+    """
+    with tempfile.TemporaryDirectory(dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:
+        expected = run(program, STRAIGHT, Path(folder) / "straight")
+        found = run(program, settings, Path(folder) / "run")
+    differences = [
+        *(
+            f"{name}: missing {dict(records - found.sinks[name])}, too many {dict(found.sinks[name] - records)}"
+            for name, records in expected.sinks.items()
+            if found.sinks[name] != records
+        ),
+        *(
+            f"state {name}: {found.state.get(name)} instead of {expected.state.get(name)}"
+            for name in sorted({*expected.state, *found.state})
+            if found.state.get(name) != expected.state.get(name)
+        ),
+        *([] if found.late == expected.late else [f"late: {found.late} records instead of {expected.late}"]),
+    ]
+    assert not differences, "\n".join([*differences, "", "To run it again:", "", script(program, settings)])

@@ -1,0 +1,28 @@
+"""Whole jobs, drawn by hypothesis, against one straight run of the same program at parallelism 1."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.examples import examples
+from tests.matrix.cases import any_order, in_order
+from tests.matrix.programs import Program
+from tests.matrix.run import Settings, check
+
+properties = settings(
+    max_examples=examples(100),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    print_blob=True,
+)
+
+
+@properties
+@given(case=in_order())
+def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: tuple[Program, Settings]) -> None:
+    check(*case)
+
+
+@properties
+@given(case=any_order())
+def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
+    check(*case)

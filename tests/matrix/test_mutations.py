@@ -1,0 +1,130 @@
+"""Rules of the runtime, broken one at a time: the matrix has to notice each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.runtime.task import operator_task, watermark_valve
+from dagster_flinkpy.runtime.task.operator_task import OperatorTask
+from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
+from tests.matrix.cases import any_order, in_order
+from tests.matrix.run import check
+
+
+@contextmanager
+def idleness_outlasts_its_epoch() -> Iterator[None]:
+    """A channel that was idle up to one barrier is idle up to the next one, until it says something."""
+    real = WatermarkValve.on_status
+
+    def on_status(valve: Any, channel: Any, origin: str, idle: bool, epoch: int) -> bool:
+        return real(valve, channel, origin, idle, 10**6 if idle else epoch)
+
+    def advance(valve: Any, origin: Any, epoch: int) -> bool:
+        return real_advance(valve, origin, min(epoch, 10**6 - 1))
+
+    real_advance = WatermarkValve._advance
+    with (
+        mock.patch.object(WatermarkValve, "on_status", on_status),
+        mock.patch.object(WatermarkValve, "_advance", advance),
+    ):
+        yield
+
+
+@contextmanager
+def a_channel_that_is_behind_does_not_count() -> Iterator[None]:
+    """As in Flink's valve: one that was idle is left out until it has caught up."""
+
+    def advance(origin: Any, epoch: int) -> None:
+        vars(origin).setdefault("was_idle", set()).update(origin.idle)
+        behind = {c for c, w in origin.watermarks.items() if c in vars(origin)["was_idle"] and w < origin.reached}
+        counting = [w for c, w in origin.watermarks.items() if origin.idle.get(c, -2) < epoch and c not in behind]
+        if counting or origin.idle_in(epoch):
+            origin.reached = max(origin.reached, min(counting) if counting else max(origin.watermarks.values()))
+
+    with mock.patch.object(watermark_valve._Origin, "advance", advance):
+        yield
+
+
+@contextmanager
+def sources_share_one_event_time() -> Iterator[None]:
+    """Watermarks of all sources are merged at every operator."""
+    one = "sources"
+    real_watermark, real_status = OperatorTask.send_watermark, OperatorTask.send_status
+
+    def origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
+        return (one,)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(operator_task, "watermark_origins", origins))
+        for name, real in (("send_watermark", real_watermark), ("send_status", real_status)):
+            merged = lambda task, origin, what, real=real: real(task, one, what)  # noqa: E731
+            stack.enter_context(mock.patch.object(OperatorTask, name, merged))
+        yield
+
+
+@contextmanager
+def what_was_in_flight_is_forgotten() -> Iterator[None]:
+    with mock.patch.object(OperatorTask, "replay", lambda task: None):
+        yield
+
+
+@contextmanager
+def the_end_of_input_does_not_wait_for_idle_sources() -> Iterator[None]:
+    """An input that ended is the event time of a gate whose other inputs are idle."""
+    real = WatermarkValve._advance
+
+    def advance(valve: Any, origin: Any, epoch: int) -> bool:
+        risen = real(valve, origin, epoch)
+        active = [each.reached for each in valve._origins.values() if not each.idle_in(valve._epoch)]
+        if active and min(active) > valve.watermark:
+            valve.watermark = min(active)
+            return True
+        return risen
+
+    with mock.patch.object(WatermarkValve, "_advance", advance):
+        yield
+
+
+# Cases in which a rule matters at all, so that few have to be run.
+TURNS = in_order().filter(
+    lambda case: (
+        case[1].parallelism > 1 < case[1].barriers and not case[1].partitions and len(case[0].inputs[0].epochs) > 2
+    )
+)
+UNITED = any_order().filter(lambda case: case[1].parallelism > 1 < len(case[0].inputs) and not case[1].unaligned)
+IN_FLIGHT = any_order().filter(lambda case: case[1].unaligned and case[1].parallelism > 1)
+
+MUTATIONS: list[tuple[Callable[[], Any], st.SearchStrategy[Any]]] = [
+    (idleness_outlasts_its_epoch, TURNS),
+    (a_channel_that_is_behind_does_not_count, TURNS),
+    (sources_share_one_event_time, UNITED),
+    (the_end_of_input_does_not_wait_for_idle_sources, UNITED),
+    (what_was_in_flight_is_forgotten, IN_FLIGHT),
+]
+
+
+@pytest.mark.parametrize(("broken", "cases"), MUTATIONS, ids=[broken.__name__ for broken, _ in MUTATIONS])
+def test_every_broken_rule_is_noticed(broken: Callable[[], Any], cases: st.SearchStrategy[Any]) -> None:
+    @settings(
+        max_examples=400,
+        deadline=None,
+        phases=[Phase.generate],
+        derandomize=True,
+        database=None,
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def every_case(case: Any) -> None:
+        check(*case)
+
+    with broken(), pytest.raises(AssertionError, match="To run it again"):
+        every_case()

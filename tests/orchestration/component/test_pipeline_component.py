@@ -1,0 +1,304 @@
+"""The component through Dagster's loader, and the example project, which is what the scaffolder writes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from dagster import (
+    AssetKey,
+    BackfillPolicy,
+    DagsterInstance,
+    DefaultSensorStatus,
+    Definitions,
+    MonthlyPartitionsDefinition,
+    load_from_defs_folder,
+)
+from dagster.components.core.package_entry import discover_entry_point_package_objects, is_scaffoldable_object_key
+from dagster.components.testing import DefsFolderSandbox, create_defs_folder_sandbox
+from dagster_shared.serdes.objects import EnvRegistryKey
+from pydantic import ValidationError
+
+from dagster_flinkpy.orchestration import FlinkOperatorData
+from dagster_flinkpy.orchestration.component.pipeline_component import FlinkPipelineComponent
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "dg_project"
+TYPE = "dagster_flinkpy.FlinkPipelineComponent"
+PARTITIONED = """
+from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+
+
+def pipeline():
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = ParquetSource(
+        "/nowhere", row_type=Types.ROW_NAMED(["a"], [Types.LONG()]), partition_format="%Y-%m"
+    )
+    env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+    return env
+"""
+
+
+@pytest.fixture
+def sandbox() -> Iterator[DefsFolderSandbox]:
+    with create_defs_folder_sandbox() as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def load(sandbox: DefsFolderSandbox) -> Any:
+    """The definitions of a scaffolded pipeline whose attributes are these."""
+
+    def definitions(attributes: dict[str, Any], program: str | None = None) -> Definitions:
+        folder = sandbox.scaffold_component(FlinkPipelineComponent, "words")
+        given = yaml.safe_load((folder / "defs.yaml").read_text())["attributes"]
+        document = {"type": TYPE, "attributes": {**given, "arguments": {}, **attributes}}
+        if program is None:
+            document["attributes"]["arguments"] = {"table": "/tmp/none", **attributes.get("arguments", {})}
+        else:
+            (folder / "pipeline.py").write_text(program)
+        (folder / "defs.yaml").write_text(yaml.safe_dump(document, sort_keys=False))
+        with sandbox.build_all_defs() as defs:
+            defs.resolve_all_job_defs()
+            return defs
+
+    return definitions
+
+
+def names(definitions: Any) -> set[str]:
+    return {one.name for one in definitions or []}
+
+
+def test_what_is_not_switched_on_is_not_there(load: Any) -> None:
+    defs = load({"sensors": {}, "jobs": False})
+    assert {key.path[-1] for key in defs.resolve_all_asset_keys()} == {"words", "counts", "table"}
+    assert not defs.sensors
+    assert not defs.jobs
+    assert not defs.asset_checks
+
+
+def test_sensors_jobs_and_checks_take_their_settings(load: Any) -> None:
+    defs = load(
+        {
+            "checkpoint_interval": "90 s",
+            "sensors": {
+                "checkpoint": {"min_pause": "5 s", "minimum_interval_seconds": 7, "default_status": "RUNNING"},
+                "job_status": True,
+                "restart": {"strategy": {"type": "fixed-delay", "attempts": 3, "delay": "10 s"}},
+                "savepoint": {"interval": "1 d", "format_type": "NATIVE"},
+                "retention": {"savepoint_days": 30},
+            },
+            "checks": {"max_lag": "1 h"},
+        }
+    )
+    checkpoint = defs.resolve_sensor_def("words_checkpoint_sensor")
+    assert checkpoint.minimum_interval_seconds == 7
+    assert checkpoint.default_status == DefaultSensorStatus.RUNNING
+    assert defs.resolve_sensor_def("words_restart_sensor").minimum_interval_seconds == 15
+    assert names(defs.sensors) == {
+        "words_checkpoint_sensor",
+        "words_checkpoint_sensor_on_when_started",
+        "words_checkpoint_sensor_off_when_failure",
+        "words_checkpoint_sensor_off_when_canceled",
+        "words_restart_sensor",
+        "words_savepoint_sensor",
+        "words_retention_sensor",
+    }
+    assert "words_savepoint" in names(defs.jobs)
+    [spec] = [s for s in defs.resolve_all_asset_specs() if s.key.path[-1] == "counts"]
+    assert spec.metadata["flink/checkpoint_interval_ms"] == 90_000
+    checks = {key.name for each in defs.asset_checks or [] for key in each.check_keys}
+    assert "lag" in checks
+
+
+@pytest.mark.parametrize(
+    ("strategy", "expected"),
+    [
+        ({"type": "fixed-delay", "attempts": 3, "delay": "10 s"}, "FixedDelayRestart(attempts=3, delay=0:00:10)"),
+        (
+            {"type": "failure-rate", "interval": "1 h"},
+            "FailureRateRestart(max_failures_per_interval=1, interval=1:00:00, delay=0:00:01)",
+        ),
+        (
+            {"type": "exponential-delay", "max_backoff": "5 min"},
+            "ExponentialDelayRestart(initial_backoff=0:00:01, max_backoff=0:05:00, backoff_multiplier=1.5, "
+            "jitter_factor=0.1, reset_backoff_threshold=1:00:00, attempts_before_reset_backoff=None)",
+        ),
+    ],
+)
+def test_restart_strategies(strategy: dict[str, Any], expected: str) -> None:
+    component = attributes(sensors={"restart": {"strategy": strategy}})
+    assert component.sensors.restart is not None
+    found = component.sensors.restart.strategy
+    fields = ", ".join(f"{name}={value}" for name, value in vars(found).items())
+    assert f"{type(found).__name__}({fields})" == expected
+
+
+def attributes(**given: Any) -> FlinkPipelineComponent:
+    """A component of these attributes, without a file."""
+    env = "tests.orchestration.programs:word_count"
+    return FlinkPipelineComponent.from_attributes_dict(attributes={"name": "words", "env": env, **given})
+
+
+def test_partitions(load: Any) -> None:
+    defs = load(
+        {
+            "partitions_def": {"type": "monthly", "start_date": "2024-01-01", "end_date": "2024-06-01"},
+            "partition_retention": {"every": None, "last": 3},
+            "max_partitions_per_run": 2,
+            "sensors": {},
+        },
+        PARTITIONED,
+    )
+    [assets] = defs.assets
+    assert assets.partitions_def == MonthlyPartitionsDefinition("2024-01-01", end_date="2024-06-01")
+    assert assets.backfill_policy == BackfillPolicy.multi_run(2)
+
+
+def test_assets_are_translated(load: Any) -> None:
+    defs = load(
+        {
+            "group_name": "demo",
+            "owners": ["team:data"],
+            "tags": {"tier": "gold"},
+            "deps": {"words": ["raw/words"]},
+            "pool": "words",
+            "translation": {"key": "lake/{{ uid }}", "tags": {"kind": "{{ data.vertex.spec.kind }}"}},
+        }
+    )
+    specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
+    assert set(specs) >= {"lake/words", "lake/counts", "lake/table"}
+    assert [dep.asset_key for dep in specs["lake/words"].deps] == [AssetKey(["raw", "words"])]
+    assert [dep.asset_key for dep in specs["lake/table"].deps] == [AssetKey(["lake", "counts"])]
+    table = specs["lake/table"]
+    assert (table.group_name, table.owners) == ("demo", ["team:data"])
+    assert table.tags.items() >= {"tier": "gold", "kind": "sink"}.items()
+    assert defs.assets[0].op.pool == "words"
+
+
+def test_a_subclass_may_translate_in_python() -> None:
+    class Mine(FlinkPipelineComponent):
+        def get_asset_spec(self, data: FlinkOperatorData) -> Any:
+            return super().get_asset_spec(data).replace_attributes(key=AssetKey(data.vertex.uid))
+
+    env = "tests.orchestration.programs:word_count"
+    given = {"name": "words", "env": env, "arguments": {"table": "/tmp/none", "words": ["a"]}}
+    defs = Mine.from_attributes_dict(attributes=given).build_defs(None)  # type: ignore[arg-type]
+    assert {key.to_user_string() for each in defs.assets or [] for key in each.keys} == {"words", "count", "table"}  # type: ignore[union-attr]
+
+
+def story_of(load: Any, given: dict[str, Any]) -> str:
+    """Dagster puts a tree of the components over an error; what happened is its cause."""
+    with pytest.raises(Exception) as caught:
+        load(given)
+    return "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"env": "pipeline"}, "write 'package.module:function'"),
+        ({"env": ".pipeline:Nothing"}, "neither a program nor a function"),
+        ({"env": ".missing:pipeline"}, "No module named"),
+        ({"checkpoint_interval": "soon"}, "not a duration: 'soon'"),
+        ({"partition_retention": {"every": 0}}, "every=0 must be at least 1"),
+        (
+            {"sensors": {"restart": {"strategy": {"type": "fixed-delay", "attempts": -1}}}},
+            "attempts must be at least 0",
+        ),
+        ({"sensors": {"checkpiont": True}}, "checkpiont"),
+        ({"max_partitions_per_run": 0}, "greater than or equal to 1"),
+    ],
+)
+def test_errors_say_where_in_the_file(load: Any, given: dict[str, Any], said: str) -> None:
+    story = story_of(load, given)
+    assert said in story
+    assert re.search(r"defs\.yaml:\d+", story)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"sensors": {"job_status": True}}, "which is off"),
+        ({"sensors": {"savepoint": {"interval": "1 d"}}, "jobs": False}, "set jobs: true"),
+        ({"deps": {"counts": ["raw"]}}, "not a source of the program"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(load: Any, given: dict[str, Any], said: str) -> None:
+    story = story_of(load, given)
+    assert said in story
+    assert "defs.yaml (FlinkPipelineComponent) (error)" in story
+
+
+def test_dagster_finds_the_component_and_its_scaffolder() -> None:
+    """By the entry point of the installed distribution, as `dg list components` and `dg scaffold defs` do."""
+    found = discover_entry_point_package_objects()
+    key = EnvRegistryKey("dagster_flinkpy", "FlinkPipelineComponent")
+    assert found[key] is FlinkPipelineComponent
+    assert is_scaffoldable_object_key(key)
+
+
+def test_unknown_attributes_are_refused() -> None:
+    with pytest.raises(ValidationError, match="colour"):
+        attributes(colour="red")
+
+
+# --- scaffolder, example ----------------------------------------------------------------------------------------------
+
+
+def test_the_example_is_what_the_scaffolder_writes(sandbox: DefsFolderSandbox) -> None:
+    folder = sandbox.scaffold_component(FlinkPipelineComponent, "word_count")
+    made = {"word_count/pipeline.py", "word_count/defs.yaml", "resources.py"}
+    for file in made:
+        expected = (EXAMPLE / "src/word_counts/defs" / file).read_text()
+        found = (folder.parent / file).read_text()
+        assert found.replace(f"{FlinkPipelineComponent.__module__}.", "dagster_flinkpy.") == expected
+
+
+def test_scaffolding_leaves_resources_alone(sandbox: DefsFolderSandbox) -> None:
+    sandbox.scaffold_component(FlinkPipelineComponent, "one", {"resources": False})
+    resources = sandbox.defs_folder_path / "resources.py"
+    assert not resources.exists()
+    resources.write_text("mine = 1\n")
+    sandbox.scaffold_component(FlinkPipelineComponent, "two-b")
+    assert resources.read_text() == "mine = 1\n"
+    assert "name: two_b\n" in (sandbox.defs_folder_path / "two-b" / "defs.yaml").read_text()
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Definitions]:
+    """The example project, copied, so that its state and tables are in the test's folder."""
+    project = tmp_path / "project"
+    shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", "tables"))
+    monkeypatch.syspath_prepend(str(project / "src"))
+    before = set(sys.modules)
+    yield load_from_defs_folder(path_within_project=project / "src" / "word_counts")
+    for module in {name for name in sys.modules if name.partition(".")[0] == "word_counts"} - before:
+        del sys.modules[module]
+
+
+@pytest.mark.spark
+def test_the_example_runs(example: Definitions, instance: DagsterInstance, tmp_path: Path) -> None:
+    job = example.resolve_implicit_global_asset_job_def()
+    assert job.execute_in_process({"ops": {"word_count": {"config": {"epochs": 0}}}}, instance).success
+    rows = [
+        row for file in (tmp_path / "project/tables").glob("**/*.parquet") for row in pq.read_table(file).to_pylist()
+    ]
+    assert sorted((row["word"], row["count"]) for row in rows) == [
+        ("be", 1),
+        ("be", 2),
+        ("not", 1),
+        ("or", 1),
+        ("to", 1),
+        ("to", 2),
+    ]
+    assert (tmp_path / "project/checkpoints/word_count/HEAD").exists()

@@ -1,0 +1,289 @@
+"""Asset checks over checkpoints that the harness made; files are damaged by hand."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetCheckEvaluation,
+    AssetCheckSeverity,
+    AssetKey,
+    AssetMaterialization,
+    AssetSelection,
+    DagsterInstance,
+    Definitions,
+    Failure,
+    define_asset_job,
+)
+
+from dagster_flinkpy.checkpoint import verify
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.errors import ConfigurationError, StorageError
+from dagster_flinkpy.orchestration import CheckpointStorageResource, build_flink_asset_checks, flink_assets
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.orchestration.programs import Count, word_count
+from tests.runtime.harness import run_rows, spark_order
+
+WORDS = [hashlib.md5(str(i).encode()).hexdigest() for i in range(9000)]
+COUNT = AssetKey(["words", "count"])
+TABLE = AssetKey(["words", "table"])
+
+
+class Deployment:
+    """A word count that has run, and its checks."""
+
+    def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.folder, self.instance, self.resources = folder, instance, resources
+        self.state = folder / "checkpoints" / "words"
+
+    def env(self) -> StreamExecutionEnvironment:
+        return word_count(self.folder / "table", WORDS, per_epoch=4000)
+
+    def run(self, epochs: int = 1, **options: Any) -> None:
+        job = Definitions(flink_assets(self.env(), name="words"), resources=self.resources)
+        config = {"ops": {"words": {"config": {"epochs": epochs, **options}}}}
+        assert job.resolve_implicit_global_asset_job_def().execute_in_process(config, self.instance).success
+
+    def check(self, name: str, **options: Any) -> dict[AssetKey, AssetCheckEvaluation]:
+        checks = build_flink_asset_checks(self.env(), name="words", **options)
+        mine = [key for check in checks for key in check.check_keys if key.name == name]
+        definitions = Definitions(
+            flink_assets(self.env(), name="words"),
+            asset_checks=checks,
+            resources=self.resources,
+            jobs=[define_asset_job("chosen", AssetSelection.checks(*mine))],
+        )
+        result = definitions.resolve_job_def("chosen").execute_in_process(instance=self.instance)
+        return {evaluation.asset_key: evaluation for evaluation in result.get_asset_check_evaluations()}
+
+    def failed_check(self, name: str) -> Failure:
+        """How the check's step failed."""
+        with pytest.raises(Failure) as raised:
+            self.check(name)
+        return raised.value
+
+    def files(self) -> list[Path]:
+        return sorted((self.state / "shared").glob("*.parquet"))
+
+
+@pytest.fixture
+def deployment(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Deployment:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
+    return Deployment(tmp_path, instance, resources)
+
+
+def damage_bit(file: Path) -> None:
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(bytes(data))
+
+
+def test_before_the_first_checkpoint_there_is_nothing_to_check(deployment: Deployment) -> None:
+    found = deployment.check("snapshot_integrity")
+    assert found[COUNT].passed
+    assert found[COUNT].description == "There is no completed checkpoint yet."
+
+
+def test_whole_state_passes(deployment: Deployment) -> None:
+    deployment.run(2)
+    assert deployment.files(), "too large to be part of the metadata"
+    integrity = deployment.check("snapshot_integrity")
+    assert set(integrity) == {COUNT}
+    assert integrity[COUNT].passed
+    assert integrity[COUNT].metadata["files"].value >= 2
+    drill = deployment.check("restore_drill")[COUNT]
+    assert drill.passed
+    assert (drill.metadata["rows"].value, drill.metadata["parallelism"].value) == (8000, 3)
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(Path.unlink, "is missing"), (damage_bit, "is damaged"), (lambda f: f.write_bytes(b""), "is damaged")],
+    ids=["missing", "bit", "empty"],
+)
+def test_a_damaged_file_is_named(deployment: Deployment, damage: Callable[[Path], Any], says: str) -> None:
+    deployment.run()
+    broken = deployment.files()[0]
+    damage(broken)
+    integrity = deployment.check("snapshot_integrity")[COUNT]
+    assert not integrity.passed
+    assert integrity.severity == AssetCheckSeverity.ERROR
+    assert broken.name in (integrity.description or "")
+    assert says in (integrity.description or "")
+    drill = deployment.check("restore_drill")[COUNT]
+    assert not drill.passed
+    assert broken.name in (drill.description or "")
+
+
+def test_damaged_metadata_is_a_finding(deployment: Deployment) -> None:
+    deployment.run()
+    (metadata,) = deployment.state.glob("chk-*/_metadata")
+    metadata.write_bytes(b"no metadata")
+    integrity = deployment.check("snapshot_integrity")[COUNT]
+    assert not integrity.passed
+    assert "_metadata" in (integrity.description or "")
+
+
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_finding(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that began anew replaces the checkpoint, so its files go, when the check knows which to look for."""
+    deployment.resources["checkpoint_storage"] = CheckpointStorageResource(
+        url=str(deployment.state.parent), num_retained=1
+    )
+    deployment.run()
+    first = set(deployment.files())
+    real, runs, seen = verify.verify_checkpoint, iter([1]), list[bool]()
+
+    def slow(metadata: CheckpointMetadata, store: ObjectStore) -> verify.VerifyResult:
+        for epochs in runs:
+            deployment.run(epochs, start_empty=True, parallelism=3)
+        found = real(metadata, store)
+        seen.append(not found.problems)
+        return found
+
+    monkeypatch.setattr(verify, "verify_checkpoint", slow)
+    found = deployment.check("snapshot_integrity")[COUNT]
+    assert not first & set(deployment.files())
+    assert seen == [False, True]
+    assert found.passed
+    assert found.metadata["flink/checkpoint_id"].value == 2
+
+
+def test_checkpoints_that_come_quicker_than_they_are_read(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.run()
+    ids = iter(range(1, 100))
+    known = CompletedCheckpointStore(StorageLocation(str(deployment.state)).open()).latest()
+    assert known is not None
+    monkeypatch.setattr(
+        CompletedCheckpointStore,
+        "latest",
+        lambda self: replace(known, checkpoint_id=next(ids)),
+    )
+    monkeypatch.setattr(
+        verify, "verify_checkpoint", lambda metadata, store: verify.VerifyResult(1, 0, ("a is missing",))
+    )
+    found = deployment.check("snapshot_integrity")[COUNT]
+    assert not found.passed
+    assert found.severity == AssetCheckSeverity.WARN
+    assert "[1, 2, 3, 4, 5] were each replaced" in (found.description or "")
+
+
+@pytest.mark.parametrize("check", ["snapshot_integrity", "restore_drill", "lag"])
+def test_a_store_that_fails_is_no_finding_but_a_failure_that_says_what_to_do(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, check: str
+) -> None:
+    deployment.run()
+
+    def fails(self: LocalObjectStore, *_: object, **__: object) -> Any:
+        raise StorageError("GET s3://b/words: 503 SlowDown")
+
+    for call in ("get", "get_range", "head"):
+        monkeypatch.setattr(LocalObjectStore, call, fails)
+    failure = deployment.failed_check(check)
+    assert str(failure.description).startswith(
+        "GET s3://b/words: 503 SlowDown - This says nothing about the checkpoint."
+    )
+    assert "Run the check again" in str(failure.description)
+    assert failure.metadata["error"].value == "StorageError"
+
+
+def test_lag(deployment: Deployment) -> None:
+    deployment.run()
+    assert deployment.check("lag")[TABLE].passed
+    assert deployment.check("lag", max_lag=timedelta(days=1))[TABLE].passed
+    late = deployment.check("lag", max_lag=timedelta(0))[TABLE]
+    assert not late.passed
+    assert "The last checkpoint is" in (late.description or "")
+    deployment.run(2)
+    ended = deployment.check("lag", max_lag=timedelta(0))[TABLE]
+    assert ended.passed, "there is no input left to be late with"
+
+
+def test_lingering_transactions(deployment: Deployment) -> None:
+    deployment.run()
+    assert deployment.check("lingering_transactions")[TABLE].passed
+    store = StorageLocation(str(deployment.folder / "table")).open()
+    store.create_upload("words.table.0000000009.00000.1-dead.parquet")
+    store.create_upload("others.table.0000000009.00000.1-dead.parquet")
+    found = deployment.check("lingering_transactions")[TABLE]
+    assert not found.passed
+    assert found.severity == AssetCheckSeverity.WARN
+    assert found.metadata["transactions"].value == 1
+    deployment.run()
+    assert deployment.check("lingering_transactions")[TABLE].passed
+
+
+def test_transactions_linger_without_a_checkpoint_too(deployment: Deployment) -> None:
+    store = StorageLocation(str(deployment.folder / "table")).open()
+    store.create_upload("words.table.0000000001.00000.1-dead.parquet")
+    found = deployment.check("lingering_transactions")[TABLE]
+    assert not found.passed
+    assert found.metadata["transactions"].value == 1
+
+
+def test_trend(deployment: Deployment) -> None:
+    deployment.run()
+    for duration in (100, 110, 90, 105, 95, 100, 120):
+        facts = {"flink/duration_ms": duration, "flink/delta_bytes": 1000}
+        deployment.instance.report_runless_asset_event(AssetMaterialization(COUNT, metadata=facts))
+    assert deployment.check("checkpoint_trend", trend_factor=1.5)[COUNT].passed
+    facts = {"flink/duration_ms": 100, "flink/delta_bytes": 4000}
+    deployment.instance.report_runless_asset_event(AssetMaterialization(COUNT, metadata=facts))
+    found = deployment.check("checkpoint_trend")[COUNT]
+    assert not found.passed
+    assert found.severity == AssetCheckSeverity.WARN
+    assert "delta_bytes 4,000 bytes, median of 8 before 1,000" in (found.description or "")
+
+
+def test_few_checkpoints_are_no_trend(deployment: Deployment) -> None:
+    deployment.run()
+    assert deployment.check("checkpoint_trend")[COUNT].passed
+
+
+def test_a_trend_factor_below_one_is_refused(deployment: Deployment) -> None:
+    with pytest.raises(ConfigurationError, match="trend_factor"):
+        build_flink_asset_checks(deployment.env(), name="words", trend_factor=1)
+
+
+def test_evolution_of_the_same_program(deployment: Deployment) -> None:
+    deployment.run()
+    found = deployment.check("state_evolution")[COUNT]
+    assert found.passed
+    assert found.metadata["changes"].value == "none"
+
+
+def test_evolution_of_an_operator_whose_code_changed(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.run()
+    monkeypatch.setattr(Count, "factor", 2, raising=False)
+    found = deployment.check("state_evolution")[COUNT]
+    assert (found.passed, found.severity) == (False, AssetCheckSeverity.WARN)
+    assert "function: the code or the settings of Count changed; its state is kept" in (found.description or "")
+    deployment.run()
+    assert deployment.check("state_evolution")[COUNT].passed, "the checkpoint is of the new code"
+
+
+def test_evolution_of_a_program_that_would_be_refused(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    deployment.run()
+    latest = CompletedCheckpointStore(StorageLocation(str(deployment.state)).open()).latest()
+    assert latest is not None
+    gone = replace(latest, operators=(*latest.operators, replace(latest.operators[1], uid="gone")))
+    monkeypatch.setattr(CompletedCheckpointStore, "latest", lambda self: gone)
+    found = deployment.check("state_evolution")[COUNT]
+    assert (found.passed, found.severity) == (False, AssetCheckSeverity.ERROR)
+    assert "The next run will be refused" in (found.description or "")
+    assert "has state for operator 'gone'" in (found.description or "")

@@ -1,0 +1,357 @@
+"""Runs over disjoint ranges at once: two real processes with one Dagster instance. Epochs run without Spark."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import DagsterEvent, DagsterEventType, DagsterInstance, DagsterRun, DagsterRunStatus, Definitions
+from dagster import in_process_executor as in_process
+from dagster._core.definitions.job_base import InMemoryJob
+from dagster._core.execution.api import execute_run
+from dagster._core.storage.tags import (
+    ASSET_PARTITION_RANGE_END_TAG,
+    ASSET_PARTITION_RANGE_START_TAG,
+    BACKFILL_ID_TAG,
+    PARTITION_NAME_TAG,
+)
+from dagster._core.test_utils import create_run_for_test
+
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.runs import backfill_runs, exclusive_run
+from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
+from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
+from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.storage import StorageLocation, lease
+from tests.orchestration.runs.test_partitioned_run import KEYS, WEEK, Deployment, letters, straight_run
+from tests.runtime.harness import run_rows, spark_order
+
+ROOT = Path(__file__).parents[3]
+LIMIT_SECONDS = 90.0
+"""A process that hangs is ended then, and the test fails for want of its line."""
+
+
+def resources(path: Path) -> dict[str, Any]:
+    return {"spark": SparkResource(), "checkpoint_storage": CheckpointStorageResource(url=str(path / "checkpoints"))}
+
+
+def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
+    """One run in a process of its own; each line from outside lets it go on."""
+
+    def reached(what: str) -> None:
+        print(what, flush=True)
+        assert sys.stdin.readline()
+
+    def on_spark(attempt: Any, epoch: Any) -> Any:
+        if stops:
+            reached("in an epoch")
+        return run_rows(epoch, spark_order)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(job_loop.JobAttempt, "_on_spark", on_spark)
+    patch.setattr(exclusive_run, "SILENT_SECONDS", 2.0)
+    instance = DagsterInstance.get()
+    if stops == "dead":
+        # A lease of a second: the least is else a minute.
+        patch.setattr(job_loop, "_LEASE_MARGIN", timedelta(seconds=-599))
+    assets = Deployment(Path(path), instance, {}).assets()
+    definitions = Definitions(assets, resources=resources(Path(path)), executor=in_process)
+    job = definitions.resolve_implicit_global_asset_job_def()
+    tags = {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last, BACKFILL_ID_TAG: backfill}
+    run = instance.create_run_for_job(job, tags={**tags, JOB_TAG: "letters"}, asset_selection=frozenset(assets[0].keys))
+    reached(f"created {run.run_id}")
+    execute_run(InMemoryJob(job), run, instance)
+    print("ended", flush=True)
+
+
+class Process:
+    """A run in a process of its own.
+
+    Args:
+        path: Of the deployment, and home of Dagster.
+        first: Partition.
+        last: Partition.
+        backfill: The run is one of this backfill.
+        stops: What it stops for in each epoch, until it is told to go on; "dead": its lease is short; empty: nothing.
+    """
+
+    def __init__(self, path: Path, first: str, last: str, *, backfill: str, stops: str = "") -> None:
+        program = f"from {__name__} import child; child({str(path)!r}, {first!r}, {last!r}, {backfill!r}, {stops!r})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            cwd=ROOT,
+            env={**os.environ, "DAGSTER_HOME": str(path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._timer = threading.Timer(LIMIT_SECONDS, self._process.kill)
+        self._timer.start()
+        self.lines: list[str] = []
+        self.run_id = self.until("created ").split()[1]
+
+    def until(self, text: str) -> str:
+        """Its next line with a text."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line)
+            if text in line:
+                return line
+        raise AssertionError(f"no {text!r} in:\n{''.join(self.lines)}")
+
+    def go_on(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write("\n")
+        self._process.stdin.flush()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextmanager
+def processes(path: Path, *ranges: tuple[str, str, str], stops: Sequence[str] = ("", "")) -> Iterator[list[Process]]:
+    """Runs that are created, and wait to be told to begin."""
+    started: list[Process] = []
+    try:
+        for (first, last, backfill), stop in zip(ranges, stops, strict=True):
+            started.append(Process(path, first, last, backfill=backfill, stops=stop))
+        yield started
+    finally:
+        for process in started:
+            process.close()
+
+
+@pytest.fixture
+def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
+    """With the first five days run, so that each range has an end state to start from."""
+    monkeypatch.setattr(job_loop.JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
+    monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
+    (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
+    with DagsterInstance.get() as instance:
+        made = Deployment(tmp_path, instance, resources(tmp_path))
+        assert made.run(KEYS[0], KEYS[4]).success
+        yield made
+
+
+def statuses(deployment: Deployment, *runs: Process) -> list[DagsterRunStatus]:
+    found = [deployment.instance.get_run_by_id(run.run_id) for run in runs]
+    return [run.status for run in found if run is not None]
+
+
+SUCCESS = DagsterRunStatus.SUCCESS
+
+
+def test_two_backfills_that_begin_at_the_same_moment_take_turns(deployment: Deployment) -> None:
+    ranges = (KEYS[3], KEYS[4], "late"), (KEYS[1], KEYS[2], "early")
+    with processes(deployment.tmp_path, *ranges) as both:
+        for run in both:
+            run.go_on()
+        for run in both:
+            run.until("ended")
+        assert statuses(deployment, *both) == [SUCCESS, SUCCESS]
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+def test_a_run_whose_process_is_killed_is_not_waited_for_without_end(deployment: Deployment) -> None:
+    ranges = (KEYS[3], KEYS[4], "late"), (KEYS[1], KEYS[2], "early")
+    with processes(deployment.tmp_path, *ranges, stops=("dead", "")) as (killed, other):
+        killed.go_on()
+        killed.until("in an epoch")
+        killed.kill()
+        other.go_on()
+        other.until(f"Run {killed.run_id} of job letters began earlier but has shown no sign of life since")
+        other.until("ended")
+        assert statuses(deployment, killed, other) == [DagsterRunStatus.STARTED, SUCCESS]
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+def test_runs_of_one_backfill_that_begin_in_reverse_order_do_not_wait_for_each_other(deployment: Deployment) -> None:
+    ranges = (KEYS[3], KEYS[4], "one"), (KEYS[1], KEYS[2], "one")
+    with processes(deployment.tmp_path, *ranges, stops=("", "epochs")) as (late, early):
+        late.go_on()
+        late.until(f"Waiting for run {early.run_id} of the same backfill, which comes first: {KEYS[2]}")
+        early.go_on()
+        for _ in range(2):
+            early.until("in an epoch")
+            early.go_on()
+        for run in (early, late):
+            run.until("ended")
+        assert statuses(deployment, early, late) == [SUCCESS, SUCCESS]
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Of this process, set ahead by whoever waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real, self.ahead = time.time, 0.0
+        self.slept = 0
+        self.then: Callable[[], None] = lambda: None
+        monkeypatch.setattr(time, "time", lambda: real() + self.ahead)
+        monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * time.time()))
+
+    def sleep(self, seconds: float) -> None:
+        self.slept += 1
+        self.ahead += seconds
+        self.then()
+        assert self.slept < 10_000, "waits for ever"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FlinkJob:
+    return flink_jobs(letters(tmp_path), "letters")[0]
+
+
+class Turns:
+    """Runs in an instance, and what one says that waits."""
+
+    def __init__(self, instance: DagsterInstance, job: FlinkJob, clock: Clock, path: Path) -> None:
+        self.instance, self.job, self.clock = instance, job, clock
+        self.store = StorageLocation(str(path / "checkpoints")).open()
+        self.said: list[str] = []
+
+    def run(
+        self, *, begun: bool = True, status: DagsterRunStatus = DagsterRunStatus.STARTED, **tags: str
+    ) -> DagsterRun:
+        run: DagsterRun = create_run_for_test(self.instance, status=status, tags={JOB_TAG: "letters", **tags})
+        if begun:
+            self.event(run, DagsterEventType.STEP_START)
+        return run
+
+    def backfill_run(self, key: str, **options: Any) -> DagsterRun:
+        return self.run(**{BACKFILL_ID_TAG: "one", PARTITION_NAME_TAG: key, **options})
+
+    def event(self, run: DagsterRun, kind: DagsterEventType) -> None:
+        self.instance.report_dagster_event(DagsterEvent(kind.value, run.job_name, step_key="letters"), run.run_id)
+
+    def await_exclusive_run(self, run: DagsterRun) -> None:
+        await_exclusive_run(self.instance, self.job, [], run, self.store, self.said.append, sleep=self.clock.sleep)
+
+    def goes_on(self, run: DagsterRun) -> bool:
+        first = time_partition(WEEK, run.tags[PARTITION_NAME_TAG])
+        return continues_backfill(
+            self.instance,
+            run,
+            self.job,
+            [],
+            WEEK,
+            first,
+            self.store,
+            pool=None,
+            log=self.said.append,
+            sleep=self.clock.sleep,
+        )
+
+
+@pytest.fixture
+def turns(instance: DagsterInstance, job: FlinkJob, clock: Clock, tmp_path: Path) -> Turns:
+    return Turns(instance, job, clock, tmp_path)
+
+
+def test_whose_step_began_first_goes_first(turns: Turns, clock: Clock) -> None:
+    turns.run(begun=False)
+    first, mine, _younger = turns.run(), turns.run(), turns.run()
+
+    def then() -> None:
+        if clock.slept == 3:
+            turns.instance.report_run_canceled(first)
+
+    clock.then = then
+    turns.await_exclusive_run(mine)
+    assert clock.slept == 3, "not for the younger one, nor for the one whose step has not begun"
+    (line,) = turns.said
+    assert f"Waiting for run {first.run_id}" in line
+
+
+def test_one_that_is_up_for_a_retry_is_not_waited_for(turns: Turns) -> None:
+    other, mine = turns.run(), turns.run()
+    turns.event(other, DagsterEventType.STEP_UP_FOR_RETRY)
+    turns.await_exclusive_run(mine)
+    assert turns.said == [], "it may wait for the slot of a pool that this one holds"
+
+
+def test_who_leads_the_job_is_waited_for_although_its_step_began_later(turns: Turns, clock: Clock) -> None:
+    mine, younger = turns.run(), turns.run()
+    leader = lease.acquire(turns.store, "another run", timedelta(minutes=11), 10**14, led_by=younger.run_id)
+
+    def then() -> None:
+        if clock.slept == 3:
+            lease.release(turns.store, leader)
+
+    clock.then = then
+    turns.await_exclusive_run(mine)
+    assert clock.slept == 3
+    assert f"Waiting for run {younger.run_id}" in turns.said[0]
+
+
+def test_runs_of_two_backfills_never_wait_in_a_circle(turns: Turns) -> None:
+    """The second run of a backfill begins first, then another run, then the first of the backfill."""
+    turns.backfill_run(KEYS[1])
+    other = turns.run()
+    first = turns.backfill_run(KEYS[0])
+    turns.await_exclusive_run(first)
+    assert turns.said == [], "the other one waits for the backfill"
+    turns.await_exclusive_run(other)
+    assert "Waiting for run" in turns.said[0]
+
+
+def test_who_waits_long_says_so_again_and_gives_up_the_dead(turns: Turns, clock: Clock) -> None:
+    dead, mine = turns.run(), turns.run()
+    turns.await_exclusive_run(mine)
+    assert clock.ahead <= exclusive_run.SILENT_SECONDS + exclusive_run.POLL_SECONDS
+    *waiting, last = turns.said
+    assert len(waiting) >= 4
+    assert all(f"Waiting for run {dead.run_id}, which works on job letters" in line for line in waiting)
+    assert f"Run {dead.run_id} of job letters began earlier but has shown no sign of life since" in last
+
+
+def test_a_dead_run_of_the_backfill_is_an_error_for_the_next(turns: Turns, clock: Clock) -> None:
+    dead, mine = turns.backfill_run(KEYS[0]), turns.backfill_run(KEYS[1])
+    with pytest.raises(RestoreError, match=f"whose run {dead.run_id} of this backfill has shown no sign of life since"):
+        turns.goes_on(mine)
+    assert clock.ahead <= exclusive_run.SILENT_SECONDS + exclusive_run.POLL_SECONDS
+
+
+def test_so_is_one_that_never_begins_but_not_while_one_before_it_works(
+    turns: Turns, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backfill_runs, "_QUEUED_SECONDS", 100.0)
+    at_work = turns.backfill_run(KEYS[0])
+    waits = turns.backfill_run(KEYS[1], begun=False, status=DagsterRunStatus.NOT_STARTED)
+    mine = turns.backfill_run(KEYS[2])
+    now = time.time_ns() // 1_000_000
+    lease.acquire(turns.store, "another run", timedelta(seconds=200), now, led_by=at_work.run_id)
+    with pytest.raises(
+        RestoreError, match=f"whose run {waits.run_id} of this backfill does not begin: it is NOT_START"
+    ):
+        turns.goes_on(mine)
+    assert clock.ahead > 150

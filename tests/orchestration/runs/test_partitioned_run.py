@@ -1,0 +1,510 @@
+"""Time-partitioned jobs through Dagster. Tasks run without Spark, by the harness; the rest is real."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from dagster import (
+    AssetCheckKey,
+    AssetKey,
+    AssetsDefinition,
+    AssetSelection,
+    AssetSpec,
+    AutomationCondition,
+    BackfillPolicy,
+    DagsterInstance,
+    DailyPartitionsDefinition,
+    Definitions,
+    ExecuteInProcessResult,
+    HourlyPartitionsDefinition,
+    PartitionsDefinition,
+    StaticPartitionsDefinition,
+    TimeWindowPartitionsDefinition,
+    WeeklyPartitionsDefinition,
+    define_asset_job,
+    evaluate_automation_conditions,
+)
+from dagster._core.definitions.data_version import CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+from dagster._core.storage.tags import ASSET_PARTITION_RANGE_END_TAG, ASSET_PARTITION_RANGE_START_TAG
+
+from dagster_flinkpy.checkpoint.head import read_head
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import Source
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.errors import ConfigurationError, RestoreError
+from dagster_flinkpy.orchestration import (
+    FlinkOperatorData,
+    FlinkTranslator,
+    build_checkpoint_sensor,
+    build_flink_asset_checks,
+    flink_assets,
+)
+from dagster_flinkpy.orchestration.runs.job_runs import recent_runs
+from dagster_flinkpy.orchestration.runs.partition_start import (
+    outdated,
+    partition_start,
+    renumbered,
+    time_partition,
+)
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from tests.orchestration.programs import Count, word_count
+from tests.runtime.harness import run_rows, spark_order
+
+WEEK = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-08")
+KEYS = [f"2024-03-0{i}" for i in range(1, 8)]
+WORDS = dict(zip(KEYS, ["abba", "cab", "", "aaaa", "bcb", "a", "b"], strict=True))
+COUNTS = Types.TUPLE([Types.STRING(), Types.LONG()])
+
+
+class Letters(PartitionedSource):
+    """Some letters a day."""
+
+    @property
+    def produced_type(self) -> Any:
+        return Types.STRING()
+
+    def for_partition(self, partition: TimePartition) -> Source:
+        return CollectionSource(list(WORDS[partition.key]), Types.STRING())
+
+    def create_enumerator(self, restored: Any) -> Any:
+        return CollectionSource([], Types.STRING()).create_enumerator(restored)
+
+    def read(self, split: Any) -> Iterator[Any]:
+        raise AssertionError("only partitions are read")
+
+
+def letters(table: Path, poison: str | None = None) -> StreamExecutionEnvironment:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).set_max_parallelism(8)
+    stream = env.from_source(Letters(), WatermarkStrategy.no_watermarks(), "letters").uid("letters")
+    counts = stream.key_by(lambda word: word, Types.STRING()).process(Count(poison), COUNTS).uid("count")
+    counts.sink_to(ParquetSink(str(table))).uid("table")
+    return env
+
+
+def straight_run(days: list[str]) -> dict[str, Counter[tuple[str, int]]]:
+    counts: Counter[str] = Counter()
+    expected: dict[str, Counter[tuple[str, int]]] = {}
+    for day in days:
+        for letter in WORDS[day]:
+            counts[letter] += 1
+            expected.setdefault(day, Counter())[letter, counts[letter]] += 1
+    return expected
+
+
+class Deployment:
+    """The letters as assets."""
+
+    def __init__(self, tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.tmp_path, self.instance, self.resources = tmp_path, instance, resources
+
+    def assets(self, poison: str | None = None, **options: Any) -> list[AssetsDefinition]:
+        return flink_assets(
+            letters(self.tmp_path / "table", poison), name="letters", **{"partitions_def": WEEK, **options}
+        )
+
+    def run(
+        self,
+        first: str,
+        last: str | None = None,
+        *,
+        poison: str | None = None,
+        selected: Sequence[str] = (),
+        **config: Any,
+    ) -> ExecuteInProcessResult:
+        """A run of one partition, or of a range as a backfill starts it; of all assets if none is selected."""
+        job = Definitions(self.assets(poison), resources=self.resources).resolve_implicit_global_asset_job_def()
+        range_tags = {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last or first}
+        return job.execute_in_process(
+            {"ops": {"letters": {"config": config}}},
+            self.instance,
+            partition_key=first if last is None else None,
+            tags=range_tags if last else {},
+            asset_selection=[AssetKey(["letters", uid]) for uid in selected] or None,
+            raise_on_error=False,
+        )
+
+    def table(self) -> dict[str, Counter[tuple[str, int]]]:
+        found: dict[str, Counter[tuple[str, int]]] = {}
+        for file in (self.tmp_path / "table").glob("partition=*/*.parquet"):
+            rows = pq.read_table(file, partitioning=None).to_pylist()
+            found.setdefault(file.parent.name.partition("=")[2], Counter()).update(tuple(r.values()) for r in rows)
+        return found
+
+    def materialized(self) -> dict[str, int]:
+        """Latest checkpoint id of each partition of the sink's asset, as its metadata says."""
+        records = self.instance.fetch_materializations(
+            AssetKey(["letters", "table"]), limit=100, ascending=True
+        ).records
+        found = {}
+        for record in records:
+            facts = record.asset_materialization.metadata if record.asset_materialization else {}
+            if checkpoint := facts.get("flink/checkpoint_id"):
+                found[str(record.partition_key)] = int(checkpoint.value)  # type: ignore[call-overload]
+        return found
+
+    def stale(self, uid: str = "letters") -> list[str]:
+        definitions = Definitions(self.assets(), resources=self.resources)
+        graph = definitions.get_repository_def().asset_graph
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        return [key for key in KEYS if resolver.get_status(AssetKey(["letters", uid]), key) == StaleStatus.STALE]
+
+
+def failure_of(result: ExecuteInProcessResult) -> str:
+    (failure,) = [e for e in result.all_events if e.is_step_failure]
+    return str(failure.step_failure_data.user_failure_data.description)  # type: ignore[union-attr]
+
+
+@pytest.fixture
+def deployment(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Deployment:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
+    return Deployment(tmp_path, instance, resources)
+
+
+def test_partitions_in_order_one_run_each(deployment: Deployment) -> None:
+    for key in KEYS[:3]:
+        assert deployment.run(key).success
+    assert deployment.table() == straight_run(KEYS[:3])
+    assert deployment.materialized() == dict(zip(KEYS, [1, 2, 3], strict=False))
+
+
+def test_a_backfill_in_a_single_run_goes_on_from_the_partition_before(deployment: Deployment) -> None:
+    deployment.run(KEYS[0])
+    assert deployment.run(KEYS[1], KEYS[6]).success
+    assert deployment.table() == straight_run(KEYS)
+    assert deployment.materialized() == dict(zip(KEYS, range(1, 8), strict=True))
+
+
+@pytest.mark.parametrize("selected", [[], ["letters"], ["count"], ["letters", "table"]])
+def test_a_backfill_of_the_past_replaces_it_and_makes_the_rest_stale(
+    deployment: Deployment, selected: list[str]
+) -> None:
+    deployment.run(KEYS[0], KEYS[4], selected=selected)
+    assert deployment.stale() == []
+    again = deployment.run(KEYS[1], KEYS[2], selected=selected, parallelism=2)
+    assert again.success
+    assert deployment.table() == straight_run(KEYS[:5])
+    assert deployment.stale() == [KEYS[3]], "what depends on the new end state; the next one follows when it has run"
+    said = [e.message for e in deployment.instance.all_logs(again.run_id) if "Run them again" in (e.user_message or "")]
+    assert any(f"Partitions {KEYS[3]} to {KEYS[4]}" in message for message in said)
+    for key in KEYS[3:5]:
+        assert deployment.run(key, selected=selected).success
+    assert [deployment.stale(uid) for uid in ("letters", "count", "table")] == [[], [], []]
+    assert deployment.materialized() == dict(zip(KEYS, [1, 6, 7, 8, 9], strict=False))
+
+
+def outdated_by_check(deployment: Deployment) -> list[str] | None:
+    """What the check of the table says, which the page shows; None before it has run."""
+    key = AssetCheckKey(AssetKey(["letters", "table"]), "partitions_up_to_date")
+    (record,) = deployment.instance.event_log_storage.get_asset_check_execution_history(key, limit=1) or [None]
+    if record is None:
+        return None
+    evaluation = record.evaluation
+    assert evaluation is not None
+    named = evaluation.metadata["partitions"].value
+    assert isinstance(named, list)
+    assert evaluation.passed == (not named)
+    return named
+
+
+@pytest.mark.parametrize("selected", [[], ["letters"], ["letters", "table"]])
+def test_the_page_shows_which_partitions_to_run_again(deployment: Deployment, selected: list[str]) -> None:
+    assert outdated_by_check(deployment) is None
+    deployment.run(KEYS[0], KEYS[4], selected=selected)
+    assert outdated_by_check(deployment) == []
+    deployment.run(KEYS[1], KEYS[2], selected=selected)
+    assert outdated_by_check(deployment) == KEYS[3:5]
+    deployment.run(KEYS[3], selected=selected)
+    assert outdated_by_check(deployment) == [KEYS[4]]
+    deployment.run(KEYS[4], selected=selected)
+    assert outdated_by_check(deployment) == []
+
+
+def test_a_range_that_fails_tells_what_it_has_made_outdated(deployment: Deployment) -> None:
+    deployment.run(KEYS[0], KEYS[4])
+    assert not deployment.run(KEYS[0], KEYS[1], poison="c").success
+    assert outdated_by_check(deployment) == KEYS[1:5]
+
+
+def test_the_check_of_partitions_runs_alone_without_an_attempt(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment.run(KEYS[0], KEYS[2])
+    deployment.run(KEYS[1])
+    monkeypatch.setattr(JobAttempt, "__enter__", lambda self: pytest.fail("a check starts no attempt"))
+    checks = AssetSelection.checks(AssetCheckKey(AssetKey(["letters", "table"]), "partitions_up_to_date"))
+    definitions = Definitions(
+        deployment.assets(), resources=deployment.resources, jobs=[define_asset_job("chosen", checks)]
+    )
+    result = definitions.resolve_job_def("chosen").execute_in_process(instance=deployment.instance)
+    [evaluation] = result.get_asset_check_evaluations()
+    assert not evaluation.passed
+    assert evaluation.description == (
+        f"Partition {KEYS[2]} was computed before an earlier partition was run again. Run them again, in order."
+    )
+    assert not result.get_asset_materialization_events()
+
+
+def test_automation_asks_once_for_what_is_missing(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Automated(FlinkTranslator):
+        def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
+            condition = AutomationCondition.on_missing()
+            return super().get_asset_spec(data).replace_attributes(automation_condition=condition)
+
+    assets = deployment.assets(translator=Automated())
+    definitions, cursor = Definitions(assets, resources=deployment.resources), None
+    deployment.run(KEYS[0])
+    asked = []
+    for hour in range(4):
+        now = datetime(2024, 3, 2 + hour // 2, 12 + hour % 2, tzinfo=timezone.utc)
+        result = evaluate_automation_conditions(definitions, deployment.instance, cursor=cursor, evaluation_time=now)
+        keys = [AssetKey(["letters", uid]) for uid in ("letters", "count", "table")]
+        asked.append([sorted(result.get_requested_partitions(key)) for key in keys])
+        cursor = result.cursor
+        if result.total_requested:
+            assert deployment.run(KEYS[1], selected=["count"]).success
+    assert asked == [[[]] * 3, [[]] * 3, [[KEYS[1]]] * 3, [[]] * 3]
+
+
+def test_missing_state_is_refused_with_what_to_run(deployment: Deployment) -> None:
+    deployment.run(KEYS[0], KEYS[1])
+    message = failure_of(deployment.run(KEYS[5]))
+    assert f"starts from the end state of {KEYS[4]}, which is not kept" in message
+    assert f"The nearest one before it that has one is {KEYS[1]}" in message
+    whole = " or ".join(f'key:"letters/{uid}"' for uid in ("letters", "count", "table"))
+    assert f"--select '{whole}' --partition-range {KEYS[2]}...{KEYS[4]}" in message
+    assert deployment.table() == straight_run(KEYS[:2])
+
+
+def test_start_from_a_savepoint_of_choice(deployment: Deployment) -> None:
+    deployment.run(KEYS[0], KEYS[1])
+    assert deployment.run(KEYS[5], restore_from="chk-2").success
+    assert deployment.run(KEYS[6], start_empty=True).success
+    assert deployment.table()[KEYS[5]] == Counter({("a", 4): 1})
+    assert deployment.table()[KEYS[6]] == Counter({("b", 1): 1})
+
+
+def test_what_is_complete_before_a_failure_stays(deployment: Deployment) -> None:
+    failed = deployment.run(KEYS[0], KEYS[3], poison="c")
+    assert not failed.success
+    assert deployment.materialized() == {KEYS[0]: 1}
+    assert deployment.table() == straight_run(KEYS[:1])
+    assert deployment.run(KEYS[1], KEYS[3]).success
+    assert deployment.table() == straight_run(KEYS[:4])
+
+
+def test_a_partition_outside_the_definition() -> None:
+    with pytest.raises(ConfigurationError, match="the first is 2024-03-01, the last 2024-03-07"):
+        time_partition(WEEK, "2024-04-01")
+    assert time_partition(WEEK, "2024-03-03").ordinal == 2
+    assert time_partition(WEEK, "2024-03-01") == TimePartition(
+        "2024-03-01", datetime(2024, 3, 1, tzinfo=timezone.utc), datetime(2024, 3, 2, tzinfo=timezone.utc), 0
+    )
+
+
+def test_only_partitions_of_time(tmp_path: Path) -> None:
+    partitions: PartitionsDefinition = StaticPartitionsDefinition(["a"])
+    with pytest.raises(ConfigurationError, match="must be time windows"):
+        flink_assets(letters(tmp_path), name="letters", partitions_def=partitions)
+
+
+def test_sources_must_know_partitions(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="source 'words'"):
+        flink_assets(word_count(tmp_path, ["a"]), name="words", partitions_def=WEEK)
+
+
+def test_no_checkpoint_sensor_for_partitions(tmp_path: Path) -> None:
+    assets = flink_assets(letters(tmp_path), name="letters", partitions_def=WEEK)
+    with pytest.raises(ConfigurationError, match="build_schedule_from_partitioned_job"):
+        build_checkpoint_sensor(assets, interval=timedelta(minutes=1))
+
+
+def test_policies_are_handed_on(tmp_path: Path) -> None:
+    policy = BackfillPolicy.multi_run(1)
+    (assets,) = flink_assets(letters(tmp_path), name="l", partitions_def=WEEK, backfill_policy=policy)
+    assert assets.backfill_policy == policy
+
+
+def test_end_states_that_are_not_kept(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = deployment.assets
+    keep = PartitionRetention(every=None, last=1)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    deployment.run(KEYS[0], KEYS[3])
+    message = failure_of(deployment.run(KEYS[1]))
+    assert "No partition before it has one" in message
+    assert f"--partition {KEYS[0]}" in message
+    assert deployment.run(KEYS[0], KEYS[4]).success
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+def test_a_run_for_each_partition_leaves_what_the_policy_keeps(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, keep = deployment.assets, PartitionRetention(every=None, last=1)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    for key in KEYS[:4]:
+        assert deployment.run(key).success
+    state = next(path.parent for path in deployment.tmp_path.rglob("HEAD"))
+    assert {path.name for path in state.glob("chk-*")} == {"chk-3", "chk-4"}, "its own, and what it started from"
+
+
+def test_a_range_that_failed_starts_again_from_where_it_did(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, keep = deployment.assets, PartitionRetention(every=None, last=1)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    assert deployment.run(KEYS[0]).success
+    assert not deployment.run(KEYS[1], KEYS[4], poison="a").success
+    assert not deployment.run(KEYS[1], KEYS[4], poison="b").success
+    assert deployment.run(KEYS[1], KEYS[4]).success
+    assert deployment.table() == straight_run(KEYS[:5])
+
+
+def test_what_fails_before_the_attempt_begins_is_told(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(self: JobAttempt) -> JobAttempt:
+        raise RestoreError("the store is not for us")
+
+    monkeypatch.setattr(JobAttempt, "__enter__", refused)
+    assert failure_of(deployment.run(KEYS[0])) == "the store is not for us"
+
+
+# --- rules ------------------------------------------------------------------------------------------------------------
+
+
+def end(ordinal: int, checkpoint_id: int) -> PartitionEnd:
+    return PartitionEnd(KEYS[ordinal], ordinal, checkpoint_id, None)
+
+
+def test_outdated_are_those_made_before_an_earlier_one_was_run_again() -> None:
+    assert outdated([end(0, 1), end(1, 2), end(3, 4)]) == []
+    assert outdated([end(0, 1), end(1, 9), end(2, 3), end(4, 5)]) == [end(2, 3), end(4, 5)]
+    assert outdated([end(1, 9), end(2, 10), end(4, 5)]) == [end(4, 5)]
+
+
+def test_the_first_partition_starts_from_nothing() -> None:
+    assert partition_start((), time_partition(WEEK, KEYS[0]), KEYS.__getitem__, assets="x").checkpoint_id is None
+    with pytest.raises(RestoreError, match="No partition before it has one"):
+        partition_start((), time_partition(WEEK, KEYS[1]), KEYS.__getitem__, assets="x")
+
+
+def test_end_states_are_found_when_the_definition_begins_earlier_now() -> None:
+    earlier = DailyPartitionsDefinition("2024-02-28", end_date="2024-03-08")
+    kept = renumbered([end(0, 1), end(1, 2)], earlier, job_id="letters")
+    assert [each.ordinal for each in kept] == [2, 3]
+    key_of = earlier.get_partition_keys().__getitem__
+    with pytest.raises(RestoreError, match="end state of 2024-02-28, which is not kept"):
+        partition_start(kept, time_partition(earlier, "2024-02-29"), key_of, assets="x")
+    assert partition_start(kept, time_partition(earlier, KEYS[2]), key_of, assets="x").checkpoint_id == 2
+
+
+def test_a_definition_that_begins_later_goes_on_from_the_end_state_before_its_start() -> None:
+    later = DailyPartitionsDefinition(KEYS[2], end_date="2024-03-08")
+    kept = renumbered([end(0, 1), end(1, 2), end(6, 3)], later, job_id="letters")
+    assert [each.ordinal for each in kept] == [-2, -1, 4]
+    key_of = later.get_partition_keys().__getitem__
+    assert partition_start(kept, time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id == 2
+    assert partition_start(kept[:1], time_partition(later, KEYS[2]), key_of, assets="x").checkpoint_id is None
+    with pytest.raises(RestoreError, match=f"No partition before it has one.*--partition-range {KEYS[2]}...{KEYS[4]}"):
+        partition_start(kept, time_partition(later, KEYS[5]), key_of, assets="x")
+
+
+def test_end_states_behind_the_end_of_the_definition_have_ordinals_too() -> None:
+    shorter = DailyPartitionsDefinition(KEYS[0], end_date=KEYS[2])
+    assert [each.ordinal for each in renumbered([end(0, 1), end(4, 2)], shorter, job_id="letters")] == [0, 4]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        HourlyPartitionsDefinition("2024-03-01-00:00"),
+        WeeklyPartitionsDefinition("2024-03-03"),
+        DailyPartitionsDefinition("01.03.2024", fmt="%d.%m.%Y"),
+    ],
+    ids=["hours", "weeks", "another format"],
+)
+def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsDefinition) -> None:
+    with pytest.raises(ConfigurationError, match="keeps the end state of partition '2024-03-05'"):
+        renumbered([end(4, 1)], other, job_id="letters")
+
+
+def test_a_backfill_of_days_before_the_old_start(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention and the warning go by the definition as it is now."""
+    plain = deployment.assets
+    deployment.run(KEYS[3], KEYS[5], start_empty=True)
+    short = DailyPartitionsDefinition(KEYS[3], end_date="2024-03-08")
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partitions_def=short))
+    assert deployment.run(KEYS[3], KEYS[5]).success
+    keep = PartitionRetention(every=None, last=2)
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, partition_retention=keep))
+    again = deployment.run(KEYS[0], KEYS[2])
+    assert again.success
+    said = [e.message for e in deployment.instance.all_logs(again.run_id) if "Run them again" in (e.user_message or "")]
+    assert any(f"Partitions {KEYS[4]} to {KEYS[5]}" in message for message in said)
+    found = read_head(deployment.resources["checkpoint_storage"].location().child("letters").open())
+    assert found is not None
+    assert [(kept.partition, kept.ordinal) for kept in found[0].partitions] == [
+        (KEYS[2], 2),
+        (KEYS[4], 4),
+        (KEYS[5], 5),
+    ], "the last two, and the newest"
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Europe/Berlin"])
+def test_hours_in_a_zone_with_daylight_saving_time_are_refused(tmp_path: Path, zone: str) -> None:
+    hours = HourlyPartitionsDefinition("2024-03-01-00:00", timezone=zone)
+    with pytest.raises(ConfigurationError, match=f"in time zone {zone}.*use timezone='UTC'"):
+        flink_assets(letters(tmp_path), name="letters", partitions_def=hours)
+
+
+@pytest.mark.parametrize(
+    "windows",
+    [
+        HourlyPartitionsDefinition("2024-03-01-00:00"),
+        HourlyPartitionsDefinition("2024-03-01-00:00", timezone="Asia/Kolkata"),
+        DailyPartitionsDefinition("2024-03-31", timezone="Europe/Berlin"),
+    ],
+    ids=["UTC", "a zone that stays", "days, the first of 23 hours"],
+)
+def test_windows_that_names_of_files_can_tell_apart(tmp_path: Path, windows: TimeWindowPartitionsDefinition) -> None:
+    assert flink_assets(letters(tmp_path), name="letters", partitions_def=windows)[0].partitions_def == windows
+
+
+def test_what_a_failed_range_completed_becomes_stale_too(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = deployment.assets
+    monkeypatch.setattr(deployment, "assets", lambda poison=None: plain(poison, deps={"letters": ["raw_letters"]}))
+    deployment.run(KEYS[0], KEYS[1])
+    assert not deployment.run(KEYS[2], KEYS[4], poison="b").success
+    assert deployment.materialized() == dict(zip(KEYS, [1, 2, 3, 4], strict=False))
+    assert deployment.stale() == []
+    assert deployment.run(KEYS[1]).success
+    assert deployment.stale() == [KEYS[2]]
+    assert deployment.run(KEYS[2], KEYS[3]).success
+    assert deployment.stale() == []
+
+
+def test_runs_of_whole_jobs_are_found(deployment: Deployment) -> None:
+    """A schedule's runs have no tag and no asset selection."""
+    assets = deployment.assets()
+    checks = build_flink_asset_checks(letters(deployment.tmp_path / "table"), name="letters")
+    daily = define_asset_job("daily", AssetSelection.assets(*assets[0].keys).without_checks())
+    checked = define_asset_job("checked", AssetSelection.checks(*checks))
+    definitions = Definitions(assets, asset_checks=checks, jobs=[daily, checked], resources=deployment.resources)
+    run = definitions.resolve_job_def("daily").execute_in_process(instance=deployment.instance, partition_key=KEYS[0])
+    other = definitions.resolve_job_def("checked").execute_in_process(instance=deployment.instance)
+    found = recent_runs(deployment.instance, "letters", list(assets[0].keys))
+    assert [record.dagster_run.run_id for record in found] == [run.run_id]
+    assert other.success

@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetKey,
+    AssetsDefinition,
+    DagsterInstance,
+    DagsterRunStatus,
+    Definitions,
+    SensorDefinition,
+    build_sensor_context,
+)
+from dagster._core.definitions.sensor_definition import SensorExecutionData
+from dagster._core.test_utils import create_run_for_test
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError
+from dagster_flinkpy.orchestration import CheckpointStorageResource, build_checkpoint_sensor, flink_assets
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG
+from dagster_flinkpy.orchestration.sensors import checkpoint_sensor
+from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import (
+    CHECKPOINT_TAG,
+    CheckpointPolicy,
+    JobStatus,
+    reason_to_wait,
+)
+from tests.orchestration.programs import two_regions, word_count
+
+NOW = 1_700_000_000_000
+MINUTE = timedelta(minutes=1)
+
+
+ENDED = (
+    "Job words is finished: checkpoint 4 holds the end of its input. "
+    + "If more has come since, a run that you start tells."
+)
+
+
+def test_a_job_that_was_stopped_waits_for_a_restore() -> None:
+    status = JobStatus("words", 4, False, NOW - 90_000, NOW - 80_000, stopped=True)
+    assert reason_to_wait(status, CheckpointPolicy(MINUTE), NOW) == (
+        "Job words was stopped with a savepoint. Restore a savepoint to continue it."
+    )
+
+
+IDLE = JobStatus("words", 4, False, NOW - 90_000, NOW - 80_000)
+HOUR_AGO = timedelta(hours=1)
+
+
+# --- the rule ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "policy", "reason"),
+    [
+        (IDLE, CheckpointPolicy(MINUTE), None),
+        (JobStatus("words", None, False, None, None), CheckpointPolicy(MINUTE), None),
+        (
+            replace(IDLE, end_of_input=True),
+            CheckpointPolicy(MINUTE),
+            ENDED,
+        ),
+        (
+            replace(IDLE, last_trigger_ms=NOW - 48_000),
+            CheckpointPolicy(MINUTE),
+            "Job words: the next checkpoint is due in 12 s.",
+        ),
+        (replace(IDLE, last_trigger_ms=NOW - 60_000), CheckpointPolicy(MINUTE), None),
+        (replace(IDLE, active=("abc",)), CheckpointPolicy(MINUTE), "Job words: run abc is still working on it."),
+        (
+            IDLE,
+            CheckpointPolicy(MINUTE, min_pause=timedelta(seconds=90)),
+            "Job words: the last checkpoint completed 80000 ms ago, and min_pause is 90000 ms.",
+        ),
+    ],
+)
+def test_reason_to_wait(status: JobStatus, policy: CheckpointPolicy, reason: str | None) -> None:
+    assert reason_to_wait(status, policy, NOW) == reason
+
+
+@given(st.integers(0, 200_000), st.integers(0, 200_000), st.booleans(), st.integers(0, 150))
+def test_no_checkpoint_too_early_or_beside_a_run(since_trigger: int, since_end: int, active: bool, pause: int) -> None:
+    status = JobStatus("words", 4, False, NOW - since_trigger, NOW - since_end, ("abc",) if active else ())
+    policy = CheckpointPolicy(MINUTE, timedelta(seconds=pause))
+    free = not active and since_trigger >= 60_000 and since_end >= pause * 1000
+    assert (reason_to_wait(status, policy, NOW) is None) == free
+
+
+@pytest.mark.parametrize(("interval", "pause"), [(timedelta(milliseconds=9), timedelta(0)), (MINUTE, -MINUTE)])
+def test_policy_has_flinks_limits(interval: timedelta, pause: timedelta) -> None:
+    with pytest.raises(ConfigurationError, match="must"):
+        CheckpointPolicy(interval, pause)
+
+
+# --- the sensor -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def assets(tmp_path: Path) -> list[AssetsDefinition]:
+    return flink_assets(word_count(tmp_path / "table", ["a"]), name="words")
+
+
+@pytest.fixture
+def tick(tmp_path: Path, instance: DagsterInstance) -> Callable[[SensorDefinition], SensorExecutionData]:
+    storage = CheckpointStorageResource(url=str(tmp_path / "checkpoints"))
+
+    def evaluate(sensor: SensorDefinition) -> SensorExecutionData:
+        return sensor.evaluate_tick(build_sensor_context(instance, resources={"checkpoint_storage": storage}))
+
+    return evaluate
+
+
+def complete(
+    tmp_path: Path, checkpoint_id: int, *, job: str = "words", ago: timedelta = HOUR_AGO, end: bool = False
+) -> None:
+    """A completed checkpoint, with ids up to this one used."""
+    storage = CheckpointStorageResource(url=str(tmp_path / "checkpoints")).location()
+    store = CompletedCheckpointStore(storage.child(job).open())
+    now = time.time_ns() // 1_000_000
+    attempt = store.begin_attempt("test", now)
+    at = now - ago // timedelta(milliseconds=1)
+    metadata = CheckpointMetadata(
+        job, checkpoint_id, CheckpointKind.CHECKPOINT, None, at, None, attempt.token, "f", end, ()
+    )
+    store.write_metadata(attempt, metadata)
+    store.complete(attempt, metadata)
+
+
+def test_first_checkpoint(tick: Any, assets: list[AssetsDefinition]) -> None:
+    [request] = tick(build_checkpoint_sensor(assets, interval=MINUTE)).run_requests
+    assert request.run_key == "words-1-1"
+    assert request.job_name == "words_checkpoint"
+    assert (request.tags[JOB_TAG], request.tags[CHECKPOINT_TAG]) == ("words", "1")
+
+
+def test_goes_on_from_head(tmp_path: Path, tick: Any, assets: list[AssetsDefinition]) -> None:
+    complete(tmp_path, 4)
+    [request] = tick(build_checkpoint_sensor(assets, interval=MINUTE)).run_requests
+    assert request.run_key == "words-5-1"
+
+
+def test_a_failed_run_is_tried_again_under_another_key(
+    tmp_path: Path,
+    tick: Any,
+    assets: list[AssetsDefinition],
+    instance: DagsterInstance,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sensor = build_checkpoint_sensor(assets, interval=MINUTE)
+    complete(tmp_path, 4)
+    [first] = tick(sensor).run_requests
+    create_run_for_test(instance, tags=dict(first.tags), status=DagsterRunStatus.FAILURE)
+    later = checkpoint_sensor.current_millis() + 60_000
+    monkeypatch.setattr(checkpoint_sensor, "current_millis", lambda: later)
+    [second] = tick(sensor).run_requests
+    assert (first.run_key, second.run_key) == ("words-5-1", "words-5-2")
+
+
+def test_a_failed_run_is_not_tried_again_before_the_interval(
+    tmp_path: Path, tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    sensor = build_checkpoint_sensor(assets, interval=HOUR_AGO)
+    complete(tmp_path, 4, ago=2 * HOUR_AGO)
+    [request] = tick(sensor).run_requests
+    create_run_for_test(instance, tags=dict(request.tags), status=DagsterRunStatus.FAILURE)
+    result = tick(sensor)
+    assert not result.run_requests
+    assert "due in" in result.skip_message
+
+
+@pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
+@pytest.mark.parametrize("by_selection", [False, True])
+def test_waits_for_an_active_run(
+    tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance, status: DagsterRunStatus, by_selection: bool
+) -> None:
+    if by_selection:  # somebody pressed "Materialize"
+        run = create_run_for_test(instance, asset_selection=frozenset({AssetKey(["words", "count"])}), status=status)
+    else:
+        run = create_run_for_test(instance, tags={JOB_TAG: "words"}, status=status)
+    result = tick(build_checkpoint_sensor(assets, interval=MINUTE))
+    assert not result.run_requests
+    assert result.skip_message == f"Job words: run {run.run_id} is still working on it."
+
+
+def test_runs_of_other_jobs_do_not_matter(tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
+    create_run_for_test(instance, tags={JOB_TAG: "other"}, status=DagsterRunStatus.STARTED)
+    create_run_for_test(instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.SUCCESS)
+    assert tick(build_checkpoint_sensor(assets, interval=MINUTE)).run_requests
+
+
+def test_end_of_input(tmp_path: Path, tick: Any, assets: list[AssetsDefinition]) -> None:
+    complete(tmp_path, 4, end=True)
+    result = tick(build_checkpoint_sensor(assets, interval=MINUTE))
+    assert not result.run_requests
+    assert result.skip_message == ENDED
+
+
+def test_pause_counts_from_the_completion(tmp_path: Path, tick: Any, assets: list[AssetsDefinition]) -> None:
+    complete(tmp_path, 4)
+    result = tick(build_checkpoint_sensor(assets, interval=MINUTE, min_pause=timedelta(minutes=5)))
+    assert not result.run_requests
+    assert "min_pause is 300000 ms" in result.skip_message
+
+
+def test_a_damaged_head_fails_the_tick(tmp_path: Path, tick: Any, assets: list[AssetsDefinition]) -> None:
+    complete(tmp_path, 4)
+    (tmp_path / "checkpoints/words/HEAD").write_text("{")
+    with pytest.raises(CorruptMetadataError, match="words/HEAD"):
+        tick(build_checkpoint_sensor(assets, interval=MINUTE))
+
+
+def test_each_region_has_its_own_checkpoints(tmp_path: Path, tick: Any) -> None:
+    assets = flink_assets(two_regions(tmp_path / "tables"), name="both")
+    sensor = build_checkpoint_sensor(assets, name="trigger", interval=MINUTE)
+    complete(tmp_path, 2, job="both.a", ago=timedelta(0))
+    complete(tmp_path, 4, job="both.b")
+    [request] = tick(sensor).run_requests
+    assert (request.run_key, request.job_name) == ("both.b-5-1", "both_b_checkpoint")
+    complete(tmp_path, 5, job="both.b", end=True)
+    assert "both.a: the next" in tick(sensor).skip_message
+    assert "both.b is finished" in tick(sensor).skip_message
+
+
+def test_takes_the_interval_of_the_program(tmp_path: Path, tick: Any) -> None:
+    env = word_count(tmp_path / "table", ["a"]).enable_checkpointing(5_000_000)
+    sensor = build_checkpoint_sensor(flink_assets(env, name="words"))
+    complete(tmp_path, 1)
+    assert "due in 1400 s" in tick(sensor).skip_message or "due in 1399 s" in tick(sensor).skip_message
+
+
+def test_needs_an_interval(assets: list[AssetsDefinition]) -> None:
+    with pytest.raises(ConfigurationError, match="enable_checkpointing"):
+        build_checkpoint_sensor(assets)
+
+
+def test_needs_flink_assets() -> None:
+    from dagster import asset
+
+    @asset
+    def other() -> None: ...
+
+    for wrong in ([], [other]):
+        with pytest.raises(ConfigurationError, match="flink_assets"):
+            build_checkpoint_sensor(wrong, interval=MINUTE)
+
+
+def test_its_job_materializes_the_region(assets: list[AssetsDefinition], resources: dict[str, Any]) -> None:
+    defs = Definitions(assets, sensors=[build_checkpoint_sensor(assets, interval=MINUTE)], resources=resources)
+    job = defs.resolve_job_def("words_checkpoint")
+    assert job.asset_layer.selected_asset_keys == set(assets[0].keys)
+    assert job.tags[JOB_TAG] == "words"

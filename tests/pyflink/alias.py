@@ -1,0 +1,229 @@
+"""Lets PyFlink's own programs and tests run as they are: ``import pyflink`` finds ``dagster_flinkpy``; see suite.py.
+
+What this library does not have is found, too, and skips whoever uses it: a test is then left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import tempfile
+import unittest
+from collections.abc import Sequence
+from functools import partial, partialmethod
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any, NoReturn
+
+import pytest
+
+from dagster_flinkpy.common import Configuration, Row
+from dagster_flinkpy.common.watermark_strategy import TimestampAssigner
+from dagster_flinkpy.datastream import DataStream, RuntimeExecutionMode, StreamExecutionEnvironment
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from tests.pyflink.test_signatures import ABSENT
+from tests.runtime.harness import run_rows
+
+NO_JVM = "needs a JVM"
+
+_WITHOUT = {
+    "pyflink.table": "needs the Table API",
+    "pyflink.java_gateway": NO_JVM,
+    "pyflink.util": NO_JVM,
+    "pyflink.fn_execution": NO_JVM,
+}
+_ABSENT = {path: why for why, paths in ABSENT.items() for path in paths.split()}
+_RESULTS: dict[int, list[Any]] = {}
+
+
+def leave_out(reason: str) -> NoReturn:
+    """Ends a test as left out. What is raised is no ``Exception``, so ``assertRaises`` does not take it for one."""
+    pytest.skip(reason, allow_module_level=True)
+
+
+class _Absent(type):
+    """A class that may be imported, named and extended, but not used."""
+
+    reason: str
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        leave_out(cls.reason)
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        leave_out(cls.reason)
+
+
+def absent(name: str, reason: str) -> Any:
+    """What stands for something that this library does not have."""
+    return _Absent(name, (), {"reason": reason})
+
+
+def why_absent(name: str, owner: str | None = None) -> str | None:
+    """Why a name of a module, or of a class, is not there; None if it ought to be."""
+    if name.startswith(("_j_", "get_java_", "get_gateway")):
+        return NO_JVM
+    if name in ("_from_proto", "_to_proto"):
+        return "absent: inside of PyFlink"
+    end = f".{owner}.{name}" if owner else f".{name}"
+    why = next((why for path, why in _ABSENT.items() if path.endswith(end)), None)
+    return why and f"absent: {why[0].lower()}{why[1:]}"
+
+
+def _module(name: str, ours: ModuleType | None, reason: str | None) -> ModuleType:
+    """A module of PyFlink, with the contents of ours; what is neither there nor known as absent, is missing."""
+
+    def get(attribute: str) -> Any:
+        if attribute.startswith("__") and attribute != "__all__":
+            raise AttributeError(attribute)
+        if ours is not None and hasattr(ours, attribute):
+            return getattr(ours, attribute)
+        why = reason or why_absent(attribute)
+        if why is None:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        return absent(attribute, why)
+
+    module = ModuleType(name)
+    module.__getattr__ = get
+    return module
+
+
+class _Finder(MetaPathFinder, Loader):
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] == "pyflink" else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        name = spec.name
+        if name.startswith(("pyflink.testing", "pyflink.datastream.tests", "pyflink.util")):
+            return _module(name, sys.modules[__name__], NO_JVM)
+        for prefix, reason in _WITHOUT.items():
+            if f"{name}.".startswith(f"{prefix}."):
+                return _module(name, None, reason)
+        try:
+            return _module(name, importlib.import_module(name.replace("pyflink", "dagster_flinkpy", 1)), None)
+        except ModuleNotFoundError:
+            return _module(name, None, None)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def install() -> None:
+    """Makes ``pyflink`` this library, in this process, and runs its jobs here, without Spark."""
+
+    def on_harness(self: JobAttempt, epoch: EpochJob) -> list[WireRow]:
+        return run_rows(epoch)
+
+    sys.meta_path.insert(0, _Finder())
+    logging.getLogger("dagster_flinkpy").setLevel(logging.WARNING)  # some programs log to standard output
+    JobAttempt._on_spark = on_harness
+    DataStream.add_sink = _add_sink
+    StreamExecutionEnvironment._j_stream_execution_environment = absent("StreamExecutionEnvironment", NO_JVM)
+    Configuration.__init__ = partialmethod(_init_configuration, Configuration.__init__)
+
+
+# --- what takes the place of PyFlink's helpers for tests -------------------------------------------------------------
+
+
+def _add_sink(stream: DataStream, sink: Any) -> DataStream:
+    if not isinstance(sink, DataStreamTestSinkFunction):
+        leave_out(NO_JVM)
+    return DataStream.map(stream, partial(_keep, id(sink)))
+
+
+def _keep(sink: int, value: Any) -> None:
+    # Found again by name: this module may travel by value.
+    importlib.import_module("tests.pyflink.alias")._RESULTS.setdefault(sink, []).append(value)
+
+
+def _init_configuration(self: Configuration, init: Any, *arguments: Any, j_configuration: Any = None) -> None:
+    init(self, *arguments)
+
+
+class _Settings:
+    """Settings of the JVM's side: they are taken, and do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+def get_j_env_configuration(environment: Any) -> Any:
+    """Takes the settings that tests make of Flink's own processes."""
+    return _Settings()
+
+
+def java_text(value: Any) -> str:
+    """A value as Java's ``toString()`` shows it."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Row):
+        return f"{value.get_row_kind()}[{', '.join(java_text(each) for each in value)}]"
+    if isinstance(value, tuple):
+        return f"({','.join(java_text(each) for each in value)})"
+    if isinstance(value, list):
+        return f"[{', '.join(java_text(each) for each in value)}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{java_text(k)}={java_text(v)}' for k, v in value.items())}}}"
+    return str(value)
+
+
+class DataStreamTestSinkFunction:
+    """Keeps what ``add_sink`` gets."""
+
+    def get_results(self, is_python_object: bool = False, stringify: bool = True) -> list[Any]:
+        """What came since the last call: as Java shows it, or as Python objects."""
+        found = _RESULTS.pop(id(self), [])
+        if not is_python_object:
+            return [java_text(value) for value in found]
+        return [str(value) for value in found] if stringify else found
+
+    def clear(self) -> None:
+        """Forgets what came."""
+        _RESULTS.pop(id(self), None)
+
+
+class SecondColumnTimestampAssigner(TimestampAssigner):
+    """The second field is the time."""
+
+    def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
+        return int(value[1])
+
+
+class PyFlinkTestCase(unittest.TestCase):
+    """A test with a folder of its class."""
+
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls._folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls._folder.cleanup)
+        cls.tempdir = cls._folder.name
+
+
+class _EnvironmentTestCase(PyFlinkTestCase):
+    mode = RuntimeExecutionMode.STREAMING
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.env = StreamExecutionEnvironment.get_execution_environment()
+        self.env.set_parallelism(2)
+        self.env.set_runtime_mode(self.mode)
+
+
+class PyFlinkStreamingTestCase(_EnvironmentTestCase):
+    """A test with an environment."""
+
+
+class PyFlinkBatchTestCase(_EnvironmentTestCase):
+    """A test with an environment in batch mode."""
+
+    mode = RuntimeExecutionMode.BATCH
+
+
+PyFlinkITTestCase = PyFlinkUTTestCase = PyFlinkStreamTableTestCase = PyFlinkTestCase

@@ -1,0 +1,587 @@
+"""`from_spark` and `transform_spark`: DataFrames on a real Spark, what follows on the harness if not said otherwise."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import textwrap
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timedelta
+from datetime import time as time_of_day
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.time import Instant, Time
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction, TumblingEventTimeWindows
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    ConfigurationError,
+    FlinkPyError,
+    StorageError,
+    TypeMismatchError,
+    UserFunctionError,
+)
+from dagster_flinkpy.runtime.blocking import dataframe_segments as spark_parts
+from dagster_flinkpy.runtime.blocking.blocking_edge import read_segment
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_rows
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
+
+pytestmark = pytest.mark.spark
+
+ID = Types.ROW_NAMED(["id"], [Types.LONG()])
+RECORDS = [("a", 1, 2), ("b", 2, 3), ("a", 3, 5), ("c", 4, 7), ("b", 50, 1), ("a", 60, 1)]
+
+
+@pytest.fixture(autouse=True)
+def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that name no Spark get the server of the session."""
+    for module in ("runtime.master.job_session", "runtime.blocking.dataframe_types"):
+        monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
+
+
+def attempt_of(graph: JobGraph, folder: Path, job_id: str = "job", **options: Any) -> HarnessAttempt:
+    config = {"blocking_edges": StorageLocation(str(folder / "job" / "exchange")), **options.pop("config", {})}
+    return HarnessAttempt(graph, folder, job_id=job_id, config=config, **options)
+
+
+def run(graph: JobGraph, folder: Path, job_id: str = "job", *, epochs: int | None = None, **options: Any) -> list[Any]:
+    """Runs a region, to its end or for some epochs; gives what it collected."""
+    records: list[Any] = []
+    with attempt_of(graph, folder, job_id, **options) as attempt:
+        while not attempt.finished and (epochs is None or epochs > 0):
+            attempt.run_epoch()
+            epochs = None if epochs is None else epochs - 1
+            if "collect" in {v.uid for v in graph.vertices}:
+                records += collected(attempt.graph, attempt.collected)
+    return records
+
+
+def parts(folder: Path, uid: str) -> list[str]:
+    """Names of the attempts that have parts on the store."""
+    found = (folder / "job" / "exchange" / uid / "parts").rglob("*.arrow")
+    return sorted({path.parent.name.partition(".")[0] for path in found})
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checkpoint cannot be written, when all else is done."""
+    with_metadata = "dagster_flinkpy.runtime.master.job.CompletedCheckpointStore.write_metadata"
+
+    def fails(*_: Any) -> None:
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr(with_metadata, fails)
+
+
+# --- from_spark -------------------------------------------------------------------------------------------------------
+
+COLUMNS = [
+    "id",
+    "int(id) i",
+    "float(id) / 2 f",
+    "id % 2 = 0 even",
+    "string(id) s",
+    "binary(string(id)) bytes",
+    "decimal(id) / 4 dec",
+    "date'2024-02-29' day",
+    "time'12:30:00' clock",
+    "timestamp'2024-01-01 00:00:00.25Z' at",
+    "timestamp_ntz'2024-01-01 00:00:00' local",
+    "array(id, null) list",
+    "map('k', id) map",
+    "named_struct('x', id, 'y', array(named_struct('z', string(null)))) nested",
+    "if(id = 1, null, id) maybe",
+]
+ROWS = [
+    Row(
+        id=i,
+        i=i,
+        f=i / 2,
+        even=i % 2 == 0,
+        s=str(i),
+        bytes=str(i).encode(),
+        dec=Decimal(i) / 4,
+        day=date(2024, 2, 29),
+        clock=time_of_day(12, 30),
+        at=Instant(1704067200, 250_000_000),
+        local=datetime(2024, 1, 1),
+        list=[i, None],
+        map={"k": i},
+        nested=Row(x=i, y=[Row(z=None)]),
+        maybe=None if i == 1 else i,
+    )
+    for i in range(3)
+]
+
+
+def columns(spark: Any) -> Any:
+    return spark.range(0, 3, 1, 1).selectExpr(*COLUMNS)
+
+
+def test_columns_of_all_types_there_and_back(tmp_path: Path) -> None:
+    stream = environment().from_spark(columns).uid("rows")
+    same = stream.transform_spark(lambda df: df).uid("same")
+    assert same.get_type() == stream.get_type()
+    graph = collect_graph(same)
+    first, second = graph.regions()
+    run(first, tmp_path, "first")
+    assert run(second, tmp_path, "second") == ROWS
+    assert run(collect_graph(environment().from_spark(columns).uid("rows")), tmp_path / "alone") == ROWS
+
+
+def test_declared_columns_are_cast(tmp_path: Path) -> None:
+    type_info = Types.ROW_NAMED(["at", "id"], [Types.SQL_TIMESTAMP(), Types.INT()])
+    stream = environment().from_spark(columns, type_info=type_info).uid("rows")
+    assert run(collect_graph(stream), tmp_path)[:1] == [Row(at=datetime(2024, 1, 1, 0, 0, 0, 250_000), id=0)]
+
+
+class Where(ProcessFunction):
+    """The subtask a record is in, the record, and its event time."""
+
+    def open(self, runtime_context: Any) -> None:
+        self._subtask = runtime_context.get_index_of_this_subtask()
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        yield self._subtask, value[0], ctx.timestamp()
+
+
+@pytest.mark.parametrize(("parallelism", "partitions"), [(1, 3), (2, 5), (3, 2)])
+def test_the_rows_of_a_partition_stay_together_and_in_order(tmp_path: Path, parallelism: int, partitions: int) -> None:
+    stream = environment(parallelism).from_spark(lambda s: s.range(0, 100, 1, partitions), type_info=ID).uid("rows")
+    found = run(collect_graph(stream.process(Where(), COUNTED_LONGS)), tmp_path)
+    assert sorted(v for _, v, _ in found) == list(range(100))
+    bounds = [100 * i // partitions for i in range(partitions + 1)]
+    for subtask in range(parallelism):
+        wanted = [v for p in range(subtask, partitions, parallelism) for v in range(bounds[p], bounds[p + 1])]
+        assert [v for s, v, _ in found if s == subtask] == wanted
+
+
+COUNTED_LONGS = Types.TUPLE([Types.LONG(), Types.LONG(), Types.LONG()])
+
+
+def test_event_time_and_windows(tmp_path: Path) -> None:
+    def rows(spark: Any) -> Any:
+        return spark.createDataFrame(RECORDS, "key string, time bigint, value bigint")
+
+    stream = environment(2).from_spark(rows, event_time()).uid("rows")
+    sums = stream.key_by("key").window(TumblingEventTimeWindows.of(Time.milliseconds(10))).sum("value").uid("sums")
+    found = run(collect_graph(sums), tmp_path)
+    assert sorted((r.key, r.value) for r in found) == [("a", 1), ("a", 7), ("b", 1), ("b", 3), ("c", 7)]
+
+
+def test_an_empty_data_frame_ends(tmp_path: Path) -> None:
+    stream = environment(2).from_spark(lambda spark: spark.range(0), type_info=ID).uid("rows")
+    assert run(collect_graph(stream), tmp_path) == []
+    assert run(collect_graph(stream), tmp_path) == []
+
+
+def test_a_task_that_is_tried_again_finds_the_same_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[list[Any]] = []
+
+    def twice(self: HarnessAttempt, job: EpochJob) -> list[WireRow]:
+        for _ in range(2):
+            rows = run_rows(job)
+            tries.append([bytes(r.payload) for r in rows if r.kind.name == "COLLECT"])
+        return rows
+
+    monkeypatch.setattr(HarnessAttempt, "_on_spark", twice)
+    stream = environment(2).from_spark(lambda spark: spark.range(40).selectExpr("uuid() u")).uid("rows")
+    found = run(collect_graph(stream), tmp_path)
+    assert tries[0] == tries[1]
+    assert len({r.u for r in found}) == 40
+
+
+def test_a_failed_epoch_is_computed_again_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def rows(spark: Any) -> Any:
+        calls.append(1)
+        return spark.range(len(calls) * 10, len(calls) * 10 + 10)
+
+    sink = FolderSink(tmp_path / "table")
+    env = environment(2)
+    env.from_spark(rows, type_info=ID).uid("rows").map(lambda r: (r.id,), Types.TUPLE([Types.LONG()])).sink_to(
+        sink
+    ).uid("s")
+    graph = env.get_job_graph()
+    with monkeypatch.context() as patch:
+        fail_once(patch)
+        with pytest.raises(StorageError):
+            run(graph, tmp_path)
+    assert (sink.rows(), parts(tmp_path, "rows")) == ([], ["0000000001"])
+    run(graph, tmp_path)
+    assert sink.rows() == [(i,) for i in range(20, 30)]
+    assert parts(tmp_path, "rows") == []
+    with attempt_of(graph, tmp_path) as attempt:
+        assert attempt.finished
+    assert len(calls) == 2
+
+
+def test_what_was_read_is_not_read_again_after_a_restore_at_another_parallelism(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def rows(spark: Any) -> Any:
+        calls.append(1)
+        return spark.createDataFrame(RECORDS[:3], "key string, time bigint, value bigint")
+
+    env = environment(2)
+    both = env.from_spark(rows, type_info=EVENT).uid("rows").union(events(env, RECORDS[3:], per_epoch=1))
+    graph = collect_graph(both.key_by("key").process(CountPerKey(), COUNTED).uid("counts"))
+    found = run(graph, tmp_path, epochs=2)
+    assert len(found) == 5
+    with attempt_of(graph, tmp_path, parallelism=3) as attempt:
+        attempt.commit_restored()
+    found += run(graph, tmp_path)
+    assert Counter(found) == Counter([("a", 1, 2), ("b", 1, 3), ("a", 2, 7), ("c", 1, 7), ("b", 2, 4), ("a", 3, 8)])
+    assert (len(calls), parts(tmp_path, "rows")) == (1, [])
+
+
+def test_a_fenced_attempt_leaves_the_parts_of_the_newer_one(tmp_path: Path) -> None:
+    graph = collect_graph(environment().from_spark(lambda spark: spark.range(3), type_info=ID).uid("rows"))
+    with attempt_of(graph, tmp_path) as fenced:
+
+        class Newer(HarnessAttempt):
+            def _on_spark(self, job: EpochJob) -> list[WireRow]:
+                fenced._epochs.splits.notify_complete(1)
+                return super()._on_spark(job)
+
+        with Newer(
+            graph, tmp_path, config={"blocking_edges": StorageLocation(str(tmp_path / "job/exchange"))}
+        ) as newer:
+            newer.run_epoch()
+            assert newer.finished
+
+
+def test_the_factory_stays_on_the_driver(tmp_path: Path) -> None:
+    lock = threading.Lock()  # cannot be pickled
+
+    def rows(spark: Any) -> Any:
+        with lock:
+            return spark.range(2)
+
+    assert run(collect_graph(environment().from_spark(rows, type_info=ID).uid("rows")), tmp_path) == [
+        Row(id=0),
+        Row(id=1),
+    ]
+
+
+def test_functions_of_a_module_that_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        from pyspark.sql.functions import udf
+
+        def shout(value):
+            return value.upper() + "!"
+
+        def rows(spark):
+            return spark.createDataFrame([("a",)], "s string").select(udf(shout)("s").alias("s"))
+    """
+    (tmp_path / "flinkpy_spark_form_code.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("flinkpy_spark_form_code")
+    try:
+        stream = environment().from_spark(module.rows).uid("rows")
+        assert run(collect_graph(stream), tmp_path) == [Row(s="A!")]
+    finally:
+        del sys.modules["flinkpy_spark_form_code"]
+
+
+def _fails(_: Any) -> Any:
+    raise KeyError("no such table")
+
+
+def _udf(spark: Any) -> Any:
+    from pyspark.sql.functions import udf
+
+    return spark.range(1).select(udf(lambda v: 1 // v, "bigint")("id").alias("id"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        (_fails, UserFunctionError, "operator 'rows' failed: KeyError: 'no such table'"),
+        (_udf, UserFunctionError, "operator 'rows' failed: PythonException"),
+        (lambda spark: spark.table("nowhere"), UserFunctionError, "operator 'rows' failed: AnalysisException.*nowhere"),
+        (lambda spark: spark.range(1).selectExpr("raise_error('bad') id"), UserFunctionError, "bad"),
+        (
+            lambda spark: 42,
+            TypeMismatchError,
+            "operator 'rows': .* must return a Spark DataFrame, not 42, which is int",
+        ),
+        (lambda spark: spark.range(1).toDF("n"), TypeMismatchError, "operator 'rows': .* no column 'id', only 'n'"),
+        (
+            lambda spark: spark.range(1).selectExpr("id", "id"),
+            TypeMismatchError,
+            "operator 'rows': the DataFrame has two columns 'id'",
+        ),
+        (
+            lambda spark: spark.readStream.format("rate").load(),
+            TypeMismatchError,
+            "operator 'rows': the DataFrame is a stream of Spark's",
+        ),
+        (
+            lambda spark: spark.sql("select 1e30 id"),
+            TypeMismatchError,
+            "operator 'rows': column 'id' of the DataFrame is double, and a value does not fit int64",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_data_frame_is_said(
+    tmp_path: Path, rows: Callable[[Any], Any], error: type[FlinkPyError], message: str
+) -> None:
+    graph = collect_graph(environment().from_spark(rows, type_info=ID).uid("rows"))
+    with pytest.raises(error, match=message) as raised:
+        run(graph, tmp_path)
+    if isinstance(raised.value, UserFunctionError):
+        assert raised.value.operator == "rows"
+        assert "Traceback" in raised.value.user_traceback
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("interval '1' day", "column 'c' of the DataFrame is interval day, which no Types"),
+        ("interval '1' month", "column 'c' of the DataFrame is interval month, which no Types"),
+        ("null", "column 'c' of the DataFrame is void, which no Types"),
+        ("array(named_struct('x', null))", "column 'c' of the DataFrame is array<struct<x:void>>, which no Types"),
+    ],
+)
+def test_a_column_without_a_type_is_named_when_the_program_is_declared(column: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"operator 'Spark Source': {message}"):
+        environment().from_spark(lambda spark: spark.sql(f"select {column} c"))
+
+
+def test_a_data_frame_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+
+    def waits(spark: Any) -> Any:
+        from pyspark.sql.functions import udf
+
+        def wait(value: Any) -> Any:
+            while not release.exists():
+                time.sleep(0.01)
+            return value
+
+        return spark.range(0, 2, 1, 2).select(udf(wait, "bigint")("id").alias("id"))
+
+    graph = collect_graph(environment().from_spark(waits, type_info=ID).uid("rows"))
+    config = {"checkpointing": CoordinatorConfig(timeout=timedelta(seconds=2))}
+    with pytest.raises(CheckpointError, match="tasks answered in 0:00:02"):
+        run(graph, tmp_path, config=config)
+    # Both slots of the Spark server are free again, though nothing has been released.
+    stream = environment().from_spark(lambda spark: spark.range(0, 4, 1, 4), type_info=ID).uid("rows")
+    assert len(run(collect_graph(stream), tmp_path / "other")) == 4
+    release.touch()
+
+
+def test_a_partition_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_parts, "_PART_BYTES", 1000)
+    location = StorageLocation(str(tmp_path))
+    writer = spark_parts._PartWriter(spark_parts.PartsTarget(location, "parts/", "rows", Types.LONG()), 7)
+    values = pa.array(range(2000))
+    batch = pa.RecordBatch.from_arrays([values, values], names=["value", "timestamp"])
+    for start in range(0, 2000, 100):
+        writer.write(batch.slice(start, 100))
+    written = writer.finish()
+    assert len(written) > 1
+    assert [p["number"] for p in written] == list(range(len(written)))
+    read = [b for p in written for b in read_segment(location.open(), p)]
+    assert pa.Table.from_batches(read).column("value").to_pylist() == list(range(2000))
+
+
+def test_on_spark_and_s3_after_a_failure(
+    s3_location: StorageLocation, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = environment(2).from_spark(lambda spark: spark.range(0, 10, 1, 3), type_info=ID).uid("rows")
+    graph = collect_graph(rows.transform_spark(lambda df: df.where("id % 2 = 1"), ID).uid("odd"))
+    config = JobConfig("job", s3_location, spark_settings, blocking_edges=s3_location.child("exchange"))
+    found: list[Any] = []
+    for i, region in enumerate(graph.regions()):
+        config = JobConfig(f"job-{i}", s3_location, spark_settings, blocking_edges=s3_location.child("exchange"))
+        with monkeypatch.context() as patch:
+            fail_once(patch)
+            with JobAttempt(region, config, owner="test") as attempt, pytest.raises(StorageError):
+                attempt.run_epoch()
+        with JobAttempt(region, config, owner="test") as attempt:
+            attempt.run_epoch()
+            assert attempt.finished
+            found = collected(region, attempt.collected) if i else []
+    assert sorted(r.id for r in found) == [1, 3, 5, 7, 9]
+    keys = [info.key for info in s3_location.child("exchange").open().list()]
+    assert [key for key in keys if "/parts/" in key] == []
+
+
+# --- transform_spark --------------------------------------------------------------------------------------------------
+
+SUMS = Types.ROW_NAMED(["key", "total"], [Types.STRING(), Types.LONG()])
+
+
+def totals(frame: Any) -> Any:
+    """A total per key."""
+    return frame.groupBy("key").sum("value").withColumnRenamed("sum(value)", "total")
+
+
+def regions_of(stream: DataStream) -> list[JobGraph]:
+    return collect_graph(stream).regions()
+
+
+def test_an_aggregation_is_one_of_an_epoch(tmp_path: Path) -> None:
+    stream = events(environment(2), RECORDS, per_epoch=2).transform_spark(totals, SUMS).uid("totals")
+    first, second = regions_of(stream)
+    expected = [("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)]
+    run(first, tmp_path, "first", epochs=1)
+    found = run(second, tmp_path, "second", epochs=1)
+    run(first, tmp_path, "first")  # two more, which are read in one epoch
+    found += run(second, tmp_path, "second", epochs=1)
+    assert Counter((r.key, r.total) for r in found) == Counter(expected)
+    assert Counter((r.key, r.total) for r in run(second, tmp_path, "again", parallelism=3)) == Counter(expected)
+
+
+def test_event_time_passes(tmp_path: Path) -> None:
+    doubled = Types.ROW_NAMED(["key", "twice"], [Types.STRING(), Types.LONG()])
+    stream = events(environment(2), RECORDS, per_epoch=2)
+    twice = stream.transform_spark(lambda df: df.selectExpr("key", "2 * value twice", "rowtime"), doubled).uid("twice")
+    sums = twice.key_by("key").window(TumblingEventTimeWindows.of(Time.milliseconds(10))).sum("twice").uid("sums")
+    first, second = regions_of(sums)
+    run(first, tmp_path, "first", epochs=2)
+    assert run(second, tmp_path, "second", epochs=1) == []
+    with attempt_of(second, tmp_path, "second") as attempt:
+        assert attempt.restored is not None
+        assert {s.watermark for o in attempt.restored.operators for s in o.subtasks if o.uid == "sums"} == {2}
+    run(first, tmp_path, "first")
+    found = run(second, tmp_path, "second")
+    assert sorted((r.key, r.twice) for r in found) == [("a", 2), ("a", 14), ("b", 2), ("b", 6), ("c", 14)]
+
+
+@pytest.mark.parametrize(
+    ("function", "times"),
+    [
+        (lambda df: df.select("value", "rowtime"), [1, 2]),
+        (lambda df: df.select("value"), [-(2**63)] * 2),
+        (lambda df: df.selectExpr("value", "if(value = 2, null, rowtime + 1) rowtime"), [-(2**63), 3]),
+    ],
+)
+def test_what_event_time_the_records_have(tmp_path: Path, function: Callable[[Any], Any], times: list[int]) -> None:
+    value = Types.ROW_NAMED(["value"], [Types.LONG()])
+    stream = events(environment(), RECORDS[:2]).transform_spark(function, value).uid("values")
+    first, second = regions_of(stream.process(Where(), COUNTED_LONGS))
+    run(first, tmp_path, "first")
+    assert [(v, t) for _, v, t in run(second, tmp_path, "second")] == list(zip([2, 3], times, strict=True))
+
+
+def test_a_record_without_event_time_has_none_in_the_data_frame(tmp_path: Path) -> None:
+    stream = environment().from_collection([(1,)], Types.TUPLE([Types.LONG()])).uid("numbers")
+    out = Types.ROW_NAMED(["f0", "none"], [Types.LONG(), Types.BOOLEAN()])
+    first, second = regions_of(
+        stream.transform_spark(lambda df: df.selectExpr("f0", "rowtime is null none"), out).uid("t")
+    )
+    run(first, tmp_path, "first")
+    assert run(second, tmp_path, "second") == [Row(f0=1, none=True)]
+
+
+def test_a_failed_epoch_is_computed_again_from_the_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = FolderSink(tmp_path / "table")
+    env = environment(2)
+    stream = events(env, RECORDS, per_epoch=2).transform_spark(totals, SUMS).uid("totals")
+    stream.map(lambda r: (r.key, r.total), Types.TUPLE([Types.STRING(), Types.LONG()])).uid("map").sink_to(sink).uid(
+        "sink"
+    )
+    first, second = env.get_job_graph().regions()
+    run(first, tmp_path, "first", epochs=1)
+    run(second, tmp_path, "second", epochs=1)
+    run(first, tmp_path, "first")
+    with monkeypatch.context() as patch:
+        fail_once(patch)
+        with pytest.raises(StorageError):
+            run(second, tmp_path, "second")
+    assert sink.rows() == [("a", 2), ("b", 3)]
+    assert parts(tmp_path, "totals") == ["0000000002"]
+    run(second, tmp_path, "second", parallelism=3)
+    assert sink.rows() == sorted([("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)])
+    assert (sink.staged(), parts(tmp_path, "totals")) == ([], [])
+
+
+def test_an_epoch_without_records_is_left_out(tmp_path: Path) -> None:
+    rows = events(environment(), RECORDS, per_epoch=3).filter(lambda r: r.time > 3).uid("late")
+    count = Types.ROW_NAMED(["n"], [Types.LONG()])
+    first, second = regions_of(rows.transform_spark(lambda df: df.selectExpr("count(*) n"), count).uid("count"))
+    run(first, tmp_path, "first")
+    assert run(second, tmp_path, "second") == [Row(n=3)]
+
+
+class Odd(ProcessFunction):
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        yield (OutputTag("odd", ID), value) if value.id % 2 else value
+
+
+def test_united_streams_and_side_outputs_are_one_data_frame(tmp_path: Path) -> None:
+    env = environment(2)
+    split = env.from_collection([Row(i) for i in range(6)], ID).uid("numbers").process(Odd(), ID).uid("split")
+    both = split.union(split.get_side_output(OutputTag("odd", ID)))
+    total = both.transform_spark(lambda df: df.selectExpr("sum(id) id"), ID).uid("total")
+    first, second = regions_of(total.transform_spark(lambda df: df.selectExpr("id + 1 id"), ID).uid("next"))[1:]
+    run(regions_of(total)[0], tmp_path, "zero")
+    run(first, tmp_path, "first")
+    assert run(second, tmp_path, "second") == [Row(id=16)]
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (_fails, UserFunctionError, "operator 't' failed: KeyError"),
+        (
+            lambda df: df.count(),
+            TypeMismatchError,
+            "operator 't': .* must return a Spark DataFrame, not 2, which is int",
+        ),
+        (
+            lambda df: df.select("key"),
+            TypeMismatchError,
+            "operator 't': the DataFrame has no column 'total', only 'key'",
+        ),
+        (
+            lambda df: df.selectExpr("key", "value total", "current_timestamp() rowtime"),
+            TypeMismatchError,
+            "operator 't': column 'rowtime' of the DataFrame is timestamp; event time must be int milliseconds",
+        ),
+    ],
+)
+def test_what_is_wrong_with_the_result_is_said(
+    tmp_path: Path, function: Callable[[Any], Any], error: type[FlinkPyError], message: str
+) -> None:
+    first, second = regions_of(events(environment(), RECORDS[:2]).transform_spark(function, SUMS).uid("t"))
+    run(first, tmp_path, "first")
+    with pytest.raises(error, match=message):
+        run(second, tmp_path, "second")
+
+
+def test_a_field_that_spark_has_no_type_for_is_named() -> None:
+    wide = Types.ROW_NAMED(["n", "m"], [Types.LONG(), Types.LIST(Types.BIG_INT())])
+    with pytest.raises(ConfigurationError, match=r"field 'm' of the stream is list<item: decimal256.* no type"):
+        environment().from_collection([Row(1, [2])], wide).transform_spark(lambda df: df)
+
+
+def test_a_program_on_spark() -> None:
+    env = environment(2)
+    orders = env.from_spark(lambda spark: spark.range(0, 100, 1, 4).selectExpr("id % 3 k", "id v"))
+    big = orders.key_by("k").sum("v").transform_spark(lambda df: df.groupBy("k").max("v").toDF("k", "top"))
+    assert sorted((r.k, r.top) for r in big.execute_and_collect()) == [(0, 1683), (1, 1617), (2, 1650)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def same_session(spark: Any) -> Iterator[None]:
+    yield

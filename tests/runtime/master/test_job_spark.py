@@ -1,0 +1,260 @@
+"""Jobs on a real Spark; what needs none is in test_job.py."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, RuntimeContext
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.errors import CheckpointError, SparkUnavailableError, StorageError, UserFunctionError
+from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import collect_graph, collected, run_job
+from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
+
+pytestmark = pytest.mark.spark
+
+RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
+
+
+@pytest.fixture(autouse=True)
+def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs that name no Spark get the server of the session."""
+    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+
+
+def attempt_of(graph: JobGraph, folder: Path, **options: Any) -> JobAttempt:
+    config = JobConfig("job", StorageLocation(str(folder)), **options.pop("config", {}))
+    return JobAttempt(graph, config, owner="test", **options)
+
+
+# --- programs ---------------------------------------------------------------------------------------------------------
+
+
+class WordCount(KeyedProcessFunction):
+    """Counts a word; a timer emits the count once no more of it can come."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
+        self._count.update((self._count.value() or 0) + 1)
+        ctx.timer_service().register_event_time_timer(1000)
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Any:
+        yield ctx.get_current_key(), timestamp, self._count.value()
+
+
+def test_word_count_with_timers() -> None:
+    words = ["to", "be", "or", "not", "to", "be", "that", "is", "the", "question"]
+    stream = events(environment(2), [(word, i, 0) for i, word in enumerate(words)], per_epoch=5)
+    counts = stream.key_by("key").process(WordCount(), COUNTED).execute_and_collect("word count")
+    assert sorted(counts) == sorted((word, 1000, words.count(word)) for word in set(words))
+
+
+def test_a_server_that_dies_between_epochs_is_named_and_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "runtime"))
+    monkeypatch.setattr(job_session, "get_session", get_session)
+    settings = SparkSettings(master="local[1]", conf={"spark.driver.memory": "512m"})
+    graph = collect_graph(events(environment(1), RECORDS, per_epoch=12))
+    with attempt_of(graph, tmp_path, config={"spark": settings}) as attempt:
+        attempt.run_epoch()
+        (state_path,) = (tmp_path / "runtime").glob("spark-*.json")
+        server = StateFile(state_path).read()
+        assert server is not None and server.server is not None
+        os.kill(server.server.pid, signal.SIGKILL)
+        assert server.supervisor.await_end(60)
+        named = rf"The local Spark server ended while .* The next run starts another; .*{state_path.stem}.log"
+        with pytest.raises(SparkUnavailableError, match=named):
+            attempt.run_epoch()
+    try:
+        with attempt_of(graph, tmp_path, config={"spark": settings}) as attempt:
+            assert attempt.run_epoch().checkpoint_id == 3
+            assert len(collected(attempt.graph, attempt.collected)) == 12
+    finally:
+        stop_server(settings)
+
+
+class SlowToOpen(MapFunction):
+    """Notes whether the short job was done when this subtask began, then waits a while for it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        done = self._folder / "short job"
+        seen = self._folder / f"subtask {runtime_context.get_index_of_this_subtask()}"
+        seen.with_suffix(".draft").write_text(str(done.exists()))
+        seen.with_suffix(".draft").rename(seen)
+        for _ in range(60):
+            if done.exists():
+                break
+            time.sleep(0.05)
+
+    def map(self, value: Any) -> Any:
+        return value
+
+
+def test_a_short_epoch_does_not_wait_for_all_of_a_long_one(tmp_path: Path) -> None:
+    slow = events(environment(8), RECORDS).map(SlowToOpen(tmp_path), EVENT).uid("slow")
+    quick = events(environment(1), RECORDS).map(lambda event: event, EVENT).uid("quick")
+    said: list[str] = []
+
+    def run_long() -> None:
+        config = JobConfig("long", StorageLocation(str(tmp_path / "checkpoints")))
+        with JobAttempt(collect_graph(slow), config, owner="test") as attempt:
+            attempt.run_epoch()
+
+    long = threading.Thread(target=run_long)
+    long.start()
+    while long.is_alive() and not list(tmp_path.glob("subtask ?")):
+        time.sleep(0.01)
+    with attempt_of(collect_graph(quick), tmp_path / "checkpoints", on_progress=said.append) as attempt:
+        attempt.run_epoch()
+    (tmp_path / "short job").touch()
+    long.join()
+    began_later = [path.read_text() for path in sorted(tmp_path.glob("subtask ?"))]
+    assert len(began_later) == 8 and began_later.count("True") >= 2
+    ahead = f"checkpoint 1 of job 'job' shares Spark with checkpoint 1 of job 'long' (process {os.getpid()}, for "
+    assert any(line.startswith(ahead) for line in said)
+
+
+def test_execute_writes_a_table(tmp_path: Path) -> None:
+    env = environment(2)
+    rows = events(env, RECORDS, per_epoch=10).map(lambda v: (v.key, v.time, v.value), COUNTED).uid("rows")
+    rows.sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
+    env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path / "checkpoints"))
+    assert env.execute("table").last_checkpoint_id == 3
+    files = (tmp_path / "table").glob("*.parquet")
+    assert sorted(tuple(row.values()) for f in files for row in pq.read_table(f).to_pylist()) == sorted(RECORDS)
+
+
+def test_a_run_with_checkpoints_and_a_rescale_gives_what_a_straight_one_does(tmp_path: Path) -> None:
+    def sessions(per_epoch: int | None, parallelism: int) -> JobGraph:
+        stream = events(environment(parallelism), RECORDS, per_epoch=per_epoch).rebalance().map(lambda v: v, EVENT)
+        return collect_graph(stream.uid("map").key_by("key").process(Sessions(1000), COUNTED).uid("sessions"))
+
+    straight = run_job(sessions(None, 1), tmp_path / "straight")
+    graph, records = sessions(5, 2), []
+    with attempt_of(graph, tmp_path) as attempt:
+        for _ in range(3):
+            attempt.run_epoch()
+            records += collected(attempt.graph, attempt.collected)
+    with attempt_of(graph, tmp_path, parallelism=3) as attempt:
+        attempt.commit_restored()
+        while not attempt.finished:
+            attempt.run_epoch()
+            records += collected(attempt.graph, attempt.collected)
+    assert sorted(records) == sorted(straight)
+    assert len(straight) == 4
+
+
+def test_functions_of_a_module_that_workers_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+        def shout(value):
+            return value.upper() + "!"
+    """
+    (tmp_path / "flinkpy_spark_user_code.py").write_text(textwrap.dedent(code))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("flinkpy_spark_user_code")
+    try:
+        stream = environment().from_collection(["a", "b"], Types.STRING()).rebalance().map(module.shout)
+        assert list(stream.execute_and_collect()) == ["A!", "B!"]
+    finally:
+        del sys.modules["flinkpy_spark_user_code"]
+
+
+# --- failures ---------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_a_user_function_comes_back_whole_and_nothing_is_visible(tmp_path: Path) -> None:
+    def sunk(poison: str | None) -> tuple[JobGraph, FolderSink]:
+        def check(value: Any) -> Any:
+            if value[0] == poison and value[1] == 3:
+                raise ValueError(f"{value} is poison")
+            return value
+
+        env, sink = environment(2), FolderSink(tmp_path / "table")
+        counts = events(env, RECORDS, per_epoch=8).key_by("key").process(CountPerKey(), COUNTED).uid("count")
+        counts.map(check, COUNTED).uid("check").sink_to(sink).uid("sink")
+        return env.get_job_graph(), sink
+
+    graph, sink = sunk("k2")
+    with attempt_of(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+        first = sink.rows()
+        with pytest.raises(UserFunctionError, match=r"raised ValueError: .* is poison") as raised:
+            attempt.run_epoch()
+    assert (raised.value.operator, len(first)) == ("check", 8)
+    assert 'raise ValueError(f"{value} is poison")' in raised.value.user_traceback
+    assert (sink.rows(), sink.staged()) == (first, [])
+    with attempt_of(sunk(None)[0], tmp_path) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+    assert sorted((key, number) for key, number, _ in sink.rows()) == [
+        (f"k{k}", n) for k in range(4) for n in range(1, 7)
+    ]
+
+
+def test_a_checkpoint_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+
+    def wait(value: Any) -> Any:
+        while not release.exists():
+            time.sleep(0.01)
+        return value
+
+    stream = events(environment(2), RECORDS).rebalance().map(wait, EVENT).uid("wait")
+    graph = collect_graph(stream)
+    config = {"checkpointing": CoordinatorConfig(timeout=timedelta(seconds=2))}
+    with (
+        attempt_of(graph, tmp_path, config=config) as attempt,
+        pytest.raises(CheckpointError, match="tasks answered in 0:00:02"),
+    ):
+        attempt.run_epoch()
+    # Both slots of the Spark server are free again, though nothing has been released.
+    assert sorted(environment(2).from_collection([1, 2], Types.LONG()).rebalance().execute_and_collect()) == [1, 2]
+    release.touch()
+    with attempt_of(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+        assert len(collected(attempt.graph, attempt.collected)) == len(RECORDS)
+
+
+@pytest.fixture
+def failing_sink(tmp_path: Path) -> Iterator[tuple[JobGraph, FolderSink]]:
+    sink = FolderSink(tmp_path / "table", fail_on=RECORDS[20])
+    env = environment(2)
+    rows = events(env, RECORDS).map(lambda v: (v.key, v.time, v.value), COUNTED).uid("rows")
+    rows.sink_to(sink).uid("sink")
+    yield env.get_job_graph(), sink
+
+
+def test_a_typed_error_of_a_spark_task_keeps_its_type(
+    failing_sink: tuple[JobGraph, FolderSink], tmp_path: Path
+) -> None:
+    graph, sink = failing_sink
+    with attempt_of(graph, tmp_path) as attempt, pytest.raises(StorageError, match=r"^the disk is full$"):
+        attempt.run_epoch()
+    assert (sink.rows(), sink.staged()) == ([], [])

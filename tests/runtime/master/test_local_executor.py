@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.errors import ConfigurationError, MissingUidError, RestoreError
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from tests.runtime.harness import HarnessAttempt, collect_graph, run_rows
+from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
+        return run_rows(job)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
+
+
+class _Files(CollectionSource):
+    """A file per epoch; one of them may be empty."""
+
+    def __init__(self, files: list[list[int]], *, endless: bool = False) -> None:
+        super().__init__([v for file in files for v in file], Types.LONG())
+        self.sizes, self.endless = [len(file) for file in files], endless
+
+    def create_enumerator(self, restored: Any) -> SplitEnumerator:
+        return _FilesEnumerator(self, (restored or {}).get("next", 0))
+
+
+class _FilesEnumerator(SplitEnumerator):
+    def __init__(self, source: _Files, position: int) -> None:
+        self._source, self._next = source, position
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        splits: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        sizes, i = self._source.sizes, self._next
+        if i < len(sizes):
+            splits[0] = [SourceSplit(str(i), {"end": sum(sizes[: i + 1])}, sum(sizes[:i]))]
+            self._next += 1
+        return splits
+
+    def on_epoch_read(self, splits: Any) -> None:
+        pass
+
+    @property
+    def exhausted(self) -> bool:
+        return self._next == len(self._source.sizes) and not self._source.endless
+
+    def snapshot_state(self) -> Any:
+        return {"next": self._next}
+
+
+def read(env: StreamExecutionEnvironment, source: CollectionSource) -> DataStream:
+    return env.from_source(source, WatermarkStrategy.no_watermarks(), "files").uid("files")
+
+
+def test_records_come_back_epoch_by_epoch() -> None:
+    stream = events(environment(2), [("a", 1, 2), ("b", 2, 3), ("a", 3, 5)], per_epoch=1)
+    counted = stream.key_by("key").process(CountPerKey(), COUNTED)
+    assert list(counted.execute_and_collect()) == [("a", 1, 2), ("b", 1, 3), ("a", 2, 7)]
+
+
+def test_a_limit_ends_the_run() -> None:
+    ran = []
+    stream = read(environment(), _Files([[1], [2], [3]])).map(lambda v: v, Types.LONG())
+    results = stream.execute_and_collect(limit=2)
+    for record in results:
+        ran.append(record)
+    assert ran == [1, 2]
+
+
+def test_an_empty_file_is_not_the_end() -> None:
+    stream = read(environment(2), _Files([[1, 2], [], [3]]))
+    assert list(stream.execute_and_collect()) == [1, 2, 3]
+
+
+def test_a_spark_job_may_take_several_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs: list[list[int]] = []
+
+    def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
+        jobs.append([epoch.checkpoint_id for epoch in job.epochs])
+        return run_rows(job)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_harness)
+    env = environment(2)
+    env.get_checkpoint_config().set_barriers_per_job(2)
+    assert list(read(env, _Files([[1], [2, 3], [4]])).execute_and_collect()) == [1, 2, 3, 4]
+    assert jobs == [[1, 2], [3]]
+
+
+def test_a_source_that_has_nothing_more_and_does_not_end_is_refused() -> None:
+    results = read(environment(), _Files([[1]], endless=True)).execute_and_collect("endless")
+    assert next(results) == 1
+    with pytest.raises(ConfigurationError, match="'endless': there is nothing more to read"):
+        next(results)
+
+
+def test_execute_runs_all_regions_and_goes_on_where_it_ended(tmp_path: Path) -> None:
+    sinks = [FolderSink(tmp_path / uid) for uid in "ab"]
+
+    def program() -> StreamExecutionEnvironment:
+        env = environment()
+        for uid, sink in zip("ab", sinks, strict=True):
+            stream = read(env, _Files([[1], [2]])).uid(uid).map(lambda v: (v,)).uid(f"{uid}_map")
+            stream.sink_to(sink).uid(f"{uid}_sink")
+        env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path / "checkpoints"))
+        return env
+
+    result = program().execute("My job!")
+    assert (result.get_job_id(), result.last_checkpoint_id) == ("My-job", 2)
+    assert result.get_net_runtime() >= 0
+    assert [sink.rows() for sink in sinks] == [[(1,), (2,)]] * 2
+    assert program().execute("My job!").last_checkpoint_id is None
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith("My")) == [
+        "My-job.0",
+        "My-job.1",
+    ]
+
+
+def test_a_program_starts_from_a_savepoint(tmp_path: Path) -> None:
+    def counts(uid: str, **options: str) -> DataStream:
+        env = environment()
+        env.configure(Configuration.from_dict(options))
+        source = events(env, [("a", 1, 2), ("a", 2, 3)], uid=uid, per_epoch=1)
+        return source.key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+
+    with HarnessAttempt(collect_graph(counts("first")), tmp_path) as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+    recovery = {"execution.state-recovery.path": savepoint}
+    with pytest.raises(RestoreError, match="'first'"):
+        list(counts("second", **recovery).execute_and_collect())
+    recovery["execution.state-recovery.ignore-unclaimed-state"] = "true"
+    assert list(counts("second", **recovery).execute_and_collect()) == [("a", 2, 4), ("a", 3, 7)]
+
+
+def test_a_savepoint_is_not_of_two_jobs() -> None:
+    env = environment()
+    env.configure(Configuration.from_dict({"execution.state-recovery.path": "savepoint"}))
+    for uid in "ab":
+        read(env, _Files([[1]])).uid(uid).print()
+    with pytest.raises(ConfigurationError, match="'two': a savepoint belongs to one job, but the program has 2"):
+        env.execute("two")
+
+
+def test_where_state_is_kept_operators_need_uids(tmp_path: Path) -> None:
+    env = environment()
+    stream = env.from_collection([1], Types.LONG())
+    assert list(stream.execute_and_collect()) == [1]
+    env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
+    with pytest.raises(MissingUidError):
+        stream.execute_and_collect()

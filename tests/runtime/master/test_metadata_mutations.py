@@ -1,0 +1,167 @@
+"""Real metadata with any piece removed, doubled or narrowed: it is refused, or the job goes on as if nothing was."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.head import HEAD_KEY, read_head
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.validation import INVENTORY
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import KeyedProcessFunction, RuntimeContext
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import ListStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.errors import CheckpointError, CorruptMetadataError, FlinkPyError
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.checkpoint.test_bad_metadata import sealed
+from tests.runtime.harness import HarnessAttempt
+from tests.runtime.master.test_lost_objects import listing, rows
+from tests.runtime.programs import COUNTED, environment, events
+
+_HARMLESS = re.compile(
+    r"without inventory|/program|/metrics|/splits/\d+/|/coordinator_state/ended|/committables/\d+/|narrower .*/runs/"
+)
+"""What may be missing: numbers for people, parts of splits that were read and of files that were committed, that the
+input has not ended, and key groups without rows."""
+RECORDS = [(f"k{i % 5}", i * 10, i) for i in range(30)]
+
+
+class Remembers(KeyedProcessFunction):
+    """A count, all values so far, and a timer that tells both."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
+        self._values = runtime_context.get_list_state(ListStateDescriptor("values", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        self._count.update((self._count.value() or 0) + 1)
+        self._values.add(value.value)
+        ctx.timer_service().register_event_time_timer(value.time + 65)
+        yield ctx.get_current_key(), self._count.value(), value.value
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Iterable[Any]:
+        yield f"timer of {ctx.get_current_key()}", timestamp, sum(self._values.get() or ())
+
+
+def program(folder: Path) -> JobGraph:
+    env = environment(2)
+    remembered = events(env, RECORDS, per_epoch=10).key_by("key").process(Remembers(), COUNTED).uid("remembers")
+    remembered.sink_to(ParquetSink(str(folder / "table"))).uid("table")
+    return env.get_job_graph()
+
+
+def finish(folder: Path) -> list[tuple[Any, ...]]:
+    with HarnessAttempt(program(folder), folder / "state") as run:
+        while not run.finished:
+            run.run_epoch()
+    return rows(folder)
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A job after two of three epochs."""
+    folder = tmp_path_factory.mktemp("template")
+    with HarnessAttempt(program(folder), folder / "state") as run:
+        run.run_epoch()
+        run.run_epoch()
+    return folder
+
+
+Path_ = tuple[Any, ...]
+
+
+def pieces(value: Any, path: Path_ = ()) -> Iterator[Path_]:
+    """The paths of all fields and elements."""
+    children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, child in children:
+        yield (*path, name)
+        if name != INVENTORY:
+            yield from pieces(child, (*path, name))
+
+
+def at(body: Any, path: Path_) -> Any:
+    for step in path:
+        body = body[step]
+    return body
+
+
+def mutations(body: Any) -> Iterator[tuple[str, Any]]:
+    """In words, and the body with one thing changed."""
+    for path in pieces(body):
+        where = "/".join(map(str, path))
+        changed = copy.deepcopy(body)
+        del at(changed, path[:-1])[path[-1]]
+        yield f"without {where}", changed
+        if isinstance(path[-1], int):
+            changed = copy.deepcopy(body)
+            siblings = at(changed, path[:-1])
+            siblings.insert(path[-1], copy.deepcopy(siblings[path[-1]]))
+            yield f"twice {where}", changed
+        elif path[-1] == "key_groups":
+            for end, step in ((0, 1), (1, -1)):
+                changed = copy.deepcopy(body)
+                at(changed, path)[end] += step
+                yield f"narrower {where} at {end}", changed
+
+
+def test_any_piece(template: Path, tmp_path: Path) -> None:
+    name = str(template / "state/job/chk-2/_metadata")
+    body = CheckpointMetadata.from_bytes(Path(name).read_bytes(), name).to_json()
+    shutil.copytree(template, tmp_path / "straight")
+    expected = finish(tmp_path / "straight")
+    refused, unchanged, wrong = 0, [], []
+    for number, (what, changed) in enumerate(mutations(body)):
+        data = sealed(json.dumps(changed, separators=(",", ":")).encode())
+        try:
+            CheckpointMetadata.from_bytes(data, "mutation")
+        except CorruptMetadataError:
+            refused += 1
+            continue
+        folder = tmp_path / str(number)
+        shutil.copytree(template, folder)
+        store = LocalObjectStore(folder / "state/job")
+        store.put("chk-2/_metadata", data)
+        found = read_head(store)
+        assert found is not None
+        store.put(HEAD_KEY, replace(found[0], metadata_sha256=hashlib.sha256(data).hexdigest()).to_bytes())
+        try:
+            same = finish(folder) == expected
+        except FlinkPyError:
+            refused += 1
+            continue
+        (unchanged if same else wrong).append(what)
+        shutil.rmtree(folder)
+    assert wrong == []
+    assert [what for what in unchanged if not _HARMLESS.search(what)] == []
+    assert refused > 300
+
+
+def test_a_checkpoint_that_could_not_be_restored_is_never_completed(
+    template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(template, tmp_path / "job")
+    before = rows(tmp_path / "job")
+    with HarnessAttempt(program(tmp_path / "job"), tmp_path / "job/state") as run:
+        create = run._create_metadata
+
+        def short(write: Any) -> CheckpointMetadata:
+            metadata = create(write)
+            operators = tuple(replace(o, subtasks=o.subtasks[:1]) for o in metadata.operators)
+            return replace(metadata, operators=operators)
+
+        monkeypatch.setattr(run, "_create_metadata", short)
+        with pytest.raises(CheckpointError, match=r"is not written, as it could not be restored: .* no subtask 1"):
+            run.run_epoch()
+    assert rows(tmp_path / "job") == before
+    assert "chk-3/_metadata" not in listing(tmp_path / "job")

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import functools
+import importlib
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime.master import shipping
+from dagster_flinkpy.runtime.master.shipping import dump_job, load_job
+from tests.runtime.harness import make_job
+from tests.runtime.programs import environment
+
+NAME, HELPER = "flinkpy_user_code", "flinkpy_user_helper"
+
+
+@pytest.fixture
+def user_code(tmp_path: Path) -> Iterator[ModuleType]:
+    """A module and another that it uses; both can be imported in this process only."""
+    (tmp_path / f"{HELPER}.py").write_text("FACTOR = 3\ndef times(value):\n    return FACTOR * value\n")
+    code = f"""
+        import json
+        from dagster_flinkpy.datastream import MapFunction
+        from {HELPER} import times
+
+        class Triple(MapFunction):
+            def map(self, value):
+                return json.loads(json.dumps(times(value)))
+
+        def triple(value):
+            return times(value)
+    """
+    (tmp_path / f"{NAME}.py").write_text(textwrap.dedent(code))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(tmp_path))
+        yield importlib.import_module(NAME)
+    for name in (NAME, HELPER):
+        sys.modules.pop(name, None)
+
+
+def dumped(function: Any, folder: Path) -> bytes:
+    env = environment()
+    env.from_collection([1], Types.LONG()).uid("numbers").map(function).uid("it")
+    return dump_job(make_job(env.get_job_graph(), folder))
+
+
+_WORKER = """
+import sys
+from dagster_flinkpy.runtime.master import shipping
+from dagster_flinkpy.runtime.master.shipping import load_job
+from dagster_flinkpy.datastream.operator_specs import as_callable
+from dagster_flinkpy.datastream import MapFunction
+job = load_job(sys.stdin.buffer.read())
+print(as_callable(job.graph.vertex("it").spec.function, MapFunction, "map")(14))
+"""
+
+
+def called_elsewhere(data: bytes) -> str:
+    """What the function gives in a process that knows only what is installed."""
+    done = subprocess.run([sys.executable, "-c", _WORKER], input=data, capture_output=True, cwd="/")
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode().strip()
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda m: m.triple,
+        lambda m: m.Triple(),
+        lambda m: lambda value: m.triple(value),
+        lambda m: functools.partial(m.triple),
+    ],
+    ids=["function", "function object", "lambda that calls it", "partial"],
+)
+def test_code_that_is_not_installed_travels_by_value(user_code: ModuleType, tmp_path: Path, take: Any) -> None:
+    function = take(user_code)
+    assert called_elsewhere(dumped(function, tmp_path)) == "42"
+
+
+def test_installed_code_travels_by_reference(tmp_path: Path) -> None:
+    job = load_job(dumped(textwrap.dedent, tmp_path))
+    assert job.graph.vertex("it").spec.function is textwrap.dedent
+
+
+def test_packages_of_another_environment_travel_by_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    (folder / "flinkpy_shared.py").write_text("def identity(value):\n    return value\n")
+    monkeypatch.syspath_prepend(str(folder))
+    for cached in (shipping._installed_folders, shipping._is_installed):
+        cached.cache_clear()
+    identity = importlib.import_module("flinkpy_shared").identity
+    assert load_job(dumped(identity, tmp_path)).graph.vertex("it").spec.function is identity
+
+
+def test_the_library_travels_by_reference(tmp_path: Path) -> None:
+    job = load_job(dumped(make_job, tmp_path))
+    assert type(job.graph.vertex("it").spec).__module__ == "dagster_flinkpy.datastream.operator_specs"
+
+
+def test_nothing_stays_registered(user_code: ModuleType, tmp_path: Path) -> None:
+    import cloudpickle
+
+    before = cloudpickle.list_registry_pickle_by_value()
+    dumped(user_code.triple, tmp_path)
+    assert cloudpickle.list_registry_pickle_by_value() == before
+
+
+def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
+    lock = threading.Lock()
+    with pytest.raises(ConfigurationError, match=r"operator 'it' \(Map\) holds .*cannot be sent.*lock"):
+        dumped(lambda value: lock, tmp_path)

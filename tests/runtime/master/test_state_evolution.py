@@ -1,0 +1,137 @@
+"""A job goes on from state whose types its program has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
+from dagster_flinkpy.common.types import Row
+from dagster_flinkpy.datastream import CheckpointedFunction, KeyedProcessFunction
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.state import (
+    ListStateDescriptor,
+    MapStateDescriptor,
+    ReducingStateDescriptor,
+    ValueStateDescriptor,
+)
+from dagster_flinkpy.errors import StateSchemaError
+from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.state_processor import read_savepoint
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import HarnessAttempt, collect_graph, collected
+from tests.runtime.programs import environment, events
+
+OLD = Types.ROW_NAMED(["n", "gone"], [Types.INT(), Types.STRING()])
+NEW = Types.ROW_NAMED(["n", "added"], [Types.LONG(), Types.STRING()])
+
+
+class Kinds(KeyedProcessFunction, CheckpointedFunction):
+    """State of each kind with a row in it.
+
+    Args:
+        kind: Of the row.
+        number: Of numbers.
+        added: The second field of new rows.
+    """
+
+    def __init__(self, kind: TypeInformation, number: TypeInformation, added: str) -> None:
+        self._kind, self._number, self._added = kind, number, added
+
+    def initialize_state(self, context: Any) -> None:
+        store = context.get_operator_state_store()
+        self._list = store.get_list_state(ListStateDescriptor("list", self._kind))
+        self._rules = store.get_broadcast_state(MapStateDescriptor("rules", Types.STRING(), self._kind))
+
+    def snapshot_state(self, context: Any) -> None:
+        pass
+
+    def open(self, runtime_context: Any) -> None:
+        row, number = self._kind, self._number
+        self._value = runtime_context.get_state(ValueStateDescriptor("value", row))
+        self._map = runtime_context.get_map_state(MapStateDescriptor("map", Types.LONG(), row))
+        self._rows = runtime_context.get_list_state(ListStateDescriptor("rows", row))
+        self._sum = runtime_context.get_reducing_state(ReducingStateDescriptor("sum", lambda a, b: a + b, number))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Iterable[Any]:
+        row = Row(value.value, self._added)
+        yield {
+            "value": _plain(self._value.value()),
+            "map": {key: _plain(each) for key, each in self._map.items()},
+            "rows": [_plain(each) for each in self._rows.get()],
+            "sum": self._sum.get(),
+            "list": [_plain(each) for each in self._list.get()],
+            "rules": {key: _plain(each) for key, each in self._rules.items()},
+        }
+        self._value.update(row)
+        self._map.put(value.time, row)
+        self._rows.add(row)
+        self._sum.add(value.value)
+        self._list.update([row])
+        self._rules.put("rule", row)
+
+
+def _plain(row: Row | None) -> Any:
+    return row and row.as_dict()
+
+
+def graph(kind: TypeInformation, number: TypeInformation, added: str, value: int, parallelism: int = 1) -> JobGraph:
+    records = [("a", 1, value), ("a", 2, value)]
+    function = Kinds(kind, number, added)
+    stream = events(environment(parallelism), records, per_epoch=1)
+    return collect_graph(stream.key_by("key").process(function, Types.PICKLED_BYTE_ARRAY()).uid("kinds"))
+
+
+OLD_GRAPH = (OLD, Types.INT(), "x", 7)
+NEW_GRAPH = (NEW, Types.LONG(), "y", 2**40)
+SEEN = {"n": 7, "added": None}
+FOUND = {"value": SEEN, "map": {1: SEEN}, "rows": [SEEN], "sum": 7, "list": [SEEN], "rules": {"rule": SEEN}}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_fields_come_and_go_and_numbers_widen(tmp_path: Path, parallelism: int) -> None:
+    with HarnessAttempt(graph(*OLD_GRAPH), tmp_path) as attempt:
+        attempt.run_epoch()
+    with HarnessAttempt(graph(*NEW_GRAPH), tmp_path, parallelism=parallelism) as attempt:
+        if parallelism > 1:
+            attempt.commit_restored()
+        attempt.run_epoch()
+        (found,) = collected(attempt.graph, attempt.collected)
+    # Of operator state a subtask has the elements that were dealt to it, and broadcast state is everywhere.
+    assert {**found, "list": [SEEN]} == FOUND
+    assert found["list"] in ([SEEN], [])
+    stored = read_savepoint(str(tmp_path / "job"))
+    new = {"n": 2**40, "added": "y"}
+    assert stored.state("kinds", "value").to_arrow().column("value").to_pylist() == [new]
+    assert stored.state("kinds", "rows").to_arrow().column("value").to_pylist() == [[SEEN, new]]
+    assert stored.state("kinds", "sum").to_arrow().column("value").to_pylist() == [2**40 + 7]
+
+
+def test_what_does_not_fit_fails_with_both_types(tmp_path: Path) -> None:
+    with HarnessAttempt(graph(*NEW_GRAPH), tmp_path) as attempt:
+        attempt.run_epoch()
+    message = (
+        r"operator 'kinds': operator state 'list' was .*LONG.* before and is declared as .*INT.* now.*may come and go"
+    )
+    old = HarnessAttempt(graph(*OLD_GRAPH), tmp_path)
+    with old as attempt, pytest.raises(StateSchemaError, match=message) as error:
+        attempt.run_epoch()
+    assert "Types." in str(error.value) and "{" not in str(error.value)
+
+
+@pytest.mark.spark
+def test_on_spark(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    config = JobConfig("job", StorageLocation(str(tmp_path)))
+    with JobAttempt(graph(*OLD_GRAPH), config, owner="test") as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint(str(tmp_path / "savepoints"))
+    config = JobConfig("other", StorageLocation(str(tmp_path)))
+    with JobAttempt(graph(*NEW_GRAPH), config, owner="test", restore_from=savepoint) as attempt:
+        attempt.run_epoch()
+        assert collected(attempt.graph, attempt.collected) == [FOUND]

@@ -1,0 +1,76 @@
+"""Sessions merge as they do when all windows of the key are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.datastream.window import EventTimeSessionWindows, MergingWindowAssigner, TimeWindow
+from dagster_flinkpy.runtime.operators.merging_windows import MergingWindowSet
+from tests.examples import examples
+
+
+class _Map(dict[Any, Any]):
+    """What the set needs of a MapState."""
+
+    def put(self, key: Any, value: Any) -> None:
+        self[key] = value
+
+    def remove(self, key: Any) -> None:
+        del self[key]
+
+
+class _All(EventTimeSessionWindows):
+    """The same sessions; that only neighbours merge is not known."""
+
+    def merge_windows(
+        self, windows: Iterable[TimeWindow], callback: MergingWindowAssigner.MergeCallback[TimeWindow]
+    ) -> None:
+        super().merge_windows(windows, callback)
+
+
+def _same(window: Any) -> Any:
+    return window
+
+
+def run(kind: type[EventTimeSessionWindows], steps: list[tuple[int, int, bool, bool]]) -> Any:
+    assigner, state, log = kind(1), _Map(), []
+    windows = MergingWindowSet(assigner, state, _same, TimeWindow._make)
+    for start, length, retires, reloads in steps:
+        result = windows.add(TimeWindow(start, start + length), lambda *merge: log.append(_sorted(*merge)))
+        log.append((result, windows.state_window(result)))
+        if retires:
+            windows.retire(result)
+        windows.persist()
+        log.append(sorted(state.items()))
+        if reloads:
+            windows = MergingWindowSet(assigner, state, _same, TimeWindow._make)
+    return log
+
+
+def _sorted(result: Any, merged: list[Any], state_window: Any, state_windows: list[Any]) -> Any:
+    return result, sorted(merged), sorted([state_window, *state_windows])
+
+
+@settings(max_examples=examples(100))
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9), st.booleans(), st.booleans()), max_size=30))
+def test_only_what_touches_is_looked_at(steps: list[tuple[int, int, bool, bool]]) -> None:
+    found, expected = run(EventTimeSessionWindows, steps), run(_All, steps)
+    # Which of the merged windows keeps the contents is up to the order in which they are looked at.
+    assert _without_state_windows(found) == _without_state_windows(expected)
+
+
+def _without_state_windows(log: list[Any]) -> list[Any]:
+    return [
+        [window for window, _ in entry] if isinstance(entry, list) else entry[:2] if len(entry) == 3 else entry[:1]
+        for entry in log
+    ]
+
+
+def test_a_session_keeps_the_contents_of_one_it_merged() -> None:
+    log = run(EventTimeSessionWindows, [(0, 5, False, False), (20, 5, False, True), (4, 17, False, False)])
+    assert log[-1] == [(TimeWindow(0, 25), log[-1][0][1])]
+    assert log[-1][0][1] in (TimeWindow(0, 5), TimeWindow(20, 25))

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from sys import getrefcount
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common import Row, RowKind, Types
+from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unchanging_types
+
+
+@dataclass
+class Seen:
+    numbers: list[int]
+
+
+def change(value: Any) -> None:
+    """Changes the innermost list or dict."""
+    if isinstance(value, list) and value and not isinstance(value[-1], int):
+        change(value[-1])
+    elif isinstance(value, list):
+        value.append(0)
+    elif isinstance(value, dict):
+        change(next(iter(value.values())))
+    elif isinstance(value, (Row, tuple)):
+        change(value[-1])
+    else:
+        value.numbers.append(0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: [1],
+        lambda: {"k": [1]},
+        lambda: (1, [2]),
+        lambda: (1, ("a", {"k": [1]})),
+        lambda: Row(1, [2]),
+        lambda: Row(n=1, seen=[(1, [2])]),
+        lambda: Row([2]),
+        lambda: Seen([1]),
+        lambda: (1, Seen([1])),
+    ],
+)
+def test_a_copy_is_equal_and_stays_when_the_value_changes(make: Any) -> None:
+    value = make()
+    copy = copied(value)
+    assert copy == value
+    assert type(copy) is type(value)
+    change(value)
+    assert value != make()
+    assert copy == make()
+
+
+@pytest.mark.parametrize("value", [None, 1, "text", b"bytes", (1, "text", None), threading.Lock()])
+def test_what_does_not_change_or_cannot_be_copied_is_given_as_it_is(value: Any) -> None:
+    assert copied(value) is value
+
+
+def test_a_row_keeps_its_kind() -> None:
+    row = Row.of_kind(RowKind.DELETE, 1, [2])
+    assert copied(row).get_row_kind() is RowKind.DELETE
+
+
+def test_only_tuples_of_basic_types_need_no_look_at_their_fields() -> None:
+    assert tuple in unchanging_types(Types.TUPLE([Types.STRING(), Types.LONG()]))
+    assert tuple not in unchanging_types(Types.TUPLE([Types.STRING(), Types.LIST(Types.LONG())]))
+    assert tuple not in unchanging_types(Types.PICKLED_BYTE_ARRAY())
+    assert list not in unchanging_types(Types.TUPLE([Types.LONG()]))
+
+
+def test_only_rows_of_basic_types_are_flat() -> None:
+    flat = flat_rows(Types.ROW_NAMED(["a"], [Types.LONG()]))
+    assert type(Row(1)) in flat
+    assert type(Row(a=1)) in flat
+    assert not flat_rows(Types.ROW([Types.LIST(Types.LONG())]))
+    assert not flat_rows(Types.PICKLED_BYTE_ARRAY())
+
+
+def test_a_value_that_somebody_keeps_is_not_alone() -> None:
+    def kept() -> Iterator[Row]:
+        row = Row(1)
+        yield row
+        row[0] = 2
+
+    for row in map(Row, range(3)):
+        assert getrefcount(row) == ALONE
+    for row in kept():
+        assert getrefcount(row) > ALONE

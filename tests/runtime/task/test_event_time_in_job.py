@@ -1,0 +1,180 @@
+"""Event time where several barriers are in one Spark job, and subtasks of a source take turns to read."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common.time import Duration
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.connectors import ParquetSource
+from dagster_flinkpy.datastream import AggregateFunction, DataStream, KeyedProcessFunction, OutputTag
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
+from dagster_flinkpy.storage import StorageLocation
+from tests.examples import examples
+from tests.runtime.harness import HarnessAttempt, Order, collect_graph, collected, random_order, spark_order
+from tests.runtime.programs import EVENT, environment, event_time
+
+SECOND = 1000
+LATE = OutputTag("late", EVENT)
+
+
+class Remind(KeyedProcessFunction):
+    """A timer three seconds behind each record."""
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
+        ctx.timer_service().register_event_time_timer(value.time + 3 * SECOND)
+
+    def on_timer(self, timestamp: int, ctx: KeyedProcessFunction.OnTimerContext) -> Any:
+        yield "timer", ctx.get_current_key(), timestamp
+
+
+class Count(AggregateFunction):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: Any, accumulator: int) -> int:
+        return accumulator + 1
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, acc_a: int, acc_b: int) -> int:
+        return acc_a + acc_b
+
+
+RESULT = Types.TUPLE([Types.STRING(), Types.STRING(), Types.LONG()])
+
+
+def write_files(folder: Path, starts: list[int]) -> None:
+    """Files of ten seconds each, two seconds out of order."""
+    folder.mkdir()
+    for i, start in enumerate(starts):
+        times = [start + (n if n % 4 else max(n - 2, 0)) * SECOND for n in range(10)]
+        rows = {"key": [f"k{n % 3}" for n in range(10)], "time": times, "value": list(range(10))}
+        pq.write_table(pa.table(rows), folder / f"{i:02}.parquet")
+
+
+def reminders_and_windows(folder: Path, parallelism: int) -> JobGraph:
+    env = environment(parallelism)
+    source = ParquetSource(str(folder), row_type=EVENT, max_files_per_epoch=1, batch_rows=3)
+    strategy = event_time(3 * SECOND)
+    keyed = env.from_source(source, strategy, "files").uid("files").key_by("key")
+    reminders = keyed.process(Remind(), RESULT).uid("reminders")
+    windows = keyed.window(TumblingEventTimeWindows.of(Duration.of_seconds(10))).side_output_late_data(LATE)
+    counts = windows.aggregate(Count(), output_type=Types.LONG()).uid("windows")
+    counted = counts.map(lambda n: ("window", "", n), RESULT).uid("counted")
+    late = counts.get_side_output(LATE).map(lambda v: ("late", v.key, v.time), RESULT).uid("late")
+    return collect_graph(reminders.union(counted, late))
+
+
+def run(graph: JobGraph, folder: Path, barriers: int, order: Order = spark_order, **config: Any) -> list[Any]:
+    records: list[Any] = []
+    with HarnessAttempt(graph, folder, order=order, config={"checkpointing": CoordinatorConfig(**config)}) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch(barriers)
+            records += collected(attempt.graph, attempt.collected)
+    return sorted(records)
+
+
+@pytest.mark.parametrize("barriers", [1, 2, 4])
+@pytest.mark.parametrize("parallelism", [2, 3, 5])
+def test_the_last_file_is_not_late(tmp_path: Path, parallelism: int, barriers: int) -> None:
+    write_files(tmp_path / "files", [n * 10 * SECOND for n in range(4)])
+    expected = run(reminders_and_windows(tmp_path / "files", 1), tmp_path / "straight", 1)
+    assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
+    assert Counter(kind for kind, _, _ in expected) == {"timer": 40, "window": 12}
+
+
+@settings(max_examples=examples(10), deadline=None)
+@given(
+    parallelism=st.integers(2, 4),
+    barriers=st.integers(1, 5),
+    order=st.integers(0, 999).map(random_order) | st.just(spark_order),
+    config=st.sampled_from([{}, {"unaligned": True}, {"mode": CheckpointingMode.AT_LEAST_ONCE}]),
+)
+def test_nothing_is_late_in_whatever_order_the_channels_are_read(
+    parallelism: int, barriers: int, order: Order, config: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    write_files(folder / "files", [n * 10 * SECOND for n in range(5)])
+    expected = run(reminders_and_windows(folder / "files", 1), folder / "straight", 1)
+    assert (
+        run(reminders_and_windows(folder / "files", parallelism), folder / "job", barriers, order, **config) == expected
+    )
+
+
+@pytest.mark.parametrize("barriers", [1, 2, 3, 6])
+@pytest.mark.parametrize("parallelism", [2, 3, 5])
+def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelism: int, barriers: int) -> None:
+    """The third and the last file are older than event time has reached before them."""
+    write_files(tmp_path / "files", [n * 10 * SECOND for n in (0, 3, 1, 4, 6, 2)])
+    expected = run(reminders_and_windows(tmp_path / "files", 1), tmp_path / "straight", 1)
+    assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
+    assert sum(kind == "late" for kind, _, _ in expected) == 20
+
+
+def of_two_folders(folder: Path, parallelism: int, through: Callable[[DataStream], DataStream]) -> JobGraph:
+    """Two united sources, the second one of which is further on in event time, and ends first."""
+    env = environment(parallelism)
+    streams = [
+        env.from_source(
+            ParquetSource(str(folder / name), row_type=EVENT, max_files_per_epoch=1), event_time(3 * SECOND), name
+        ).uid(name)
+        for name in ("long", "short")
+    ]
+    united = through(streams[0].union(streams[1]).map(lambda v: v, EVENT).uid("map"))
+    windows = united.key_by("key").window(TumblingEventTimeWindows.of(Duration.of_seconds(10)))
+    counts = windows.side_output_late_data(LATE).aggregate(Count(), output_type=Types.LONG()).uid("windows")
+    late = counts.get_side_output(LATE).map(lambda v: ("late", v.key, v.time), RESULT).uid("late")
+    return collect_graph(counts.map(lambda n: ("window", "", n), RESULT).uid("counted").union(late))
+
+
+@pytest.mark.parametrize("barriers", [1, 3])
+@pytest.mark.parametrize("parallelism", [2, 3])
+@pytest.mark.parametrize(
+    "through",
+    [
+        pytest.param(lambda stream: stream, id="chained"),
+        pytest.param(
+            lambda stream: stream.assign_timestamps_and_watermarks(event_time(60 * SECOND)).uid("time"), id="stamped"
+        ),
+    ],
+)
+def test_a_source_that_is_further_on_or_has_ended_does_not_make_another_one_late(
+    tmp_path: Path, parallelism: int, barriers: int, through: Callable[[DataStream], DataStream]
+) -> None:
+    """A subtask that reads only the second source in an epoch reads the first one in the next."""
+    write_files(tmp_path / "long", [n * 10 * SECOND for n in range(5)])
+    write_files(tmp_path / "short", [n * 10 * SECOND for n in (3, 4)])
+    expected = run(of_two_folders(tmp_path, 1, through), tmp_path / "straight", 1)
+    assert run(of_two_folders(tmp_path, parallelism, through), tmp_path / "job", barriers) == expected
+    assert Counter(kind for kind, _, _ in expected) == {"window": 15}
+
+
+@pytest.mark.parametrize("parallelism", [2, 3])
+def test_a_blocking_edge_keeps_the_event_time_of_each_source_apart(tmp_path: Path, parallelism: int) -> None:
+    write_files(tmp_path / "long", [n * 10 * SECOND for n in range(5)])
+    write_files(tmp_path / "short", [n * 10 * SECOND for n in (3, 4)])
+    expected = run(of_two_folders(tmp_path, 1, lambda stream: stream), tmp_path / "straight", 1)
+    first, second = of_two_folders(tmp_path, parallelism, lambda stream: stream.blocking()).regions()
+    edges = StorageLocation(str(tmp_path / "edges"))
+    found: list[Any] = []
+    with HarnessAttempt(first, tmp_path / "job", job_id="first", config={"blocking_edges": edges}) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+            with HarnessAttempt(second, tmp_path / "job", job_id="second", config={"blocking_edges": edges}) as reader:
+                reader.run_epoch()
+                found += collected(reader.graph, reader.collected)
+    assert sorted(found) == expected

