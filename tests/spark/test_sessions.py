@@ -247,8 +247,7 @@ def test_a_remote_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.spark
 def test_a_remote_session_has_the_same_defaults(spark_settings: SparkSettings, spark: SparkSession) -> None:
-    (state_path,) = Path(os.environ[RUNTIME_DIR_VARIABLE]).glob("spark-*.json")
-    state = StateFile(state_path).read()
+    state = _state_file(spark_settings).read()
     assert state is not None
     remote = f"sc://localhost:{state.port}/;token={state.token}"
     with get_session(SparkSettings(mode="remote", remote=remote, conf={"spark.sql.ansi.enabled": "false"})) as session:
@@ -257,9 +256,8 @@ def test_a_remote_session_has_the_same_defaults(spark_settings: SparkSettings, s
 
 
 @pytest.mark.spark
-def test_without_the_token_the_server_refuses(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    (state_path,) = Path(os.environ[RUNTIME_DIR_VARIABLE]).glob("spark-*.json")
-    state = StateFile(state_path).read()
+def test_without_the_token_the_server_refuses(spark_settings: SparkSettings, spark: SparkSession) -> None:
+    state = _state_file(spark_settings).read()
     assert state is not None
     with pytest.raises(SparkUnavailableError, match="refused"):
         get_session(SparkSettings(mode="remote", remote=f"sc://localhost:{state.port}/;token=guess"))
