@@ -27,7 +27,7 @@ def checkpoints() -> None:
 
 @checkpoints.command("list")
 @click.argument("directory", metavar="DIR")
-@json_option("them")
+@json_option("the checkpoints")
 @endpoint_url_option
 def list_checkpoints(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """List the checkpoints of the job in DIR, or of all jobs if DIR is a checkpoint storage."""
@@ -82,8 +82,13 @@ def sweep_checkpoints(directory: str, older_than: str, dry_run: bool, endpoint_u
 
 @checkpoints.command("recover")
 @click.argument("directory", metavar="DIR")
-@click.option("--checkpoint", "checkpoint_id", type=click.IntRange(min=1), help="This one. Default: the newest intact.")
-@click.option("--program", metavar="MODULE:NAME", help="Program whose sinks say what they committed; or FILE.py:NAME.")
+@click.option(
+    "--checkpoint",
+    "checkpoint_id",
+    type=click.IntRange(min=1),
+    help="Checkpoint to use. Default: the newest intact one.",
+)
+@click.option("--program", metavar="MODULE:NAME", help="Program whose sinks are asked what they committed.")
 @click.option("--force", is_flag=True, help="Even if a later checkpoint was committed. Its rows are committed again.")
 @endpoint_url_option
 def recover(
@@ -91,7 +96,9 @@ def recover(
 ) -> None:
     """Rebuild the lost HEAD of the job in DIR from the newest intact checkpoint.
 
-    Refuses if a later checkpoint was committed, as far as the object leader and, with --program, the sinks know.
+    Refuses if the leader object shows that a later checkpoint was committed. With --program it also asks the sinks.
+
+    NAME is the program, or a function that builds it. FILE.py:NAME works too.
     """
     job, options = location_of(directory, endpoint_url), dict[str, Any]()
     if program is not None:
@@ -108,25 +115,27 @@ def recover(
             on_read=advance,
             **options,
         )
-    click.echo(f"{directory} goes on from checkpoint {result.checkpoint_id}")
+    click.echo(f"{directory} continues from checkpoint {result.checkpoint_id}")
     for line in result.damaged:
         click.echo(f"damaged: {line}")
     if result.partitions:
         first, last = result.partitions[0], result.partitions[-1]
-        click.echo(f"{len(result.partitions)} end states of partitions, {first} to {last}")
+        click.echo(f"found {len(result.partitions)} end states of partitions, {first} to {last}")
     if result.kept:
         names = ", ".join(f"chk-{i}" for i in result.kept)
-        click.echo(f"older checkpoints are kept: {names}. 'flinkpy savepoint dispose' deletes those that nobody needs")
+        click.echo(
+            f"older checkpoints are kept: {names}. 'flinkpy savepoint dispose' deletes those that you do not need"
+        )
     if result.ids_after is not None and program is None:
         click.echo(
-            f"ids up to {result.ids_after} were taken later. Failed checkpoints explain that. But if one of these was "
-            "completed and all of it is lost, its rows will be committed again. --program asks the sinks."
+            f"checkpoint ids up to {result.ids_after} were used later. Usually these checkpoints failed. But if one of "
+            "them was completed and is lost, its rows will be committed again. Use --program to ask the sinks."
         )
 
 
 @checkpoints.command("stats")
 @click.argument("directory", metavar="DIR")
-@json_option("them")
+@json_option("the statistics")
 @endpoint_url_option
 def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """Show checkpoint statistics of the job in DIR: counts, and its last checkpoints including failed ones."""
@@ -161,7 +170,7 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
 
 
 def _jobs(store: ObjectStore) -> dict[str, CompletedCheckpointStore]:
-    """Returns the job at the root of a store, or else the jobs in its folders."""
+    """Returns the job at the root of a store, or otherwise the jobs in its folders."""
     root = CompletedCheckpointStore(store)
     if root.list_checkpoints():
         return {store.url.rpartition("/")[2]: root}

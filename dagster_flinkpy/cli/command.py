@@ -1,4 +1,4 @@
-"""The command ``flinkpy`` as a whole: its groups, and what becomes of errors."""
+"""The command ``flinkpy``: its groups, and how errors are shown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several commands share: options, locations, and who they act for."""
+"""Options, locations and owner names that several commands share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from dagster_flinkpy.storage import StorageLocation
 
 endpoint_url_option = click.option(
-    "--endpoint-url", metavar="URL", help="S3 server other than Amazon's, such as http://127.0.0.1:9000."
+    "--endpoint-url", metavar="URL", help="Address of an S3 server other than Amazon's, such as http://127.0.0.1:9000."
 )
 
 
@@ -26,5 +26,5 @@ def location_of(path: str, endpoint_url: str | None) -> StorageLocation:
 
 
 def owner_of(command: str) -> str:
-    """Names who takes the leadership of a job with a command, for whoever finds it taken."""
+    """Returns the owner that a command enters in the leader record of a job: the command, its user and the host."""
     return f"flinkpy {command} by {getpass.getuser()} on {socket.gethostname()}"

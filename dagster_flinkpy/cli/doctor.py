@@ -14,7 +14,7 @@ __all__ = ["doctor"]
 
 
 @click.command()
-@click.option("--storage", metavar="DIR", help="Checkpoint storage to check as well.")
+@click.option("--storage", metavar="DIR", help="Checkpoint storage to check, too.")
 @click.option("--remote", metavar="URL", help="Spark Connect server, such as sc://host:15002. Default: a local one.")
 @endpoint_url_option
 def doctor(storage: str | None, remote: str | None, endpoint_url: str | None) -> None:

@@ -1,4 +1,4 @@
-"""``flinkpy leader``: which run leads a job."""
+"""``flinkpy leader``: shows which run leads a job, and releases the leadership."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["leader"]
 
 @click.group()
 def leader() -> None:
-    """Which run leads a job.
+    """Show which run leads a job, or release its leadership.
 
     A run that takes over fences the previous one, so the leadership rarely needs to be released by hand.
     """
@@ -29,10 +29,10 @@ def leader() -> None:
 
 @leader.command("show")
 @click.argument("directory", metavar="DIR")
-@json_option("it")
+@json_option("the leader")
 @endpoint_url_option
 def show_leader(directory: str, endpoint_url: str | None, as_json: bool) -> None:
-    """Show which run leads the job in DIR, or led it last, and when its lease expires."""
+    """Show which run leads the job in DIR, or led it last, and when its lease expires or expired."""
     record = CompletedCheckpointStore(StorageLocation(directory, endpoint_url).open()).leader()
     if record is None:
         raise click.ClickException(f"no run has ever led the job in {directory}")
@@ -59,7 +59,9 @@ def show_leader(directory: str, endpoint_url: str | None, as_json: bool) -> None
 
 @leader.command("release")
 @click.argument("directory", metavar="DIR")
-@click.option("--force", is_flag=True, help="Release it even if the run may be alive. Its current epoch is lost.")
+@click.option(
+    "--force", is_flag=True, help="Release the leadership even if the run may be alive. Its current epoch is lost."
+)
 @endpoint_url_option
 def release_leader(directory: str, force: bool, endpoint_url: str | None) -> None:
     """Take the leadership of the job in DIR from the run that holds it.

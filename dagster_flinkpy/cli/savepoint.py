@@ -1,4 +1,4 @@
-"""``flinkpy savepoint``: what is done with single savepoints and checkpoints."""
+"""``flinkpy savepoint``: works on single savepoints and checkpoints."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = ["savepoint"]
 
 @click.group()
 def savepoint() -> None:
-    """Single savepoints and checkpoints."""
+    """Work on single savepoints and checkpoints."""
 
 
 _target = click.option(
@@ -50,20 +50,20 @@ _type = click.option(
     default="canonical",
     show_default=True,
     callback=lambda context, option, name: SavepointFormatType[name.upper()],
-    help="native: refers to files of the job's checkpoints and must stay next to them.",
+    help="canonical: self-contained. native: refers to files of the job's checkpoints and must stay next to them.",
 )
 _program = click.option(
     "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
 )
 _allow_all = click.option(
-    "--allow-non-restored-state", is_flag=True, help="Leave any state behind whose operator no longer exists."
+    "--allow-non-restored-state", is_flag=True, help="Leave all state behind whose operator no longer exists."
 )
 _allow_uids = click.option(
     "--allow-non-restored-uid",
     "allowed_uids",
     metavar="UID",
     multiple=True,
-    help="Leave the state of this operator behind, which no longer exists. Can be given several times.",
+    help="Leave the state of this operator behind, which no longer exists. Repeatable.",
 )
 _remote = click.option("--remote", metavar="URL", help="Spark Connect server for the program. Default: a local one.")
 
@@ -74,7 +74,7 @@ def _folder(path: str | None, endpoint_url: str | None) -> StorageLocation | Non
 
 @contextmanager
 def _attempt(program: str, job: StorageLocation, remote: str | None, what: str, **options: Any) -> Iterator[JobAttempt]:
-    """Runs an execution attempt of the program, as a Dagster job does; reports its progress on standard error."""
+    """Runs an execution attempt of the program, as a Dagster job does. Shows its progress on standard error."""
     from dagster_flinkpy.orchestration.program import load_program, program_attempt
     from dagster_flinkpy.orchestration.resources import SparkResource
 
@@ -101,7 +101,7 @@ def _attempt(program: str, job: StorageLocation, remote: str | None, what: str, 
 def trigger(directory: str, target: str | None, format_type: SavepointFormatType, endpoint_url: str | None) -> None:
     """Keep the latest checkpoint of the job in DIR as a savepoint, and print its path.
 
-    Works while the job is running.
+    The job may be running.
     """
     click.echo(trigger_savepoint(location_of(directory, endpoint_url), _folder(target, endpoint_url), format_type))
 
@@ -127,14 +127,14 @@ def stop(
 ) -> None:
     """Stop the job in DIR with a savepoint, and print its path.
 
-    Later runs find the job finished until a savepoint is restored.
+    The job stays stopped until a savepoint is restored.
     """
     job, folder, what = location_of(directory, endpoint_url), _folder(target, endpoint_url), "savepoint stop"
     if program is not None:
         with _attempt(program, job, remote, what) as attempt:
             path = attempt.stop_with_savepoint(None if folder is None else folder.url, format_type, drain=drain)
     elif drain:
-        raise click.UsageError("--drain fires timers, which needs the program: add --program module:function")
+        raise click.UsageError("--drain fires timers, which needs the program: add --program MODULE:NAME")
     else:
         path = stop_with_savepoint(job, folder, format_type, owner=owner_of(what), now_ms=current_millis())
     click.echo(path)
@@ -153,7 +153,7 @@ def stop(
 @click.option(
     "--claim-mode",
     type=click.Choice([each.name.lower() for each in RecoveryClaimMode]),
-    help="Who owns the savepoint afterwards: the job (claim) or still you (no_claim, the default). Needs --program.",
+    help="Who owns the savepoint afterwards: the job (claim), or still you (no_claim, the default). Needs --program.",
 )
 @_remote
 @endpoint_url_option
@@ -171,7 +171,7 @@ def restore(
 ) -> None:
     """Make the savepoint in PATH the latest checkpoint of the job in DIR, which need not exist yet.
 
-    Without --program the savepoint is not checked against the program until the next run.
+    Without --program, the next run is the first to check whether the savepoint fits the program.
     """
     job, savepoint, what = location_of(directory, endpoint_url), location_of(path, endpoint_url), "savepoint restore"
     if program is not None:
@@ -203,7 +203,7 @@ def restore(
     required=True,
     help="The program, or the function that builds it; FILE.py:NAME works too.",
 )
-@click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator that the run would ask for.")
+@click.option("--parallelism", type=click.IntRange(min=1), help="Subtasks per operator that the run would use.")
 @_allow_all
 @_allow_uids
 @json_option("the plan")
@@ -247,7 +247,7 @@ def _print_plan(found: RestoreForecast, console: Console) -> None:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 @endpoint_url_option
 def dispose(paths: tuple[str, ...], endpoint_url: str | None) -> None:
-    """Delete the savepoint in each PATH. A PATH may also be a chk-N folder that was restored without being claimed."""
+    """Delete the savepoint in each PATH, or a chk-N folder that a job restored without claiming it."""
     with progress("deleting", "savepoints", len(paths)) as advance:
         for path in paths:
             dispose_savepoint(
@@ -279,7 +279,7 @@ def verify(path: str, drill: bool, endpoint_url: str | None) -> None:
 @savepoint.command("describe")
 @click.argument("path", metavar="PATH")
 @click.option("--uid", help="Show only this operator, with its subtasks.")
-@json_option("all of the metadata, or with --uid that of the operator")
+@json_option("the metadata (with --uid, that of the operator)")
 @endpoint_url_option
 def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_json: bool) -> None:
     """Show the contents of PATH: a savepoint, a chk-N folder, or the folder of a job for its latest checkpoint."""
@@ -344,7 +344,7 @@ def _print_subtasks(operator: OperatorState, console: Console) -> None:
 
 
 def _metrics(subtasks: Iterable[SubtaskState]) -> dict[str, int | float]:
-    """Returns late records that were dropped, and the metrics of user functions."""
+    """Returns the number of late records dropped, and the metrics of user functions."""
     found = [subtask.metrics for subtask in subtasks]
     late = [int(metrics[LATE_RECORDS_DROPPED]) for metrics in found if LATE_RECORDS_DROPPED in metrics]
     return {**({LATE_RECORDS_DROPPED: sum(late)} if late else {}), **user_metrics(found)}
@@ -366,7 +366,7 @@ def _facts(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
 def _operator_row(operator: OperatorState) -> list[str]:
     tables = [table for subtask in operator.subtasks if subtask.keyed for table in subtask.keyed.tables]
     handles = [handle for subtask in operator.subtasks for handle in subtask.operator_state]
-    # A subtask that has read nothing has none; an idle one does not hold event time back either.
+    # A subtask that has read nothing has no watermark. An idle one does not hold event time back either.
     watermarks = [subtask.watermark for subtask in operator.subtasks if subtask.watermark is not None]
     return [
         operator.uid,

@@ -21,7 +21,7 @@ __all__ = ["state"]
 
 @click.group()
 def state() -> None:
-    """The state in savepoints and checkpoints."""
+    """Read the state in savepoints and checkpoints."""
 
 
 @state.command("read")
@@ -69,7 +69,10 @@ def read_state(
 @click.argument("path", metavar="PATH")
 @click.argument("query")
 @click.option(
-    "--key", "keys", multiple=True, help="Read only this key: text, or JSON if keys are not strings. Repeatable."
+    "--key",
+    "keys",
+    multiple=True,
+    help="Read only this key. Write a string as it is, any other key as JSON. Repeatable.",
 )
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @endpoint_url_option
@@ -119,5 +122,5 @@ def _cell(value: Any) -> str:
 
 
 def _plain(value: Any) -> str:
-    """Converts a value that JSON has no type for."""
+    """Converts a value for which JSON has no type."""
     return value.hex() if isinstance(value, bytes) else str(value)

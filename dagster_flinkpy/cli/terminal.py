@@ -71,7 +71,7 @@ def time_of(when: datetime) -> str:
 
 
 def watermark_of(milliseconds: int) -> str:
-    """Formats a watermark as a time if it is one."""
+    """Formats a watermark as a time, or in words if it is not one."""
     if milliseconds == 2**63 - 1:  # Flink: Watermark.MAX_WATERMARK
         return "end of input"
     try:

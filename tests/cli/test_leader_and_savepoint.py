@@ -116,7 +116,7 @@ def test_a_lost_head_is_recovered(job: Path) -> None:
     (job / "HEAD").unlink()
     for command in (["savepoint", "describe"], ["checkpoints", "sweep"], ["savepoint", "trigger"]):
         assert f"'flinkpy checkpoints recover file://{job}'" in error_of(*command, job)
-    assert "goes on from checkpoint 1\n" in printed("checkpoints", "recover", job)
+    assert "continues from checkpoint 1\n" in printed("checkpoints", "recover", job)
     assert counts(job.parent) == REST
 
 
@@ -134,9 +134,9 @@ def test_what_was_committed_later_needs_force(job: Path) -> None:
     (job / "chk-2" / "_metadata").write_bytes(b"")
     assert "the sinks have committed checkpoint 2" in error_of("checkpoints", "recover", job)
     told = printed("checkpoints", "recover", job, "--force")
-    assert "goes on from checkpoint 1" in told
+    assert "continues from checkpoint 1" in told
     assert "damaged: file://" in told
-    assert "ids up to 2 were taken later" in told
+    assert "ids up to 2 were used later" in told
 
 
 # --- savepoints -------------------------------------------------------------------------------------------------------

@@ -256,7 +256,7 @@ def test_the_programs_sinks_say_what_they_have_committed(
     recover = ["checkpoints", "recover", job, "--program", f"{program}:build"]
     assert "newest intact checkpoint" in (told := error_of(*recover))
     assert "committed checkpoint 7" in told
-    assert "goes on from checkpoint 2" in printed(*recover, "--force")
+    assert "continues from checkpoint 2" in printed(*recover, "--force")
 
 
 # --- which program, and which job of it -------------------------------------------------------------------------------
