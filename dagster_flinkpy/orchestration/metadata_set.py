@@ -45,6 +45,10 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     records_out: int | None = None
     rows_committed: int | None = None
     """Sinks only."""
+    table_files: int | None = None
+    """Tables of jobs without partitions: the files whose rows are ``dagster/row_count``, like the next."""
+    table_digest: str | None = None
+    """Tells whether these are the same files. Only files that come after them are read to count rows again."""
     late_records_dropped: int | None = None
     """Windows only: records of the epoch that were in no window because they came too late."""
     key_count: int | None = None

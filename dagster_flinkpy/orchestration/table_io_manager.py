@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from dagster import ConfigurableIOManager, InputContext, OutputContext, ResourceDependency
 from pydantic import Field
@@ -35,14 +35,13 @@ class FlinkTableIOManager(ConfigurableIOManager):
 
             import pyarrow as pa
             from dagster import AssetIn, Definitions, asset
-            from dagster_flinkpy.orchestration import FlinkTableIOManager, SparkResource
+            from dagster_flinkpy.orchestration import FlinkTableIOManager
 
             @asset(ins={"rows": AssetIn(["words", "table"], input_manager_key="flink_tables")})
             def longest_word(rows: pa.Table) -> str:
                 return max(rows["f0"].to_pylist(), key=len)
 
-            tables = FlinkTableIOManager(spark=SparkResource())
-            defs = Definitions(assets=[longest_word], resources={"flink_tables": tables})
+            defs = Definitions(assets=[longest_word], resources={"flink_tables": FlinkTableIOManager()})
     """
 
     endpoint_url: str | None = Field(
@@ -51,15 +50,15 @@ class FlinkTableIOManager(ConfigurableIOManager):
     region: str | None = Field(default=None, description="S3 region. Default: found by boto3.")
     access_key_id: str | None = Field(default=None, description="S3 access key. Default: credentials found by boto3.")
     secret_access_key: str | None = Field(default=None, description="S3 secret key. Required with access_key_id.")
-    spark: ResourceDependency[SparkResource]
-    """The Spark that reads tables for inputs of type ``pyspark.sql.DataFrame``. Nothing else uses it."""
+    spark: ResourceDependency[SparkResource | None] = cast(Any, None)  # Dagster's type knows no default
+    """The Spark that reads tables for inputs of type ``pyspark.sql.DataFrame``, which need it. Nothing else uses it."""
 
     def load_input(self, context: InputContext) -> Any:
         """Loads the table of the upstream asset.
 
         Raises:
-            Failure: The upstream asset is not the table of a `ParquetSink`, the annotation is none of those above, or
-                a file cannot be read.
+            Failure: The upstream asset is not the table of a `ParquetSink`, the annotation is none of those above, a
+                Spark DataFrame is wanted and `spark` is not set, or a file cannot be read.
         """
         with flink_failures():
             return self._load(context)
@@ -69,6 +68,11 @@ class FlinkTableIOManager(ConfigurableIOManager):
         from dagster_flinkpy.connectors.parquet_table import ParquetTable, table_schema
 
         form = _form(context.dagster_type.typing_type)
+        if form == "spark" and self.spark is None:
+            raise ConfigurationError(
+                f"asset {context.asset_key.to_user_string()} is to be loaded as a Spark DataFrame, but its IO manager "
+                "has no Spark: give it one, as in FlinkTableIOManager(spark=SparkResource())"
+            )
         upstream = context.upstream_output
         facts = {} if upstream is None else upstream.definition_metadata or {}
         uri, record_type = (_text(facts.get(name)) for name in ("dagster/uri", "flink/record_type"))
@@ -83,7 +87,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
         columns: Sequence[str] | None = (context.definition_metadata or {}).get("columns")
         if columns is not None:
             table = table.select(columns)
-        if form == "spark":
+        if self.spark is not None and form == "spark":
             return table.to_spark(self.spark.get_session())
         rows = table.to_arrow()
         if form == "pandas":

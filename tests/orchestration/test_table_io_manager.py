@@ -40,7 +40,7 @@ class Deployment:
 
     def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.folder, self.instance = folder, instance
-        self.resources = {**resources, "tables": FlinkTableIOManager(spark=SparkResource())}
+        self.resources = {**resources, "tables": FlinkTableIOManager()}
         self.words = flink_assets(word_count(folder / "table", ["to", "be", "to"], per_epoch=2), name="words")
 
     def run(self, *assets: AssetsDefinition, with_job: bool = True) -> ExecuteInProcessResult:
@@ -129,7 +129,7 @@ def test_partitions_on_which_a_partition_depends(tmp_path: Path, instance: Dagst
     def all_days(rows: pa.Table) -> list[Any]:
         return sorted(rows["word"].to_pylist())
 
-    manager = FlinkTableIOManager(spark=SparkResource())
+    manager = FlinkTableIOManager()
     jobs = [define_asset_job(f"of_{name}", AssetSelection.assets(name)) for name in ("daily", "weekly", "all_days")]
     definitions = Definitions([table, daily, weekly, all_days], jobs=jobs, resources={"tables": manager})
 
@@ -163,7 +163,11 @@ def test_spark_reads_a_table(tmp_path: Path, instance: DagsterInstance) -> None:
 
 @pytest.mark.parametrize(
     ("upstream", "annotation", "says"),
-    [("table", dict, "annotate the input as pyarrow.Table"), ("count", pa.Table, "is not the table of a ParquetSink")],
+    [
+        ("table", dict, "annotate the input as pyarrow.Table"),
+        ("count", pa.Table, "is not the table of a ParquetSink"),
+        ("table", DataFrame, "give it one, as in FlinkTableIOManager(spark=SparkResource())"),
+    ],
 )
 def test_what_cannot_be_loaded(deployment: Deployment, upstream: str, annotation: type, says: str) -> None:
     def behind(rows: Any) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
@@ -314,3 +315,6 @@ class FileSink(TwoPhaseCommittingSink):
 
     def kinds(self) -> set[str]:
         return {"file"}
+
+    def uri(self) -> str:
+        return self.base_path if "://" in self.base_path else Path(self.base_path).as_uri()

@@ -33,6 +33,7 @@ from dagster_flinkpy.orchestration.runs.partition_events import materialize_part
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
 from dagster_flinkpy.orchestration.runs.report import data_version, operator_metadata
+from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
@@ -263,7 +264,9 @@ def _region_assets(
         if epoch is not None:
             version = data_version(epoch)
             for uid, spec in specs.items():
-                yield from run.materialize(spec, version, operator_metadata(epoch, epoch.operator(uid), token))
+                rows = table_rows(run, job.graph.vertex(uid))
+                metadata = {**operator_metadata(epoch, epoch.operator(uid), token), **rows}
+                yield from run.materialize(spec, version, metadata)
 
     return region
 

@@ -8,7 +8,13 @@ from dagster import AssetKey, TableColumn, TableColumnDep, TableColumnLineage, T
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, FilterSpec, SinkSpec, TimestampsSpec
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSinkSpec,
+    BlockingEdgeSourceSpec,
+    FilterSpec,
+    SinkSpec,
+    TimestampsSpec,
+)
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 
 __all__ = ["column_metadata"]
@@ -35,11 +41,16 @@ def column_metadata(graph: JobGraph, uid: str, assets: Mapping[str, AssetKey]) -
     columns = _columns(types.pop()) if len(types) == 1 else []
     if not columns:
         return TableMetadataSet()
-    lineage = None
+    sources: list[str] = []
     # A side output has other columns than the asset it comes from.
-    if passes_on and all(edge.side_output is None and edge.source in assets for edge in inputs):
-        sources = dict.fromkeys(assets[edge.source] for edge in inputs)
-        lineage = TableColumnLineage({c.name: [TableColumnDep(key, c.name) for key in sources] for c in columns})
+    if passes_on and all(edge.side_output is None for edge in inputs):
+        sources = [edge.source for edge in inputs]
+    elif type(vertex.spec) is BlockingEdgeSourceSpec:
+        sources = [vertex.spec.source.sink_uid]
+    lineage = None
+    if sources and all(source in assets for source in sources):
+        keys = dict.fromkeys(assets[source] for source in sources)
+        lineage = TableColumnLineage({c.name: [TableColumnDep(key, c.name) for key in keys] for c in columns})
     return TableMetadataSet(column_schema=TableSchema(columns), column_lineage=lineage)
 
 

@@ -11,6 +11,7 @@ from dagster import AssetKey, AssetSpec
 
 from dagster_flinkpy.checkpoint.operator_program import operator_code_version
 from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SinkSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError
@@ -64,9 +65,10 @@ class FlinkTranslator:
         """Makes the asset spec of an operator. Its key is ``[name, uid]``."""
         vertex, job = data.vertex, data.job
         interval = job.checkpointing.interval
-        uri = vertex.spec.sink.uri() if isinstance(vertex.spec, SinkSpec) else None
+        sink = vertex.spec.sink if isinstance(vertex.spec, SinkSpec) else None
         types = {edge.type_info for edge in job.graph.inputs(vertex.uid)}
-        record_type = json.dumps(types.pop().to_json()) if uri is not None and len(types) == 1 else None
+        is_table = isinstance(sink, ParquetSink) and len(types) == 1
+        record_type = json.dumps(types.pop().to_json()) if is_table else None
         return AssetSpec(
             key=AssetKey([data.name, vertex.uid]),
             deps=data.upstream,
@@ -88,7 +90,7 @@ class FlinkTranslator:
                     checkpoint_interval_ms=None if interval is None else to_millis(interval),
                     record_type=record_type,
                 ),
-                **UriMetadataSet(uri=uri),
+                **UriMetadataSet(uri=None if sink is None else sink.uri()),
                 **data.columns,
             },
         )

@@ -23,9 +23,11 @@ from dagster import (
 from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 
 from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common.serialization import Encoder
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
+from dagster_flinkpy.datastream.connectors.file_system import FileSink
 from dagster_flinkpy.errors import (
     CommittableLostError,
     ConfigurationError,
@@ -141,6 +143,29 @@ def test_what_is_pickled_has_no_columns(tmp_path: Path) -> None:
     of_a, of_b = (TableColumnDep(AssetKey(["words", uid]), "value") for uid in ("a", "b"))
     assert columns["some"].column_lineage == TableColumnLineage({"value": [of_a]})
     assert columns["table"].column_lineage == TableColumnLineage({"value": [of_a, of_b]})
+
+
+def test_where_text_files_are(tmp_path: Path) -> None:
+    """They are no table: nothing says that they can be loaded as one."""
+    env = StreamExecutionEnvironment.get_execution_environment()
+    words = env.from_collection(["a"], Types.STRING()).uid("words")
+    for uid, path in {"local": str(tmp_path / "a b"), "s3": "s3://bucket/words"}.items():
+        words.sink_to(FileSink.for_row_format(path, Encoder.simple_string_encoder()).build()).uid(uid)
+    [assets] = flink_assets(env, name="words")
+    found = {s.metadata["flink/uid"]: s.metadata for s in assets.specs}
+    assert found["local"]["dagster/uri"] == (tmp_path / "a b").as_uri()
+    assert found["s3"]["dagster/uri"] == "s3://bucket/words"
+    assert "flink/record_type" not in found["local"]
+
+
+def test_columns_pass_through_a_blocking_edge(tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    words = env.from_collection(["a"], Types.STRING()).uid("words")
+    words.blocking().sink_to(ParquetSink(str(tmp_path))).uid("table")
+    specs = {s.key.path[-1]: s for each in flink_assets(env, name="words") for s in each.specs}
+    key, of = "words.exchange.table", TableColumnDep(AssetKey(["words", "words.exchange"]), "value")
+    lineage = TableMetadataSet.extract(specs[key].metadata).column_lineage
+    assert lineage == TableColumnLineage({"value": [of]})
 
 
 def test_one_step_per_region(tmp_path: Path) -> None:

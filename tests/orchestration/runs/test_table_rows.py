@@ -1,0 +1,73 @@
+"""The number of rows of a table in the materializations; tasks run in the harness."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import AssetKey, DagsterInstance, materialize
+
+from dagster_flinkpy.orchestration import flink_assets
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from tests.orchestration.programs import word_count
+from tests.runtime.harness import run_rows
+
+
+class Words:
+    """A word count of one word in each run."""
+
+    def __init__(self, table: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.table, self.instance, self.resources = table, instance, resources
+
+    def run(self, **config: Any) -> list[str]:
+        """Runs an epoch; returns the warnings about the table."""
+        assets = flink_assets(word_count(self.table, ["a", "b", "a"] * 3, per_epoch=3), name="words")
+        config = {"ops": {"words": {"config": config}}}
+        result = materialize(assets, instance=self.instance, resources=self.resources, run_config=config)
+        assert result.success
+        logged = self.instance.all_logs(result.run_id)
+        return [entry.message for entry in logged if "were not counted" in entry.message]
+
+    def count(self, uid: str = "table") -> tuple[Any, Any]:
+        event = self.instance.get_latest_materialization_event(AssetKey(["words", uid]))
+        assert event is not None
+        assert event.asset_materialization is not None
+        metadata = event.asset_materialization.metadata
+        values = (metadata.get(name) for name in ("dagster/row_count", "flink/table_files"))
+        rows, files = (value and value.value for value in values)
+        return rows, files
+
+
+@pytest.fixture
+def words(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Words:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job))
+    return Words(tmp_path / "table", instance, resources)
+
+
+def test_a_table_has_the_rows_of_all_its_files(words: Words) -> None:
+    words.run()
+    files = len(list(words.table.glob("*.parquet")))
+    assert words.count() == (3, files)
+    assert words.count("count") == (None, None), "only tables have rows"
+    words.run()
+    assert words.count()[0] == 6
+    words.run(start_empty=True)
+    assert words.count()[0] == 9, "rows stay that were committed before"
+    for path in words.table.glob("*.parquet"):
+        path.unlink()
+    words.run()
+    assert words.count()[0] == 3
+
+
+def test_a_table_that_cannot_be_counted_has_no_number(words: Words) -> None:
+    words.run()
+    (words.table / "a.parquet").write_text("nothing")
+    (warning,) = words.run()
+    assert words.table.as_uri() in warning
+    assert words.count() == (None, None)
+    (words.table / "a.parquet").unlink()
+    words.run()
+    assert words.count()[0] == 9
