@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -34,7 +35,16 @@ def test_a_distribution_without_numbers_has_no_least_one() -> None:
     assert group.values() == {"size.count": 0, "size.sum": 0}
     for value in (3, 1, 5):
         distribution.update(value)
-    assert group.values() == {"size.count": 3, "size.sum": 9, "size.min": 1, "size.max": 5}
+    assert group.values() == {
+        "size.count": 3,
+        "size.sum": 9,
+        "size.min": 1,
+        "size.max": 5,
+        "size.mean": 3.0,
+        "size.p50": 3,
+        "size.p95": 5,
+        "size.p99": 5,
+    }
 
 
 def test_values_are_taken_once() -> None:
@@ -44,7 +54,10 @@ def test_values_are_taken_once() -> None:
     group.gauge("rate", lambda: float("nan"))
     counter.inc(2)
     distribution.update(3)
-    assert group.take() == {
+    taken = group.take()
+    (bucket,) = (name for name in taken if name.startswith("user_bucket."))
+    assert taken.pop(bucket) == 1
+    assert taken == {
         "user.seen": 2,
         "user_max.open": 7,
         "user.types.size.count": 1,
@@ -75,18 +88,69 @@ def test_numbers_of_numpy_are_plain_ones() -> None:
     assert json.dumps(group.take()) == '{"user_max.open": 7, "user_max.rate": 0.5}'
 
 
-@given(
-    st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=8), min_size=1, max_size=4),
-    st.sampled_from(["max", "a.b"]),
-)
-def test_distributions_of_subtasks_are_one(subtasks: list[list[int]], name: str) -> None:
-    def taken(values: list[int]) -> dict[str, int | float]:
-        group = MetricGroup()
-        distribution, counter = group.distribution("size"), group.counter("least.min")
-        for value in values:
-            distribution.update(value)
-            counter.inc(value)
-        return {"records_in": 1, **group.take()}
+def stored(values: Iterable[float], name: str = "size") -> dict[str, int | float]:
+    """What a checkpoint stores of a subtask; it has been through JSON."""
+    group = MetricGroup()
+    distribution, counter = group.distribution(name), group.counter("least.min")
+    for value in values:
+        distribution.update(value)  # type: ignore[arg-type]
+        counter.inc(int(value))
+    found: dict[str, int | float] = json.loads(json.dumps({"records_in": 1, **group.take()}))
+    return found
 
+
+NUMBERS = st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+@given(st.lists(st.lists(st.integers(-(2**40), 2**40), max_size=8), min_size=1, max_size=4), st.booleans())
+def test_distributions_of_subtasks_are_one(subtasks: list[list[int]], nested: bool) -> None:
+    name = "a.b" if nested else "max"
     together = [value for values in subtasks for value in values]
-    assert user_metrics(map(taken, subtasks)) == user_metrics([taken(together)])
+    assert user_metrics(stored(values, name) for values in subtasks) == user_metrics([stored(together, name)])
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=200))
+def test_percentiles_are_at_most_so_much_off(values: list[int | float]) -> None:
+    found, ordered = user_metrics([stored(values)]), sorted(values)
+    assert (found["size.count"], found["size.min"], found["size.max"]) == (len(values), ordered[0], ordered[-1])
+    for percentile in (50, 95, 99):
+        exact = ordered[-(-percentile * len(values) // 100) - 1]
+        assert abs(found[f"size.p{percentile}"] - exact) <= abs(exact) * 0.032
+
+
+def test_percentiles_of_many_numbers() -> None:
+    group = MetricGroup()
+    distribution = group.distribution("ms")
+    for value in range(10_000):
+        distribution.update(value)
+    found = group.values()
+    assert (found["ms.count"], found["ms.sum"], found["ms.mean"]) == (10_000, 49_995_000, 4_999.5)
+    assert found["ms.p50"] == pytest.approx(4_999, rel=0.032)
+    assert found["ms.p99"] == pytest.approx(9_899, rel=0.032)
+    assert len(group.take()) < 200, "what is stored does not grow with the numbers"
+
+
+@given(st.lists(st.integers(-31, 31), min_size=1))
+def test_percentiles_of_small_integers_are_exact(values: list[int]) -> None:
+    ordered = sorted(values)
+    assert user_metrics([stored(values)])["size.p95"] == ordered[-(-95 * len(values) // 100) - 1]
+
+
+def test_checkpoints_of_earlier_releases_have_no_percentiles() -> None:
+    former = {"user.size.count": 2, "user.size.sum": 5, "user_min.size.min": 1, "user_max.size.max": 4}
+    assert user_metrics([former]) == {"size.count": 2, "size.sum": 5, "size.min": 1, "size.max": 4}
+
+
+@pytest.mark.parametrize("value", [None, "7", float("nan"), float("inf")])
+def test_a_distribution_takes_finite_numbers(value: object) -> None:
+    group = MetricGroup()
+    with pytest.raises(TypeMismatchError, match="finite numbers, not"):
+        group.distribution("size").update(value)  # type: ignore[arg-type]
+    assert group.values()["size.count"] == 0
+
+
+def test_a_distribution_of_numbers_of_numpy() -> None:
+    group = MetricGroup()
+    distribution = group.distribution("size")
+    distribution.update(np.int64(7))  # type: ignore[arg-type]
+    assert json.loads(json.dumps(group.take()))["user.size.sum"] == 7

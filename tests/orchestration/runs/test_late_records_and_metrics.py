@@ -127,10 +127,16 @@ def test_numbers_of_the_epoch_are_metadata(deployment: Deployment, barriers: int
         "event.time.sum": 42_000,
         "event.time.min": 5_000,
         "event.time.max": 31_000,
+        "event.time.mean": 14_000,
+        "event.time.p50": pytest.approx(6_000, rel=0.032),
+        "event.time.p95": 31_000,
+        "event.time.p99": 31_000,
         "last": 31_000,
     }
     assert sorted(record.data["seen"] for record in deployment.subtasks("measured")) == [1, 2]
     assert [record.data["late_records_dropped"] for record in deployment.subtasks("window")] == [2]
+    (single,) = (record.data for record in deployment.subtasks("measured") if record.data["seen"] == 1)
+    assert single["event.time.p99"] == 6_000, "each subtask has percentiles of its own"
     rows = deployment.describe()
     assert ["window", "late_records_dropped", "2"] in rows
     assert ["measured", "event.time.sum", "42,000"] in rows
