@@ -1,4 +1,4 @@
-"""Says where the segments of a job's blocking edges lie."""
+"""Sets the storage location of a job's blocking edges."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["bind_blocking_edges"]
 
 
 def bind_blocking_edges(graph: JobGraph, location: StorageLocation) -> JobGraph:
-    """Returns the graph with the segments of its blocking edges at a location."""
+    """Returns the graph with its blocking edges stored at a location."""
 
     def bound(uid: str, spec: Any) -> Any:
         if isinstance(spec, BlockingEdgeSinkSpec):

@@ -1,4 +1,4 @@
-"""The committers of a job's sinks: second phase of their commits, on the driver (Flink: ``CommitterOperator``)."""
+"""The committers of a job's sinks: the second phase of their commits, on the driver (Flink: ``CommitterOperator``)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Committers:
 
     Args:
         graph: The program.
-        job_id: The job.
-        fencing_token: Of the execution attempt.
-        watchdog: Calls them.
+        job_id: Id of the job.
+        fencing_token: Fencing token of the execution attempt.
+        watchdog: Runs each call of a committer.
     """
 
     def __init__(self, graph: JobGraph, job_id: str, fencing_token: int, watchdog: Watchdog) -> None:
@@ -39,7 +39,7 @@ class Committers:
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """Of the sinks."""
+        """Uids of the sinks."""
         return tuple(self._committers)
 
     def __iter__(self) -> Iterator[SinkCommitter]:
@@ -49,7 +49,7 @@ class Committers:
         """Checks that all sinks can replace a partition; otherwise no attempt could commit a completed checkpoint.
 
         Raises:
-            ConfigurationError: Names the sink.
+            ConfigurationError: A sink cannot. The message names it.
         """
         for uid, committer in self._committers.items():
             if type(committer).replace_partition is SinkCommitter.replace_partition:
@@ -59,36 +59,39 @@ class Committers:
                 )
 
     def commit(self, metadata: CheckpointMetadata) -> int:
-        """Commits a completed checkpoint; returns how many of its committables had been committed before.
+        """Commits a completed checkpoint.
 
-        A checkpoint of a time partition replaces what older ones have committed to that partition. For a moment a
-        reader sees both.
+        A checkpoint of a time partition replaces what older checkpoints have committed to that partition. For a moment
+        readers see both.
+
+        Returns:
+            How many of its committables had already been committed.
 
         Raises:
-            CommittableLostError: One is gone; all others are committed.
-            SinkCommitError: One cannot be committed.
+            CommittableLostError: A committable is gone; all others are committed.
+            SinkCommitError: A committable cannot be committed.
             CheckpointTimeoutError: A commit hangs.
         """
         before, lost = 0, None
         for uid, committer in self._committers.items():
             if requests := _requests(metadata, uid):
                 try:
-                    before += self._watchdog.run(f"the commit of sink {uid!r}", committer.commit, requests)
+                    before += self._watchdog.run(f"committing sink {uid!r}", committer.commit, requests)
                 except CommittableLostError as e:
                     lost = lost or e
         if lost is not None:
             raise lost
         if metadata.partition is not None:
             for uid, committer in self._committers.items():
-                what = f"the replacement of partition {metadata.partition} in sink {uid!r}"
+                what = f"replacing partition {metadata.partition} in sink {uid!r}"
                 self._watchdog.run(what, committer.replace_partition, metadata.partition, metadata.checkpoint_id)
         return before
 
     def last_committed(self) -> int | None:
-        """The newest checkpoint of which a sink has committed something that is still there; None: nobody knows."""
+        """Returns the newest checkpoint of which a sink still has committed output, or None if no sink knows."""
         found = []
         for uid, committer in self._committers.items():
-            what = f"the look at what sink {uid!r} has committed"
+            what = f"reading what sink {uid!r} has committed"
             if (last := self._watchdog.run(what, committer.last_committed)) is not None:
                 found.append(last)
         return max(found, default=None)
@@ -97,7 +100,7 @@ class Committers:
         """Returns the number of open transactions that the latest checkpoint does not name, by uid."""
         return {
             uid: self._watchdog.run(
-                f"the look at what sink {uid!r} has open",
+                f"listing the open transactions of sink {uid!r}",
                 committer.lingering,
                 _requests(latest, uid) if latest else [],
             )
@@ -109,7 +112,8 @@ class Committers:
         aborted = 0
         for uid, committer in self._committers.items():
             kept = _requests(latest, uid) if latest else []
-            aborted += self._watchdog.run(f"the abort of what sink {uid!r} has open", committer.abort_lingering, kept)
+            what = f"aborting the open transactions of sink {uid!r}"
+            aborted += self._watchdog.run(what, committer.abort_lingering, kept)
         return aborted
 
 

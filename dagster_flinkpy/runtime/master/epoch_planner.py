@@ -1,4 +1,4 @@
-"""Plans the epochs of a job: the state each starts from, what it reads, and the metadata of its checkpoint."""
+"""Plans the epochs of a job: the state each one starts from, what it reads, and the metadata of its checkpoint."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class EpochPlanner:
     Args:
         graph: The program.
         config: Where the job runs.
-        context: Where the split enumerators run, and for whom.
+        context: Tells split enumerators which job and attempt they work for.
         restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
-        plan: Its state by operator.
+        plan: The restored state by operator; None if the job starts empty.
     """
 
     def __init__(
@@ -50,14 +50,14 @@ class EpochPlanner:
         self.parent = restored
         """The checkpoint or savepoint that the next epoch continues from."""
         self.partition: TimePartition | None = None
-        """The partition of time that the next epoch reads."""
+        """The time partition that the next epoch reads; None if it reads the next input."""
         coordinators = {u: o.coordinator_state for u, o in plan.operators.items() if o.restored} if plan else {}
         self.splits = SplitPlanner(graph, coordinators, context)
-        """Deals out what the sources read."""
+        """Plans the splits that the sources read."""
         self.ended: dict[int, bool] = {}
-        """By checkpoint of the last plan, whether all input ends with it."""
+        """Whether all input ends with a checkpoint, for each checkpoint of the last plan."""
         self._graph = self._program = graph
-        # What has no uid of its own has a name that another operator may have tomorrow.
+        # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
         self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
         self._python = pack(graph.vertices[0].python)
         self._config = config
@@ -66,7 +66,7 @@ class EpochPlanner:
         self._repeated: int | None = None
 
     def read_partition(self, partition: TimePartition) -> None:
-        """Restricts the sources to a time partition, which the next epoch reads completely.
+        """Restricts the sources to a time partition; the next epoch reads all of it.
 
         Raises:
             ConfigurationError: A source cannot be read by partition.
@@ -75,12 +75,12 @@ class EpochPlanner:
         self.splits = SplitPlanner(self._program, {}, self._context, whole=True)
 
     def plan(self, checkpoint_id: int, barriers: int, next_checkpoint: Callable[[], int]) -> list[Epoch]:
-        """Plans the epochs of one Spark job; fewer than asked for if the input ends.
+        """Plans the epochs of one Spark job. There are fewer than asked for if the input ends.
 
         Args:
             checkpoint_id: The checkpoint of the first barrier.
-            barriers: The greatest number of epochs.
-            next_checkpoint: Returns the id of each further checkpoint.
+            barriers: The maximum number of epochs.
+            next_checkpoint: Triggers one more checkpoint and returns its id.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -111,7 +111,7 @@ class EpochPlanner:
         for task, splits in first.splits.items():
             inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
         config, checkpointing = self._config, self._config.checkpointing
-        # No Spark job follows the end of input that could process what is in flight.
+        # After the end of input no Spark job follows that could process in-flight records.
         unaligned = checkpointing.unaligned and not self.ended[last.checkpoint_id]
         return EpochJob(
             graph=self._program,
@@ -136,8 +136,8 @@ class EpochPlanner:
         """Returns the metadata of the checkpoint at the end of an epoch.
 
         Args:
-            write: What was acknowledged.
-            properties: JSON values; those that are None are left out.
+            write: The acknowledged state.
+            properties: Properties of the checkpoint, as JSON values; those that are None are left out.
         """
         operators = tuple(
             OperatorState(
@@ -167,7 +167,7 @@ class EpochPlanner:
         )
 
     def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
-        """Returns the end state of a time partition if a checkpoint is one, or None.
+        """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state.
 
         Args:
             metadata: The checkpoint.
@@ -177,7 +177,7 @@ class EpochPlanner:
             return PartitionEnd(self.partition.key, self.partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
         if metadata.checkpoint_id != self._repeated:
             return None
-        # The same state once more, such as at another parallelism: the next partition is to start from this one.
+        # A repeated checkpoint has the same state, such as at another parallelism. The next partition starts from it.
         same = (end for end in kept if end.checkpoint_id == metadata.parent_id)
         return next((replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)
 

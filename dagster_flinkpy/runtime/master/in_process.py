@@ -1,6 +1,6 @@
 """Runs the tasks of an epoch job in this process, one after the other, without Spark.
 
-The tasks are the same, and get the rows in the order in which Spark's shuffle would bring them.
+The tasks are the same, and get their rows in the order in which Spark's shuffle would deliver them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ __all__ = ["Shuffle", "run_in_process", "shuffled"]
 _ROWS_AT_ONCE = 1024
 
 Shuffle = Callable[[int, pa.Table, int], list[list[pa.RecordBatch]]]
-"""Spreads the rows for a stage over its tasks: takes stage, rows and number of tasks; gives each task's batches."""
+"""Distributes rows over the tasks of a stage. Takes the stage, the rows and the number of tasks; returns each task's
+batches."""
 
 
 def shuffled(stage: int, rows: pa.Table, width: int) -> list[list[pa.RecordBatch]]:
-    """Distributes and sorts rows as the Spark shuffle does."""
+    """Distributes and sorts rows like the Spark shuffle."""
     ordered = rows.sort_by([("seq", "ascending"), ("edge", "ascending"), ("channel", "ascending")])
     targets = ordered.column("target").to_numpy() % width
     return [
@@ -33,13 +34,13 @@ def shuffled(stage: int, rows: pa.Table, width: int) -> list[list[pa.RecordBatch
 
 
 def run_in_process(job: EpochJob, shuffle: Shuffle = shuffled) -> Iterator[WireRow]:
-    """Runs all stages of an epoch job, and yields the rows meant for the driver.
+    """Runs all stages of an epoch job, and yields the rows for the driver.
 
-    Each task unpickles the job, as on Spark: user functions of two subtasks share nothing.
+    Each task unpickles the job, as on Spark, so the user functions of two subtasks share no objects.
 
     Args:
         job: What the tasks do.
-        shuffle: Brings the rows of one stage to the tasks of the next.
+        shuffle: Distributes the rows of one stage over the tasks of the next.
 
     Raises:
         ConfigurationError: A user function cannot be pickled.

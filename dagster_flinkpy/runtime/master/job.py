@@ -1,11 +1,11 @@
-"""The job loop: one execution attempt, epoch by epoch, from the last completed checkpoint on.
+"""The job loop: runs one execution attempt, epoch by epoch, starting from the last completed checkpoint.
 
 The coordinator decides what to do, and this module does it: it runs the Spark job, writes the metadata and commits the
-sinks. :mod:`~dagster_flinkpy.runtime.master.starting_point` knows what is restored, and
-:mod:`~dagster_flinkpy.runtime.master.epoch_planner` knows what an epoch reads.
+sinks. :mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore, and
+:mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads.
 
 The module is longer than others on purpose: every instruction of the coordinator changes the state of the one attempt.
-What can stand alone is in other modules.
+Whatever can stand alone is in other modules.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ from dagster_flinkpy.storage import StorageLocation
 __all__ = ["JobAttempt", "JobConfig"]
 
 _LEASE_MARGIN = timedelta(minutes=1)
-"""How much longer than a checkpoint may take an attempt promises to live."""
+"""The lease of an attempt lasts this much longer than the checkpoint timeout."""
 _LINE_CHARACTERS = 2_000
 
 
@@ -128,31 +128,32 @@ class JobAttempt:
     Args:
         graph: The program, which is one pipelined region.
         config: Where the job runs.
-        owner: Who runs it, in words for people, such as a Dagster run id.
-        led_by: Id of the run that it belongs to, for other runs of the job. Default: it is unknown.
-        start_empty: Starts from empty state, although there may be checkpoints.
-        start_over: Whether it may begin although HEAD or the latest checkpoint is lost or damaged. Default: where
-            ``start_empty`` or ``restore_from`` says what to start from.
-        parallelism: Of all operators without one of their own; None: that of the restored checkpoint's rescale, if
-            there was one, else that of the program.
-        restore_from: A savepoint (its folder, a path or URL), a checkpoint of this job (``chk-7``), or this job's own
-            folder, which is its latest checkpoint; None: the last completed checkpoint.
-        claim_mode: Whose ``restore_from`` is afterwards; None: as the program says, which is ``NO_CLAIM`` by default.
-        allow_non_restored_state: Leaves state behind whose operator, or master hook, is gone: any, or of these uids.
-        allow_pickled_state: Restores pickled state of a savepoint outside the job's own prefix, too; whoever wrote it
-            can run code here.
-        run_id: The same for all tries of one run. A try after one that completed a checkpoint does not restore
-            ``restore_from`` again, which would commit the same rows again: it goes on from that checkpoint. Nor does
-            it read a DataFrame again.
-        require_uids: Whether stateful operators must have one; not where the state is thrown away afterwards.
+        owner: Who runs the attempt, in a form that people understand, such as a Dagster run id.
+        led_by: Id of the run that the attempt belongs to, for other runs of the job. Default: unknown.
+        start_empty: Whether to start from empty state, even if there are checkpoints.
+        start_over: Whether the attempt may begin even if HEAD or the latest checkpoint is lost or damaged. Default:
+            True if ``start_empty`` or ``restore_from`` is given.
+        parallelism: Parallelism of the operators that do not set their own. Default: the one that the restored
+            checkpoint was rescaled to, or else that of the program.
+        restore_from: A savepoint (its folder, as a path or URL), a checkpoint of this job (``chk-7``), or this job's
+            own folder, which stands for its latest checkpoint. Default: the last completed checkpoint.
+        claim_mode: Who owns ``restore_from`` after the restore. Default: what the program sets, or else ``NO_CLAIM``.
+        allow_non_restored_state: Whether to leave behind state whose operator or master hook is gone: True for any
+            state, or a list of uids.
+        allow_pickled_state: Whether a savepoint outside the job's own prefix may contain pickled state. Whoever wrote
+            it can run code here.
+        run_id: Identifies the run; all its tries have the same one. Once a try has completed a checkpoint, later tries
+            continue from there. They neither restore ``restore_from`` again, which would commit the same rows twice,
+            nor read a DataFrame again.
+        require_uids: Whether stateful operators must have a uid. Not needed if the state is thrown away afterwards.
         on_progress: Takes one-line progress messages.
-        on_log: Takes what user functions log and print on the workers. Default: it is logged and printed here.
+        on_log: Takes what user functions log and print on the workers. Default: logs and prints it in this process.
 
     Raises:
         MissingUidError: A stateful operator has no uid.
-        ConditionalWritesUnsupportedError: The store would not fence.
+        ConditionalWritesUnsupportedError: The store does not support the conditional writes that fencing needs.
         RestoreError: The state does not fit the program.
-        CommittableLostError: What the last checkpoint has to commit is gone, and nothing else is to be restored.
+        CommittableLostError: Something that the last checkpoint has to commit is gone, and nothing else is restored.
         HeadLostError: The job has run before, but its HEAD is missing.
         CorruptMetadataError: The checkpoint cannot be read.
     """
@@ -186,13 +187,14 @@ class JobAttempt:
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
         self.config = config
         self.restored: CheckpointMetadata | None = None
-        """The checkpoint or savepoint it started from."""
+        """The checkpoint or savepoint that the attempt started from; None if it started empty."""
         self.committed_on_recovery = 0
-        """Committables of the last checkpoint that were not committed when the attempt began."""
+        """How many committables of the last checkpoint this attempt had to commit when it began."""
         self.aborted_lingering = 0
-        """Open transactions of dead attempts that were aborted."""
+        """How many open transactions of dead attempts were aborted."""
         self.finished = False
-        """Whether all input has ended and is in the last checkpoint, or the job was stopped with a savepoint."""
+        """Whether the last checkpoint contains all input and the input has ended, or the job was stopped with a
+        savepoint."""
         self._owner, self._led_by = owner, led_by
         self._start_over = start_empty or restore_from is not None if start_over is None else start_over
         self._run_id = run_id
@@ -214,21 +216,21 @@ class JobAttempt:
         self._barriers = 1
         self._periodic = False
         self._due_ms = 0
-        """When the next periodic checkpoint is, in milliseconds since 1970."""
+        """The time of the next periodic checkpoint, in milliseconds since 1970."""
         self._stopped = False
-        """Whether the job was stopped before, and nobody has restored a savepoint since."""
+        """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._stopping = False
         self._draining = False
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._emitted: list[int] | None = None
-        """While the barriers of one Spark job are emitted: their checkpoints."""
+        """The checkpoints of the Spark job that is being planned; None at other times."""
         self._subsumed: list[int] = []
-        """Checkpoints that are to be deleted when the Spark job's are complete."""
+        """Checkpoints to delete once all checkpoints of the Spark job are complete."""
         self._printed: list[str] = []
         self.collected: dict[str, list[pa.Array]] = {}
-        """The records that the last epoch sent back, as columns, by uid of the collect operator."""
+        """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
 
     def _progress(self, line: str) -> None:
         if self._on_progress is not None:
@@ -265,12 +267,12 @@ class JobAttempt:
             )
         latest = self._attempt.latest
         if self._attempt.left_behind:
-            self._progress(f"starts over, and leaves behind: {self._attempt.left_behind}")
+            self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
         self._restore.skip_if_restored(latest)
         self._committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog)
         self._recover(latest)
         self.restored = self._watchdog.run(
-            "the load of the state to restore", self._restore.load, self.config, self.graph, self._store, self._attempt
+            "loading the state to restore", self._restore.load, self.config, self.graph, self._store, self._attempt
         )
         plan: RestorePlan | None = None
         self.graph = self._restore.settle_parallelism(self._program, self.restored)
@@ -287,11 +289,11 @@ class JobAttempt:
             self.config.job_id,
             self._attempt.token,
             self._plan(),
-            # A failed epoch leaves nothing to go on from: the next attempt starts at the last checkpoint.
+            # An attempt cannot continue after a failed epoch: the next attempt starts from the last checkpoint.
             replace(self.config.checkpointing, tolerable_failed=0),
             restored=self.restored,
             retained=self._attempt.head.retained,
-            statistics=self._watchdog.run("the load of the statistics", self._store.load_statistics, self._attempt),
+            statistics=self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt),
         )
         self._drive(JobStatusChanged(_now(), running=True))
 
@@ -299,31 +301,34 @@ class JobAttempt:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.close()
-        # What a run leaves that was fenced, or cannot reach the store, is for the next one to tidy up.
+        # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):
             if error is None and self._error is None:
                 self._abort_left_open()
         with suppress(FlinkPyError):
             if self._discards_checkpoints(error):
-                self._watchdog.run("the deletion of checkpoints", self._store.delete_checkpoints, self._attempt)
+                self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
         with suppress(FlinkPyError):
             statistics = self._coordinator.statistics
-            self._watchdog.run("the write of the statistics", self._store.save_statistics, self._attempt, statistics)
+            self._watchdog.run("writing the statistics", self._store.save_statistics, self._attempt, statistics)
         self._end()
 
     def _end(self) -> None:
         self._hooks.close()
-        with suppress(FlinkPyError):  # a lease that is not given back runs out
-            self._watchdog.run("giving the job back", self._store.end_attempt, self._attempt)
+        with suppress(FlinkPyError):  # a lease that is not released expires
+            self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)
         self._watchdog.close()
 
     def _discards_checkpoints(self, error: BaseException | None) -> bool:
-        """Whether checkpoints are deleted now (Flink: ``CheckpointProperties``); a run that just ends keeps them."""
+        """Returns whether to delete all checkpoints now (Flink: ``CheckpointProperties``).
+
+        If the run has ended, but not the job, they are kept.
+        """
         latest, retention = self._attempt.latest, self.config.checkpointing.retention
         if latest is not None and self._attempt.committed != latest.checkpoint_id:
-            return False  # there is something to commit yet
+            return False  # it still has something to commit
         if latest is not None and latest.stopped:
-            return False  # nobody else knows that the job is stopped
+            return False  # only this checkpoint records that the job is stopped
         if error is None:
             return retention.discards_on_finish and self.finished
         cancelled = not isinstance(error, Exception)
@@ -336,7 +341,7 @@ class JobAttempt:
 
     @property
     def partition_ends(self) -> tuple[PartitionEnd, ...]:
-        """End states of time partitions that are kept, in order of time."""
+        """The end states of time partitions that the job keeps, in order of time."""
         return self._attempt.head.partitions
 
     @property
@@ -345,7 +350,7 @@ class JobAttempt:
         return self._attempt.latest
 
     def renumber_partitions(self, renumber: Callable[[tuple[PartitionEnd, ...]], tuple[PartitionEnd, ...]]) -> None:
-        """Changes the ordinals of the kept end states, from the next checkpoint on.
+        """Changes the ordinals of the kept end states; the next checkpoint stores them.
 
         Args:
             renumber: Takes the end states and returns them with their new ordinals.
@@ -368,7 +373,7 @@ class JobAttempt:
             except CommittableLostError as e:
                 if self._restore.path is None:
                     raise
-                self._progress(f"checkpoint {latest.checkpoint_id}, which is given up: {e}")
+                self._progress(f"giving up checkpoint {latest.checkpoint_id}: {e}")
             if self.committed_on_recovery:
                 self._progress(
                     f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
@@ -380,15 +385,15 @@ class JobAttempt:
         return self._committers.abort_lingering(self._attempt.latest)
 
     def _abort_left_open(self) -> None:
-        """Aborts what tasks left open that Spark ran again, or the loser of two copies; there may be no next attempt.
+        """Aborts the transactions of tasks that Spark ran again or speculatively, as there may be no next attempt.
 
-        Not after an error: HEAD may name a checkpoint whose completion this attempt has not heard of.
+        Must not be called after an error: HEAD may name a checkpoint that this attempt does not know to be complete.
         """
         if aborted := self._abort_lingering():
-            self._progress(f"aborted {aborted} transactions that no checkpoint has to commit")
+            self._progress(f"aborted {aborted} open transactions that belong to no checkpoint")
 
     def _check_leader(self) -> None:
-        self._watchdog.run("the look at who leads the job", self._store.check_leader, self._attempt)
+        self._watchdog.run("checking who leads the job", self._store.check_leader, self._attempt)
 
     def _plan(self) -> CheckpointPlan:
         tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
@@ -406,19 +411,19 @@ class JobAttempt:
         """Reads up to the next barrier, and returns when the checkpoint is complete and the sinks have committed.
 
         Args:
-            barriers: How many epochs one Spark job reads. Each ends with a barrier. When the job is done, their
-                checkpoints complete and their sinks commit one after the other; a failure fails them all. There are
-                fewer if the input ends. Default: 1.
-            partition: The partition of time to read, as a whole, instead of the next input. State continues from the
-                last checkpoint. Sinks replace what they committed to the partition before. The checkpoint is kept as
-                the end state of the partition, and the input does not end with it. Default: the next input.
+            barriers: How many epochs one Spark job reads. Each ends with a barrier. When the job is done, the
+                checkpoints complete and the sinks commit one after the other. If the job fails, all of them fail. There
+                are fewer epochs if the input ends. Default: 1.
+            partition: The time partition to read completely, instead of the next input. State continues from the last
+                checkpoint. Sinks replace what they committed to this partition earlier. The checkpoint is kept as the
+                end state of the partition, and the input does not end with it. Default: reads the next input.
 
         Returns:
             The last epoch.
 
         Raises:
-            ConfigurationError: ``barriers`` is below 1, or above it for a partition; or a source or sink cannot be read
-                or replaced by partition.
+            ConfigurationError: ``barriers`` is below 1, or above 1 for a partition; or a source cannot be read, or a
+                sink cannot be written, by partition.
             UserFunctionError: A user function raised. The checkpoint was declined; nothing of the epoch is visible.
             CheckpointError: The checkpoint was not completed.
             FencedError: A newer attempt took over.
@@ -435,28 +440,28 @@ class JobAttempt:
         try:
             return self._checkpoint(self._run_spark_job, barriers)
         finally:
-            # A checkpoint without this input, such as one to stop with, does not replace its rows.
+            # A checkpoint that reads no partition, such as the one that stops the job, must not replace its rows.
             self._epochs.partition = None
 
     def refuse_input_after_end(self) -> None:
-        """Raises an error if the input of a finished job has ended and more has come.
+        """Checks that a finished job has no new input.
 
         Raises:
-            InputAfterEndError: Names the source, and what has come.
+            InputAfterEndError: A source has input that came after its end. The message names both.
             SourceReadError: Input cannot be listed.
         """
         if self.finished and not self._stopped:
             self._epochs.splits.refuse_input_after_end(all_ended=True)
 
     def run_periodic_epoch(self) -> CompletedEpoch:
-        """Waits until the next periodic checkpoint is due, by the program's interval and pause, and runs its epoch.
+        """Waits until the next periodic checkpoint is due, and runs its epoch.
 
-        The first one is due at a random time between pause and interval after the attempt has begun (Flink:
-        ``CheckpointCoordinator.getRandomInitDelay``).
+        The program sets the interval and the minimum pause between checkpoints. The first checkpoint is due after a
+        random delay between pause and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``).
 
         Raises:
-            ConfigurationError: The program has no interval.
-            Exception: As :meth:`run_epoch`.
+            ConfigurationError: The program has no checkpoint interval.
+            Exception: Whatever :meth:`run_epoch` raises.
         """
         if self.config.checkpointing.interval is None:
             raise ConfigurationError(
@@ -476,7 +481,7 @@ class JobAttempt:
         """
         if self.restored is None:
             raise RestoreError(
-                f"job {self.config.job_id!r} has nothing to restore: no checkpoint and no savepoint given; run it first"
+                f"job {self.config.job_id!r} has no checkpoint to restore, and no savepoint is given; run it first"
             )
         return self._checkpoint(self._epochs.repeat)
 
@@ -487,22 +492,22 @@ class JobAttempt:
         *,
         drain: bool = False,
     ) -> str:
-        """Completes a last checkpoint, commits it, and keeps it as a savepoint. Further attempts find the job finished.
+        """Completes a last checkpoint, commits it and writes it as a savepoint; the job is then finished.
 
-        It goes on when the savepoint, or another one, is restored by ``restore_from``.
+        Later attempts do nothing until one restores this savepoint, or another one, with ``restore_from``.
 
         Args:
-            target: The folder that gets the savepoint; None: the job's own prefix, where a native one must be.
-            format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
-            drain: Ends event time first, so that all timers and windows fire. What is restored from the savepoint is
-                then finished, too, whatever its sources have still to read.
+            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
+            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
+            drain: Whether to end event time first, so that all timers and windows fire. A job that is restored from
+                the savepoint is then finished, too, even if its sources have more to read.
 
         Returns:
             The URL of the savepoint.
 
         Raises:
-            ConfigurationError: A native savepoint is to be outside of the job's prefix.
-            CheckpointError: There is no completed checkpoint yet, and nothing to drain.
+            ConfigurationError: A native savepoint would be outside the job's prefix.
+            CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
         """
         check_target(format_type, self._location.url, self._savepoint_location(target).url)
         if self.finished and (self._attempt.latest is None or not drain or self._attempt.latest.end_of_input):
@@ -564,20 +569,20 @@ class JobAttempt:
                 for identifier in identifiers:
                     yield self._trigger_hook(identifier, checkpoint_id, timestamp)
             case EmitBarriers(checkpoint_id=checkpoint_id) if self._emitted is not None:
-                self._emitted.append(checkpoint_id)  # of a Spark job that is being planned
+                self._emitted.append(checkpoint_id)  # a Spark job is being planned
             case EmitBarriers(checkpoint_id=checkpoint_id):
                 self._run_epoch(checkpoint_id)
             case WriteMetadata(checkpoint_id=checkpoint_id):
                 self._metadata = self._create_metadata(instruction)
                 yield self._finalize(
-                    f"the write of chk-{checkpoint_id}/{METADATA_NAME}",
+                    f"writing chk-{checkpoint_id}/{METADATA_NAME}",
                     checkpoint_id,
                     self._write_metadata,
                     MetadataWritten(_now(), checkpoint_id),
                 )
             case ReplaceHead(checkpoint_id=checkpoint_id):
                 yield self._finalize(
-                    f"the write of HEAD for checkpoint {checkpoint_id}",
+                    f"writing HEAD for checkpoint {checkpoint_id}",
                     checkpoint_id,
                     self._completion(),
                     HeadReplaced(_now(), checkpoint_id),
@@ -592,7 +597,7 @@ class JobAttempt:
                 for line in self._printed:
                     print(line)
                 self._epochs.go_on_from(self._metadata)
-                disposing = "the deletion of the claimed savepoint"
+                disposing = "deleting the claimed savepoint"
                 self._watchdog.run(disposing, self._restore.dispose_claimed, self._owner, _now())
                 yield CommitFinished(_now(), checkpoint_id)
             case NotifySubsumed(checkpoint_id=checkpoint_id):
@@ -600,12 +605,13 @@ class JobAttempt:
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
                 self._subsumed += checkpoint_ids
             case DiscardState(files=files):
-                # The error of the checkpoint is what counts; files that stay are for the next sweep.
+                # The error of the checkpoint is the one to report; the next sweep deletes files that stay.
                 with suppress(CheckpointTimeoutError, FencedError, StorageError):
-                    self._watchdog.run("the deletion of its state", self._store.discard, self._attempt, files)
+                    deleting = "deleting the state of an aborted checkpoint"
+                    self._watchdog.run(deleting, self._store.discard, self._attempt, files)
             case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
                 self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
-                # Once fenced it aborts nothing: what is open may be of the attempt that took over.
+                # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
                 with suppress(FencedError, StorageError, CheckpointTimeoutError):
                     self._abort_lingering()
                 with suppress(CheckpointTimeoutError):
@@ -615,11 +621,11 @@ class JobAttempt:
             case ArmPeriodic(at_ms=at_ms):
                 self._due_ms = at_ms
             case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
-                self._progress(message)  # it is due again when the pause is over
+                self._progress(message)  # the checkpoint is due again after the pause
             case Rejected(message=message):
                 raise self._failure or CheckpointError(f"no checkpoint was taken: {message}")
             case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
-                pass  # the timeout runs with the Spark job, which is over when the coordinator hears of its end
+                pass  # the timeout limits the Spark job, which has ended before the coordinator is told
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
 
@@ -654,7 +660,7 @@ class JobAttempt:
         self._store.write_metadata(self._attempt, self._metadata)
 
     def _completion(self) -> Callable[[], None]:
-        """The write of HEAD, as it is now: one that hangs may begin when the attempt has moved on."""
+        """Returns the write of HEAD with the current values, because a write that hangs may happen much later."""
         return partial(
             self._store.complete,
             self._attempt,
@@ -703,14 +709,14 @@ class JobAttempt:
         for position, (acknowledged_id, states) in enumerate(sorted(results.acknowledged.items())):
             self._printed = results.printed.get(position, [])
             self._acknowledge(acknowledged_id, states)
-        # State files are named by content: one that an old checkpoint names and the first of the job does not may be
-        # named by the second again. So old checkpoints go when all of the job are complete.
+        # State files are named by content, so a file of an old checkpoint that the first checkpoint of this Spark job
+        # does not use may be used again by the second. So old checkpoints are deleted when all new ones are complete.
         if self._subsumed:
-            subsuming = "the deletion of subsumed checkpoints"
+            subsuming = "deleting subsumed checkpoints"
             self._watchdog.run(subsuming, self._store.subsume, self._attempt, self._subsumed)
 
     def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Passes on the acknowledgements of all tasks and enumerators; returns when the checkpoint is complete."""
+        """Passes the acknowledgements of tasks and enumerators to the coordinator, which completes the checkpoint."""
         for task, state in states.items():
             message = AcknowledgeCheckpoint(
                 self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
@@ -720,11 +726,11 @@ class JobAttempt:
             self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
 
     def _cause(self, error: FlinkPyError) -> FlinkPyError:
-        """Returns the error to report: missing state files are no damage if a newer attempt has subsumed them."""
+        """Returns the error to report: a newer attempt may have deleted state files that seem lost."""
         if isinstance(error, CorruptStateError):
             try:
                 self._check_leader()
-            # Nobody is told of damage that is not certain.
+            # Damage is reported only if it is certain.
             except (FencedError, StorageError, CheckpointTimeoutError) as unclear:
                 return unclear
         return error
@@ -741,13 +747,13 @@ class JobAttempt:
         return Decline(_now(), message)
 
     def _plan_epochs(self, checkpoint_id: int) -> list[Epoch]:
-        """Plans the epochs that the Spark job reads."""
+        """Plans the epochs that one Spark job reads."""
         if self._draining:
             return self._epochs.plan_drain(checkpoint_id)
         return self._epochs.plan(checkpoint_id, self._barriers, self._emit_next)
 
     def _emit_next(self) -> int:
-        """Triggers another checkpoint for the Spark job that is being planned."""
+        """Triggers another checkpoint for the Spark job that is being planned, and returns its id."""
         self._emitted = []
         self._trigger()
         if not self._emitted:
@@ -786,7 +792,7 @@ class JobAttempt:
         try:
             return self._committers.commit(metadata)
         except CommittableLostError:
-            self._check_leader()  # who took over has committed it, and may have replaced it since
+            self._check_leader()  # an attempt that took over has committed it, and may have replaced it since
             raise
 
     # --- savepoints --------------------------------------------------------------------------------------------------
@@ -798,15 +804,15 @@ class JobAttempt:
 
         Args:
             target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
-            format_type: Whether it is self-contained or refers to files of the job's checkpoints.
+            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
 
         Returns:
-            Its URL.
+            The URL of the savepoint.
 
         Raises:
             ConfigurationError: A native savepoint would be outside the job's prefix.
             CheckpointError: There is no completed checkpoint yet.
-            FencedError: A newer attempt took over and has subsumed it.
+            FencedError: A newer attempt took over and has subsumed the checkpoint.
         """
         latest = self._attempt.latest
         if latest is None:

@@ -19,16 +19,16 @@ class JobConfig:
 
     job_id: str
     storage: StorageLocation
-    """The checkpoint directory; all of the job is under ``{storage}/{job_id}/``."""
+    """The checkpoint directory; everything of the job is under ``{storage}/{job_id}/``."""
     spark: SparkSettings = field(default_factory=SparkSettings)
     checkpointing: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     latency_tracking_interval: timedelta = timedelta(0)
-    """Time between two latency markers of a source. Default: 0, none are sent."""
+    """Time between two latency markers of a source. Default: 0, which sends none."""
     blocking_edges: StorageLocation | None = None
-    """Segments of blocking edges, which several jobs share; None: ``exchange/`` below the job's own prefix."""
+    """Location of blocking edges, which several jobs share. Default: ``exchange/`` below the job's own prefix."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
     """Which end states of time partitions are kept. Default: all."""
     in_process: bool = False
     """Whether tasks run in this process, one after the other, instead of on Spark."""
     cache_dir: str | None = None
-    """Where executors keep local copies of state files; None: a folder below the machine's temporary directory."""
+    """The folder where executors keep copies of state files. Default: one in the machine's temporary directory."""

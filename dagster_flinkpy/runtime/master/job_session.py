@@ -1,4 +1,4 @@
-"""The Spark session of an execution attempt, in which nothing lasts longer than a checkpoint may take."""
+"""The Spark session of an execution attempt, which interrupts jobs that exceed the checkpoint timeout."""
 
 from __future__ import annotations
 
@@ -20,10 +20,12 @@ _AGAIN_SECONDS = 1.0
 
 
 class JobSession:
-    """Gets the session when it is first needed; interrupts what lasts too long in it (Flink: ``CheckpointCanceller``).
+    """Opens the session when it is first needed, and interrupts jobs that take too long.
+
+    Flink: ``CheckpointCanceller``.
 
     Args:
-        settings: Which Spark.
+        settings: Which Spark to use.
         progress: Takes one-line progress messages.
     """
 
@@ -35,21 +37,21 @@ class JobSession:
         self._spark: SparkSession | None = None
 
     def limit(self, tag: str, what: str, timeout: timedelta) -> None:
-        """Says how long Spark jobs may last from now on, all together.
+        """Limits the total time of the Spark jobs that follow.
 
         Args:
-            tag: Tells them from all others.
-            what: They are for, such as a checkpoint; other runs on the same Spark server are told.
-            timeout: Counts from now.
+            tag: Distinguishes these jobs from all others.
+            what: What the jobs are for, such as a checkpoint. Other runs on the same Spark server see it.
+            timeout: The time limit, counted from now.
         """
         self.timed_out = False
         self._tag, self._what, self._deadline = tag, what, time.monotonic() + timeout.total_seconds()
 
     @contextmanager
     def open(self) -> Iterator[SparkSession]:
-        """Gives the session; the Spark jobs that are started inside are interrupted when their time is over."""
+        """Provides the session; Spark jobs that are started inside the context are interrupted at the time limit."""
         if self._spark is None:
-            self._progress(f"waiting for Spark ({self._settings.mode})")  # which may have to start
+            self._progress(f"waiting for Spark ({self._settings.mode})")  # it may have to start first
             self._spark = get_session(self._settings)
         spark, tag, deadline, over = self._spark, self._tag, self._deadline, threading.Event()
 
@@ -57,8 +59,8 @@ class JobSession:
             over.wait(deadline - time.monotonic())
             while not over.is_set():
                 self.timed_out = True
-                with suppress(Exception):  # of a server that has gone
-                    spark.interruptTag(tag)  # again and again: the job may not have reached Spark yet
+                with suppress(Exception):  # the server may be gone
+                    spark.interruptTag(tag)  # repeatedly, because the job may not have reached Spark yet
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:
@@ -78,8 +80,8 @@ class JobSession:
                 raise lost from error
 
     def close(self) -> None:
-        """Gives the session back; one of a driver in this process stays, for the next attempt."""
+        """Closes the session, except in mode ``classic``, where it stays open for the next attempt."""
         if self._spark is not None and self._settings.mode != "classic":
-            with suppress(Exception):  # a server that has gone has no session, either
+            with suppress(Exception):  # the server may be gone, and the session with it
                 self._spark.stop()
         self._spark = None

@@ -26,13 +26,13 @@ _log = logging.getLogger(__name__)
 
 
 class LocalExecutor:
-    """Runs epochs until the input has ended, on the default Spark session.
+    """Runs epochs on the default Spark session until the input has ended.
 
-    Without a checkpoint directory state lives in a folder that is gone afterwards, and operators need no uids.
+    If no checkpoint directory is set, state is in a temporary folder, and operators need no uids.
     """
 
     def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
-        """Runs until all input is read and committed."""
+        """Runs the program until all input is read and committed."""
         started = time.monotonic()
         last = None
         for _, epoch in self._epochs(graph, settings):
@@ -45,7 +45,7 @@ class LocalExecutor:
         )
 
     def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
-        """Runs and yields the records of collect operators, epoch by epoch, each with the operator's uid."""
+        """Runs the program, and yields the records of collect operators, each with the operator's uid."""
         for attempt, _ in self._epochs(graph, settings):
             for uid, columns in attempt.collected.items():
                 for column in columns:
@@ -96,7 +96,7 @@ class LocalExecutor:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[str], None]]:
-    """Shows progress messages as a line that changes; if standard error is not a terminal, they are only logged."""
+    """Shows the latest progress message on one line; if standard error is not a terminal, messages are only logged."""
     if not sys.stderr.isatty():
         yield _log.info
         return

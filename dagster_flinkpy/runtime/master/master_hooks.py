@@ -17,11 +17,11 @@ __all__ = ["MasterHooks"]
 
 
 class MasterHooks:
-    """Calls hooks, and says in whose name they failed or hung.
+    """Calls the master hooks of a job; errors name the hook that failed or hung.
 
     Args:
-        hooks: Each with an identifier of its own.
-        watchdog: Calls them.
+        hooks: The hooks, each with a unique identifier.
+        watchdog: Runs each call of a hook.
     """
 
     def __init__(self, hooks: Sequence[MasterTriggerRestoreHook], watchdog: Watchdog) -> None:
@@ -30,7 +30,7 @@ class MasterHooks:
 
     @property
     def identifiers(self) -> tuple[str, ...]:
-        """Of the hooks."""
+        """Identifiers of the hooks."""
         return tuple(self._hooks)
 
     def __iter__(self) -> Iterator[MasterTriggerRestoreHook]:
@@ -40,8 +40,8 @@ class MasterHooks:
         """Calls a hook for a checkpoint and returns its state.
 
         Raises:
-            CheckpointError: It raised, or what it gave is not JSON.
-            CheckpointTimeoutError: It hangs.
+            CheckpointError: The hook raised, or its state is not JSON.
+            CheckpointTimeoutError: The hook hangs.
         """
         hook = self._hooks[identifier]
         try:
@@ -60,14 +60,15 @@ class MasterHooks:
             ) from error
 
     def restore(self, restored: CheckpointMetadata | None, *, allow_non_restored_state: NonRestoredState) -> None:
-        """Gives the hooks their state (Flink: ``MasterHooks.restoreMasterHooks``).
+        """Passes the hooks their restored state (Flink: ``MasterHooks.restoreMasterHooks``).
 
         Args:
-            restored: What the job continues from; None resets the hooks.
-            allow_non_restored_state: Ignores state whose hook is gone: any, or that of these identifiers.
+            restored: The checkpoint or savepoint that the job continues from; None resets the hooks.
+            allow_non_restored_state: Whether to ignore state whose hook is gone: True for any state, or a list of
+                identifiers.
 
         Raises:
-            RestoreError: A hook raised, or is gone.
+            RestoreError: A hook raised, or there is state of a hook that is gone.
             CheckpointTimeoutError: A hook hangs.
         """
         states = restored.master_states if restored else {}
@@ -75,16 +76,16 @@ class MasterHooks:
         unmatched = [identifier for identifier in gone if not may_stay_behind(allow_non_restored_state, identifier)]
         if unmatched:
             raise RestoreError(
-                f"there is state of master hook {unmatched[0]!r}, but the program has no such hook. Add it again with "
+                f"there is state of master hook {unmatched[0]!r}, but the program has no such hook. Add the hook with "
                 "env.get_checkpoint_config().add_master_hook(...), or set allow_non_restored_state to "
-                f"[{unmatched[0]!r}] to leave it behind."
+                f"[{unmatched[0]!r}] to leave its state behind."
             )
         for identifier, hook in self._hooks.items():
             try:
                 if restored is None:
-                    self._watchdog.run(f"the reset of master hook {identifier!r}", hook.reset)
+                    self._watchdog.run(f"resetting master hook {identifier!r}", hook.reset)
                 else:
-                    what, state = f"the restore of master hook {identifier!r}", states.get(identifier)
+                    what, state = f"restoring master hook {identifier!r}", states.get(identifier)
                     self._watchdog.run(what, hook.restore_checkpoint, restored.checkpoint_id, state)
             except CheckpointTimeoutError:
                 raise
@@ -94,7 +95,7 @@ class MasterHooks:
                 ) from error
 
     def close(self) -> None:
-        """Closes them, whatever they raise. After one has hung, none is called any more."""
+        """Closes the hooks and ignores what they raise. If one hangs, the others are not called."""
         for identifier, hook in self._hooks.items():
             with suppress(Exception):
-                self._watchdog.run(f"the close of master hook {identifier!r}", hook.close)
+                self._watchdog.run(f"closing master hook {identifier!r}", hook.close)

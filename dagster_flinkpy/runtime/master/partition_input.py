@@ -1,4 +1,4 @@
-"""The input of a job that is partitioned by time: one epoch reads one partition, to its end."""
+"""The input of a job that is partitioned by time: one epoch reads all of one partition."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def check_partitioned(graph: JobGraph) -> None:
     """Checks that all sources can be read by partition.
 
     Raises:
-        ConfigurationError: Names the source.
+        ConfigurationError: A source cannot. The message names it.
     """
     for vertex in graph.vertices:
         if isinstance(vertex.spec, SourceSpec) and not isinstance(vertex.spec.source, PartitionedSource):
@@ -44,12 +44,13 @@ def of_partition(graph: JobGraph, partition: TimePartition) -> JobGraph:
 
 
 class WholeInput(SplitEnumerator):
-    """Plans all of a bounded source as one epoch, after which the input has not ended: a partition follows.
+    """Plans all of a bounded source as one epoch, and never reports the end of input.
 
-    So windows that reach into the next partition stay open. It has no state: each partition starts anew.
+    Another partition may follow, so windows that reach into it stay open. The enumerator has no state, because each
+    partition is read from its beginning.
 
     Args:
-        inner: Of a bounded source.
+        inner: The enumerator of a bounded source.
     """
 
     def __init__(self, inner: SplitEnumerator) -> None:

@@ -1,7 +1,7 @@
 """The Spark job of one epoch of one pipelined region.
 
-Each stage is a ``mapInArrow`` of the same task, and between two stages lies a Spark shuffle. The last stage leaves only
-acknowledgements, which are the result of the Spark action.
+Each stage is a ``mapInArrow`` that runs tasks of the same kind, with a Spark shuffle between stages. The output of the
+last stage, which is the result of the Spark action, is the rows for the driver, such as acknowledgements.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ def _translated(error: Exception, job: EpochJob) -> FlinkPyError:
 
 def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
     at_work = read_breadcrumb(text)
-    where = "it is not known at which operator"
+    where = "in an unknown operator"
     if at_work is not None:
-        where = f"while subtask {at_work[1]} of operator {at_work[0]!r} was at work"
-    # What faulthandler wrote is in front of Java's stack.
+        where = f"while it ran subtask {at_work[1]} of operator {at_work[0]!r}"
+    # The output of faulthandler comes before Java's stack trace.
     fatal = _FATAL.search(text)
     advice = (
-        "A function called os._exit(), or crashed in native code; or the machine had no memory left and killed the "
-        "process: then give it more, or lower the parallelism."
+        "A function called os._exit() or crashed in native code, or the machine ran out of memory and killed the "
+        "process. In the last case, add memory or lower the parallelism."
     )
     return PythonWorkerLostError(
         f"a Python worker died {where} (checkpoint {job.checkpoint_id} of job {job.job_id!r}). "
@@ -87,7 +87,7 @@ def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
 
 
 def error_in_task(error: Exception) -> FlinkPyError | None:
-    """Returns our own error that failed a Spark task, or None."""
+    """Returns the error of this library that failed a Spark task, or None if it was another error."""
     found = _OUR_ERROR.findall(str(error))
     if not found or found[-1][0] not in errors.__all__:
         return None
@@ -106,7 +106,7 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
 
     context = TaskContext.get()
     assert context is not None
-    # Records are many small objects without cycles: the default threshold of 700 would scan them over and over.
+    # Records are many small objects without cycles. With the default threshold of 700 they are scanned over and over.
     gc.set_threshold(200_000, 20, 100)
     with loaded_job(program) as job:
         yield from StageTask(job, stage, context.partitionId(), capture_logs=True).run(batches)

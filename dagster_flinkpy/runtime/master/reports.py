@@ -20,18 +20,18 @@ class SubtaskReport:
 
     index: int
     key_groups: tuple[int, int] | None
-    """First and last key group, where it has keyed state."""
+    """First and last key group, or None if the operator has no keyed state."""
     keys: int
-    """Rows of its largest state: about the number of keys."""
+    """Number of rows of its largest state, which is about the number of keys."""
     state_bytes: int
     delta_bytes: int
-    """Bytes the epoch added."""
+    """Bytes of state that the epoch added."""
     records_in: int
     records_out: int
     late_records_dropped: int | None = None
-    """Windows: records that were in no window because they came too late; None for other operators."""
+    """Records that a window operator dropped because they came too late; None for other operators."""
     user_metrics: Mapping[str, int | float] = field(default_factory=dict)
-    """Metrics of the user's functions, by their own names."""
+    """Metrics of user functions, by the names that the user gave them."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ class OperatorReport:
     delta_bytes: int
     keys: int
     watermark: int | None
-    """Event time in milliseconds."""
+    """Event time in milliseconds since 1970; None if there is none yet."""
     rows_committed: int | None
-    """Sinks: rows that were published; None for other operators."""
+    """Rows that a sink has published; None for other operators."""
     subtasks: tuple[SubtaskReport, ...]
     late_records_dropped: int | None = None
-    """Windows: records that were in no window because they came too late; None for other operators."""
+    """Records that a window operator dropped because they came too late; None for other operators."""
     user_metrics: Mapping[str, int | float] = field(default_factory=dict)
-    """Metrics of the user's functions, by their own names."""
+    """Metrics of user functions, by the names that the user gave them."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +66,14 @@ class CompletedEpoch:
     digest: str
     """SHA-256 of that file."""
     duration_ms: int
-    """From the trigger to the end of the commit."""
+    """Time from the trigger to the end of the commit."""
     operators: tuple[OperatorReport, ...]
     statistics: CheckpointStatistics = field(default_factory=CheckpointStatistics)
-    """Of all checkpoints of the job."""
+    """Statistics of all checkpoints of the job."""
 
     @property
     def has_read(self) -> bool:
-        """Whether there was any input in the epoch."""
+        """Whether the epoch had any input."""
         return any(subtask.splits for operator in self.metadata.operators for subtask in operator.subtasks)
 
     def operator(self, uid: str) -> OperatorReport:
@@ -85,7 +85,7 @@ class CompletedEpoch:
         for report in self.operators:
             if report.uid == uid:
                 return report
-        raise JobGraphError(f"no operator has uid {uid!r}; there are {[r.uid for r in self.operators]}")
+        raise JobGraphError(f"no operator has uid {uid!r}; the uids are {[r.uid for r in self.operators]}")
 
 
 def operator_reports(metadata: CheckpointMetadata, sinks: set[str]) -> tuple[OperatorReport, ...]:

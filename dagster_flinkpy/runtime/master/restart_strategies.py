@@ -1,7 +1,7 @@
 """Decides whether and when a failed job is restarted (Flink: ``RestartBackoffTimeStrategy``).
 
-The rules are pure: a strategy decides from the history of failures and a random number. So the same rules serve a loop
-that waits and a sensor that runs every 30 seconds.
+A strategy is a pure function of the history of failures and a random number. So the same rules serve a loop that waits
+and a sensor that runs every 30 seconds.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ _PREFIX = "restart-strategy"
 
 @dataclass(frozen=True)
 class RestartDecision:
-    """What a strategy says about the last of some failures."""
+    """What a strategy decides after a failure."""
 
     restart: bool
     """Whether the job is restarted."""
     at_ms: int
     """The earliest time of the restart, in milliseconds since 1970."""
     attempt: int
-    """Number of the restart, from 1; starts again when the strategy forgets failures."""
+    """Number of the restart, counted from 1 and again from 1 when the strategy forgets failures."""
     reason: str
     """The reason, for the log and the UI."""
 
 
 class RestartStrategy(ABC):
-    """A rule of restarts; immutable."""
+    """A rule that decides about restarts; immutable."""
 
     success_ends_series: ClassVar[bool] = False
     """Whether a successful run resets the count of failures."""
 
     @abstractmethod
     def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
-        """Decides about the last of the failures.
+        """Decides whether and when the job restarts after the last of its failures.
 
         Args:
-            failures_ms: When the job failed, oldest first, at least once; milliseconds since 1970.
+            failures_ms: The times of the failures, at least one, oldest first, in milliseconds since 1970.
             random: Returns a number from 0 to 1, for the jitter. For a repeatable decision it must return the same
                 numbers for the same history.
         """
@@ -71,13 +71,21 @@ class NoRestart(RestartStrategy):
 
 @dataclass(frozen=True)
 class FixedDelayRestart(RestartStrategy):
-    """A fixed number of restarts in a row (Flink: ``FixedDelayRestartBackoffTimeStrategy``, which counts them all)."""
+    """A fixed number of restarts in a row (Flink: ``FixedDelayRestartBackoffTimeStrategy``, which counts all restarts).
+
+    Example:
+        >>> strategy = FixedDelayRestart(attempts=2, delay=timedelta(seconds=5))
+        >>> strategy.decide([1_000], random=lambda: 0.5)
+        RestartDecision(restart=True, at_ms=6000, attempt=1, reason='restart 1 of 2 after 5 s')
+        >>> strategy.decide([1_000, 7_000, 13_000], random=lambda: 0.5).restart
+        False
+    """
 
     success_ends_series: ClassVar[bool] = True
     attempts: int = 1
-    """How many; at least 0. Default: 1."""
+    """The maximum number of restarts; at least 0. Default: 1."""
     delay: timedelta = timedelta(seconds=1)
-    """From a failure to the restart. Default: 1 s."""
+    """The time from a failure to the restart. Default: 1 s."""
 
     def __post_init__(self) -> None:
         """Checks the ranges.
@@ -101,11 +109,11 @@ class FailureRateRestart(RestartStrategy):
     """Restarts unless failures are too frequent (Flink: ``FailureRateRestartBackoffTimeStrategy``)."""
 
     max_failures_per_interval: int = 1
-    """Failures in an interval that are restarted; at least 1. Default: 1."""
+    """The maximum number of failures in an interval; at least 1. Default: 1."""
     interval: timedelta = timedelta(minutes=1)
-    """Default: 1 min."""
+    """The interval in which failures are counted. Default: 1 min."""
     delay: timedelta = timedelta(seconds=1)
-    """From a failure to the restart. Default: 1 s."""
+    """The time from a failure to the restart. Default: 1 s."""
 
     def __post_init__(self) -> None:
         """Checks the ranges.
@@ -120,32 +128,32 @@ class FailureRateRestart(RestartStrategy):
 
     def decide(self, failures_ms: Sequence[int], *, random: Callable[[], float]) -> RestartDecision:
         now, most = failures_ms[-1], self.max_failures_per_interval
-        # Flink remembers one failure more than it allows; it gives up if the oldest of those is not old enough.
+        # Flink remembers one failure more than it allows, and gives up if the oldest of them is in the interval.
         exceeded = len(failures_ms) > most and now - failures_ms[-most - 1] <= to_millis(self.interval)
         allowed = f"{most} in {_span(self.interval)}"
         if exceeded:
             reason = f"more failures than the failure-rate strategy allows: {allowed}"
         else:
-            reason = f"restart {len(failures_ms)} after {_span(self.delay)}; {allowed} are allowed"
+            reason = f"restart {len(failures_ms)} after {_span(self.delay)}; allowed: {allowed}"
         return RestartDecision(not exceeded, now + to_millis(self.delay), len(failures_ms), reason)
 
 
 @dataclass(frozen=True)
 class ExponentialDelayRestart(RestartStrategy):
-    """Waits longer from one failure to the next (Flink: ``ExponentialDelayRestartBackoffTimeStrategy``, FLIP-364)."""
+    """Waits longer after each failure (Flink: ``ExponentialDelayRestartBackoffTimeStrategy``, FLIP-364)."""
 
     initial_backoff: timedelta = timedelta(seconds=1)
-    """Before the first restart; at least 1 ms. Default: 1 s."""
+    """The wait before the first restart; at least 1 ms. Default: 1 s."""
     max_backoff: timedelta = timedelta(minutes=1)
     """The longest wait. Default: 1 min."""
     backoff_multiplier: float = 1.5
-    """How much longer the next wait is; above 1. Default: 1.5."""
+    """The factor between one wait and the next; above 1. Default: 1.5."""
     jitter_factor: float = 0.1
-    """A wait is longer or shorter by a random share of up to this much; 0 to 1. Default: 0.1."""
+    """The maximum share by which a wait is made longer or shorter at random; 0 to 1. Default: 0.1."""
     reset_backoff_threshold: timedelta = timedelta(hours=1)
-    """After running well for this long a failure counts as the first. Default: 1 h."""
+    """If the job has run for this long, the next failure counts as the first. Default: 1 h."""
     attempts_before_reset_backoff: int | None = None
-    """Restarts until then. Default: no limit."""
+    """The maximum number of restarts until then. Default: no limit."""
 
     def __post_init__(self) -> None:
         """Checks the ranges.
@@ -172,7 +180,7 @@ class ExponentialDelayRestart(RestartStrategy):
         attempt, restart_at = 0, None
         for now in failures_ms:
             if restart_at is not None and now <= restart_at:
-                continue  # before the restart: the same trouble still, as where several tasks fail together
+                continue  # before the restart, so it is the same failure: several tasks may fail together
             if restart_at is None or now - restart_at >= to_millis(self.reset_backoff_threshold):
                 attempt = 0
             restart_at = now + self._backoff_ms(attempt, random)
@@ -195,12 +203,12 @@ class ExponentialDelayRestart(RestartStrategy):
 
 
 def restart_strategy_of(configuration: Configuration, *, checkpointing: bool) -> RestartStrategy:
-    """Returns the strategy that the options of a program set, with Flink's names: ``restart-strategy.type`` and below.
+    """Returns the strategy that the options of a program set: Flink's ``restart-strategy.type`` and its options.
 
     Args:
         configuration: The options of the program.
-        checkpointing: Whether the program takes checkpoints. Without options it is then restarted with exponential
-            delay, otherwise not at all.
+        checkpointing: Whether the program takes checkpoints. If no option is set, this selects exponential delay, or
+            else no restart.
 
     Raises:
         ConfigurationError: The type is unknown, or an option is out of range.
@@ -244,7 +252,7 @@ def _exponential(options: Configuration) -> RestartStrategy:
     )
 
 
-# Flink takes each name with and without its dashes, and 'off' and 'disable' for 'none'.
+# Flink accepts each name with and without dashes, and 'off' and 'disable' for 'none'.
 _TYPES: Mapping[str, Callable[[Configuration], RestartStrategy]] = {
     "none": lambda options: NoRestart(),
     "off": lambda options: NoRestart(),

@@ -30,17 +30,17 @@ class TaskFailure:
 
 @dataclass
 class EpochResults:
-    """All that came back from an epoch."""
+    """Everything that the tasks of a Spark job sent to the driver."""
 
     acknowledged: dict[int, dict[Subtask, SubtaskState]] = field(default_factory=dict)
-    """By checkpoint."""
+    """Acknowledged state, by checkpoint id and subtask."""
     failures: list[TaskFailure] = field(default_factory=list)
     collected: dict[str, list[pa.Array]] = field(default_factory=dict)
-    """By uid of the collect operator, columns of records."""
+    """Columns of records, by uid of the collect operator."""
     logs: list[LogEntry] = field(default_factory=list)
     """What user functions logged and printed, task by task."""
     missing_logs: Counter[int] = field(default_factory=Counter)
-    """By level, how many entries are in the Spark log only."""
+    """How many entries are only in Spark's log, by log level."""
     printed: dict[int, list[str]] = field(default_factory=dict)
     """Lines of print operators, by the number of barriers before them."""
     _sent: dict[tuple[int, str], str] = field(default_factory=dict)
@@ -48,12 +48,12 @@ class EpochResults:
 
     @property
     def states(self) -> dict[Subtask, SubtaskState]:
-        """What was acknowledged of the last checkpoint."""
+        """The acknowledged state of the last checkpoint, by subtask."""
         return self.acknowledged[max(self.acknowledged)] if self.acknowledged else {}
 
     @staticmethod
     def of(rows: Iterable[WireRow]) -> EpochResults:
-        """Decodes the rows that came back."""
+        """Decodes the rows for the driver."""
         results = EpochResults()
         for row in sorted(rows, key=lambda row: (row.seq >> SEQ_BITS, row.channel, row.seq)):
             if row.kind is Kind.ACK:
@@ -85,7 +85,7 @@ class EpochResults:
 
     @property
     def failure(self) -> TaskFailure | None:
-        """The failure to report: errors of tasks come before missing input."""
+        """The failure to report, or None. Errors of tasks come before missing input, which they cause."""
         return min(
             self.failures,
             key=lambda f: (isinstance(f.error, CheckpointError), f.task.uid, f.task.subtask),
@@ -96,29 +96,29 @@ class EpochResults:
         """Checks that all tasks have acknowledged all checkpoints.
 
         Raises:
-            CheckpointError: Names the first that are missing.
+            CheckpointError: Acknowledgements are missing. The message names some of the tasks.
         """
         for checkpoint_id in checkpoint_ids:
             if missing := set(tasks) - self.acknowledged.get(checkpoint_id, {}).keys():
                 names = ", ".join(f"{task.uid}/{task.subtask}" for task in sorted(missing)[:3])
                 raise CheckpointError(
                     f"the Spark job ended, but {len(missing)} of {len(tasks)} tasks did not acknowledge checkpoint "
-                    f"{checkpoint_id}, such as {names}"
+                    f"{checkpoint_id}: {names}{' and others' if len(missing) > 3 else ''}"
                 )
 
     def check_consistent(self) -> None:
-        """Checks that all tasks consumed the same output of a task.
+        """Checks that all tasks consumed the acknowledged output of the tasks upstream.
 
-        Spark recomputes a task whose shuffle files are lost. Where a user function is not deterministic, tasks
-        downstream may then have consumed different attempts of it, and no snapshot of them fits together.
+        Spark recomputes a task whose shuffle files are lost. If a user function is not deterministic, the two outputs
+        differ, and tasks downstream may have consumed either. Their snapshots are then inconsistent.
 
         Raises:
-            CheckpointError: Names the task that was consumed and the one that consumed it.
+            CheckpointError: A task consumed another output. The message names both tasks.
         """
         for checkpoint_id, consumer, consumed in self._consumed:
             for producer, digest in consumed.items():
                 if self._sent.get((checkpoint_id, producer), digest) != digest:
                     raise CheckpointError(
-                        f"task {consumer} consumed another output of task {producer} than was acknowledged: "
-                        "Spark ran it twice, and a user function in it is not deterministic"
+                        f"task {consumer} consumed an output of task {producer} that differs from the acknowledged "
+                        "one: Spark ran that task twice, and a user function in it is not deterministic"
                     )

@@ -1,7 +1,7 @@
-"""Pickles a job, with the user's code in it, for the Python workers.
+"""Pickles a job, including the user's code, for the Python workers.
 
-Functions of importable modules are pickled by reference, and a worker that cannot import the code location fails. So
-the user's own modules (everything that is not installed) travel by value.
+By default, functions of importable modules are pickled by reference, and a worker that cannot import the code location
+would fail. So the user's own modules (everything that is not installed) are pickled by value.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def dump_job(job: EpochJob) -> bytes:
             data = cloudpickle.dumps(replace(job, python=None), protocol=5)
         except Exception as e:
             raise ConfigurationError(f"{_unpicklable(job.graph)} cannot be sent to the workers: {e}") from e
-    # What the job may import has to be there before it is unpickled.
+    # The Python dependencies come first: they must be importable before the job is unpickled.
     return pickle.dumps((job.python, job.cache_dir, data), protocol=5)
 
 
@@ -47,12 +47,15 @@ def _unpicklable(graph: JobGraph) -> str:
         try:
             cloudpickle.dumps(vertex)
         except Exception:
-            return f"what operator {vertex.uid!r} ({vertex.name}) holds (make it in open() instead)"
+            return f"an object in operator {vertex.uid!r} ({vertex.name}), which open() should create instead,"
     return "the program"
 
 
 def load_job(data: bytes) -> EpochJob:
-    """What :func:`dump_job` wrote, without its Python dependencies; the data comes only from this job's driver."""
+    """Unpickles what :func:`dump_job` returned, without its Python dependencies.
+
+    The data comes only from the driver of this job.
+    """
     import cloudpickle
 
     *_, pickled = pickle.loads(data)
@@ -62,10 +65,10 @@ def load_job(data: bytes) -> EpochJob:
 
 @contextmanager
 def loaded_job(data: bytes) -> Iterator[EpochJob]:
-    """As :func:`load_job`; inside, the program's Python dependencies can be imported and read.
+    """Unpickles a job; inside the context, its Python dependencies can be imported and read.
 
     Raises:
-        ConfigurationError: They cannot be unpacked or installed.
+        ConfigurationError: The dependencies cannot be unpacked or installed.
     """
     python, cache_dir, _ = pickle.loads(data)
     with installed(python, cache_dir):
@@ -82,7 +85,7 @@ def _user_modules() -> list[ModuleType]:
 
 
 def _is_user_module(name: str, module: ModuleType | None) -> bool:
-    # Some modules import others when an attribute is read, so no attribute is.
+    # Reads vars() and no attributes: in some modules, reading an attribute imports other modules.
     about = vars(module) if isinstance(module, ModuleType) else {}
     path = about.get("__file__")
     return isinstance(path, str) and about.get("__name__") == name and not _is_installed(path)
@@ -107,7 +110,7 @@ def user_modules_by_value(pickler: ModuleType) -> Iterator[None]:
     """Pickles the user's own modules by value inside the context.
 
     Args:
-        pickler: ``cloudpickle``, or the copy of it that PySpark has.
+        pickler: The module ``cloudpickle``, or PySpark's copy of it.
     """
     registered = []
     for module in _user_modules():

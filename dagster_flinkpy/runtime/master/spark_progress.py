@@ -1,4 +1,4 @@
-"""The progress of a Spark job, as a line every few seconds."""
+"""Reports the progress of a Spark job, with one line every few seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["INTERVAL_SECONDS", "SparkProgress", "StageProgress", "watched"]
 
 INTERVAL_SECONDS = 5.0
-"""Seconds between two lines. A Spark job that is done sooner reports nothing."""
+"""The minimum time between two lines, in seconds. A Spark job that takes less reports nothing."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class SparkProgress:
         what: What the Spark job is for, such as ``checkpoint 7 of job orders``.
         stages: How many stages the job has.
         on_line: Takes the lines.
-        clock: Tells monotonic time in seconds.
+        clock: Returns monotonic time in seconds.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class SparkProgress:
         current = next((stage for stage in begun if stage.num_completed_tasks < stage.num_tasks), None)
         if current is None:
             waits = done < self._stages
-            return "waits for Spark to start its tasks" if waits else "Spark is done; fetching what the tasks sent back"
+            return "waiting for Spark to start its tasks" if waits else "Spark is done; fetching the results"
         tasks = f"{current.num_completed_tasks} of {current.num_tasks} tasks done"
         if not running:
-            return f"stage {done + 1} of {self._stages}, {tasks}; waits for free task slots"
+            return f"stage {done + 1} of {self._stages}, {tasks}; waiting for free task slots"
         return f"stage {done + 1} of {self._stages}, {tasks}, {running} running"
 
 
 @contextmanager
 def watched(spark: SparkSession, progress: SparkProgress) -> Iterator[None]:
-    """Reports the progress of Spark inside the context. Classic sessions report nothing: only Spark Connect does."""
-    if not hasattr(spark, "client"):  # as only a session of Spark Connect has
+    """Reports the progress of Spark inside the context; does nothing in a classic session, which has no reports."""
+    if not hasattr(spark, "client"):  # only a session of Spark Connect has it
         yield
         return
 

@@ -1,4 +1,4 @@
-"""Plans what sources read up to the next barrier, with their split enumerators, which live on the driver."""
+"""Plans what sources read up to the next barrier. Their split enumerators run on the driver."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class SplitPlanner:
 
     Args:
         graph: The program.
-        restored: State of the enumerators, by uid of the source, of all operators that the checkpoint knows.
-        context: Where the enumerators run.
-        whole: Whether one epoch reads all of a source, and more input may follow: that of a time partition.
+        restored: Restored state by uid, for all operators of the checkpoint; None for an operator without such state.
+        context: Tells enumerators which job and attempt they work for.
+        whole: Whether one epoch reads all of each source, as for a time partition, and more input may follow.
 
     Raises:
         RestoreError: A source cannot continue from its state.
@@ -46,16 +46,16 @@ class SplitPlanner:
             enumerator.start(context)
             if uid in restored and restored[uid] is None and enumerator.snapshot_state() is not None:
                 raise CorruptMetadataError(
-                    f"the checkpoint has no position of source {uid!r}, which would read all its input again. Restore "
-                    "another checkpoint or a savepoint; or give the source another uid, if it is new and is to start "
-                    "from the beginning."
+                    f"the checkpoint has no position of source {uid!r}, so it would read all its input again. Restore "
+                    "another checkpoint or a savepoint. If the source is new and should start from the beginning, give "
+                    "it another uid."
                 )
         self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
         self._states: dict[int, dict[str, Any]] = {}
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """Of the sources."""
+        """Uids of the sources."""
         return tuple(self._enumerators)
 
     def plan(self, checkpoint_id: int) -> Epoch:
@@ -63,7 +63,7 @@ class SplitPlanner:
 
         Raises:
             SourceReadError: The input cannot be listed.
-            InputAfterEndError: Input has come for a source that has ended.
+            InputAfterEndError: A source has input that came after its end.
         """
         self.refuse_input_after_end()
         splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
@@ -76,23 +76,23 @@ class SplitPlanner:
         return Epoch(checkpoint_id, splits, frozenset(ended))
 
     def refuse_input_after_end(self, *, all_ended: bool = False) -> None:
-        """Checks that no input has come for a source that has ended, because it would never be read.
+        """Checks that no source has input that came after its end, because it would never be read.
 
         Args:
-            all_ended: Whether the input of the whole job has ended, which may be before that of its sources.
+            all_ended: Whether the input of the whole job has ended, even if its sources have not.
 
         Raises:
-            InputAfterEndError: Names the source, and what has come.
+            InputAfterEndError: A source has such input. The message names both.
         """
         for uid, enumerator in self._enumerators.items():
             if (all_ended or enumerator.exhausted) and (names := enumerator.unread()):
                 more = f" and {len(names) - 3} more" if len(names) > 3 else ""
                 raise InputAfterEndError(
                     f"source {uid!r} has input that came after its end: {', '.join(names[:3])}{more}. A source that "
-                    "has ended stays ended, for event time is over and all windows and timers have fired. To read this "
-                    "input, start from a checkpoint or savepoint from before the end (restore_from), or from empty "
-                    "state (start_empty, or another checkpoint directory). A source of flink_assets() goes on from run "
-                    "to run, unless it is declared bounded."
+                    "has ended stays ended, because event time is over and all windows and timers have fired. To read "
+                    "this input, start from a checkpoint or savepoint from before the end (restore_from), or from "
+                    "empty state (start_empty, or another checkpoint directory). A source of flink_assets() never "
+                    "ends, unless it is declared bounded."
                 )
 
     def ends(self, epoch: Epoch) -> bool:
@@ -100,9 +100,9 @@ class SplitPlanner:
         return len(epoch.ended_sources) == len(self._enumerators)
 
     def assume_read(self, epoch: Epoch) -> None:
-        """Treats an epoch as read, so that another one can be planned before the Spark job has run.
+        """Treats an epoch as read, so that the next one can be planned before the Spark job has run.
 
-        The job reads all splits to their end, or fails as a whole.
+        This is safe because the job reads all splits to their end, or fails as a whole.
         """
         for uid, enumerator in self._enumerators.items():
             given = (s for (source, _), splits in epoch.splits.items() if source == uid for s in splits)
@@ -110,7 +110,7 @@ class SplitPlanner:
         self.snapshot(epoch.checkpoint_id)
 
     def was_read(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Returns the acknowledged splits of an epoch to the enumerators."""
+        """Gives the acknowledged splits of an epoch back to the enumerators."""
         for uid, enumerator in self._enumerators.items():
             read = [s for task, state in states.items() if task.uid == uid for s in state.splits]
             enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
@@ -121,7 +121,7 @@ class SplitPlanner:
         self._states[checkpoint_id] = {uid: e.snapshot_state() for uid, e in self._enumerators.items()}
 
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
-        """State of the enumerators at a barrier, by uid."""
+        """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid."""
         return self._states.pop(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -142,7 +142,7 @@ class SplitPlanner:
 
 
 def _enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:
-    if restored in (None, {}):  # an epoch that reads a partition of time leaves no position
+    if restored in (None, {}):  # an epoch that reads a time partition leaves no position
         return source.create_enumerator(None)
     try:
         return source.create_enumerator(restored)
@@ -150,8 +150,8 @@ def _enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RestoreError(
-            f"source {uid!r}, a {type(source).__name__}, cannot continue from its stored position: {error}."
-            " If it has taken the place of another kind of source, give it a uid of its own, and restore with "
-            "allow_non_restored_state. Else the position is damaged, or of a newer release: restore another checkpoint "
-            "or savepoint."
+            f"source {uid!r}, a {type(source).__name__}, cannot continue from its stored position: {error}. "
+            "If it replaces another kind of source, give it another uid, and restore with allow_non_restored_state. "
+            "Otherwise the position is damaged or was written by a newer release: restore another checkpoint or "
+            "savepoint."
         ) from error

@@ -28,7 +28,7 @@ from dagster_flinkpy.storage import StorageLocation
 __all__ = ["Restore"]
 
 _RESTORED_BY = "restored_by"
-"""Property of a checkpoint: the run that restored a savepoint, or an older checkpoint, and has come this far."""
+"""Property of a checkpoint: the run that restored a savepoint or an older checkpoint, and then completed this one."""
 
 
 @dataclass
@@ -37,23 +37,24 @@ class Restore:
 
     path: str | None
     """``chk-7``, or the path or URL of a savepoint or checkpoint, or the name of a savepoint next to the job's
-    checkpoints; None: the last completed checkpoint."""
+    checkpoints. None stands for the last completed checkpoint."""
     start_empty: bool
-    """Starts from empty state, although there may be checkpoints."""
+    """Whether to start from empty state, even if there are checkpoints."""
     parallelism: int | None
-    """Of all operators without one of their own; None: that of the restored checkpoint's rescale, if there was one."""
+    """Parallelism of the operators that do not set their own. None stands for the one that the restored checkpoint was
+    rescaled to, or else that of the program."""
     claim_mode: RecoveryClaimMode
-    """Whose the savepoint or checkpoint is from now on."""
+    """Who owns the savepoint or checkpoint from now on."""
     allow_non_restored_state: NonRestoredState
-    """Ignores state whose operator is gone: any, or that of these uids."""
+    """Whether to ignore state whose operator is gone: True for any state, or a list of uids."""
     allow_pickled_state: bool
-    """Whether a savepoint outside the job's prefix may have pickled state."""
+    """Whether a savepoint outside the job's prefix may contain pickled state."""
     run_id: str | None
-    """The run that restores the path; the same for all tries of it."""
+    """The run that restores the path; all its tries have the same id."""
     progress: Callable[[str], None]
     """Takes one-line progress messages."""
     claimed: StorageLocation | None = None
-    """A savepoint that is the job's now, until it has a checkpoint of its own."""
+    """A savepoint that the job owns now, and deletes once it has completed a checkpoint."""
 
     def __post_init__(self) -> None:
         self._restored_by = None if self.path is None else self.run_id
@@ -77,14 +78,14 @@ class Restore:
             config: Where the job runs.
             graph: The program.
             store: The job's checkpoints.
-            attempt: The attempt; its ids follow that of the savepoint.
+            attempt: The attempt. Its next checkpoint id will be greater than the id of the savepoint.
 
         Returns:
-            What is restored, or None.
+            The checkpoint or savepoint to restore, or None to start empty.
 
         Raises:
-            RestoreError: There is no such thing, or it may not be restored.
-            CorruptMetadataError: It cannot be read.
+            RestoreError: The checkpoint or savepoint does not exist, or may not be restored.
+            CorruptMetadataError: Its metadata cannot be read.
             CorruptStateError: A file of the savepoint is missing or damaged.
         """
         if self.start_empty:
@@ -96,11 +97,13 @@ class Restore:
             return attempt.latest
         prefix = store.store.url
         if not self.path.strip():
-            raise RestoreError("restore_from is empty: give a savepoint, a chk-n or a job's folder, or leave it out")
-        # The location goes by the whole path: without its slashes 's3://' would be a local folder.
+            raise RestoreError(
+                "restore_from is empty: give a savepoint, a checkpoint (chk-7) or the job's folder, or leave it out"
+            )
+        # The location needs the path with its slashes: without them 's3://' would be a local folder.
         location = savepoint_location(self.path, config.storage.child(config.job_id))
         folder = self.path.removesuffix(METADATA_NAME).rstrip("/")
-        if location.url == prefix:  # as other commands take it: the job's latest checkpoint
+        if location.url == prefix:  # stands for the job's latest checkpoint, as in other commands
             if attempt.latest is None:
                 raise RestoreError(f"{self.path!r} is this job's own folder, and it has no completed checkpoint")
             return self._own_checkpoint(attempt.latest.checkpoint_id, config.job_id, store, attempt)
@@ -113,19 +116,19 @@ class Restore:
             raise RestoreError(f"{error} {savepoint_choices(store.store)}") from error
         if found.files.url == location.url and found.metadata.kind is CheckpointKind.CHECKPOINT:
             raise RestoreError(
-                f"{self.path!r} is the folder of another job, at checkpoint {found.metadata.checkpoint_id}, whose "
-                f"files belong to it. Take a savepoint: 'flinkpy savepoint trigger {location.url}'"
+                f"{self.path!r} is the folder of another job, at checkpoint {found.metadata.checkpoint_id}, and its "
+                f"files belong to that job. Take a savepoint of it: 'flinkpy savepoint trigger {location.url}'"
             )
         if not location.url.startswith(f"{prefix}/") and not self.allow_pickled_state:
             untyped = any(isinstance(e.type_info, PickledBytesTypeInfo) for e in graph.edges)
             if pickled := pickled_state(found.metadata, untyped_edges=untyped):
                 raise RestoreError(
-                    f"savepoint {location.url} is not below this job's prefix and has pickled state "
-                    f"({', '.join(pickled)}), which can run code of whoever wrote it; "
-                    "if you trust it, set allow_pickled_state"
+                    f"savepoint {location.url} is outside this job's prefix and contains pickled state "
+                    f"({', '.join(pickled)}), which can run code of whoever wrote it. "
+                    "If you trust it, set allow_pickled_state."
                 )
         self.progress(f"restoring {location.url}")
-        # Named after this attempt, so that no other one deletes the copies; and not as what its epochs write.
+        # The copies are named after this attempt, so that no other one deletes them, but unlike files of its epochs.
         files = found.files.open()
         savepoint = import_savepoint(location.open(), store.store, f"{attempt.token}-0", files=files)
         attempt.start_after(savepoint.checkpoint_id)
@@ -136,7 +139,7 @@ class Restore:
         self, checkpoint_id: int, job_id: str, store: CompletedCheckpointStore, attempt: Attempt
     ) -> CheckpointMetadata:
         kept = sorted({*attempt.head.kept})
-        # One that has a _metadata but never completed does not count: its committables were aborted.
+        # A checkpoint that has a _metadata but never completed does not count: its committables were aborted.
         with suppress(ObjectNotFoundError):
             if checkpoint_id in kept:
                 metadata = store.load(checkpoint_id)
@@ -144,23 +147,23 @@ class Restore:
                     attempt.claim(checkpoint_id)
                 else:
                     attempt.leave_unclaimed(checkpoint_id)
-                    self.progress(f"chk-{checkpoint_id} is left unclaimed: it is kept until it is disposed of")
+                    self.progress(f"chk-{checkpoint_id} is not claimed: it is kept until someone disposes of it")
                 return metadata
         names = ", ".join(f"chk-{i}" for i in kept) or "none"
         lost = ""
         if attempt.head.lost:
-            lost = ". Its HEAD was lost: 'flinkpy checkpoints recover' rebuilds it from the checkpoints that are there"
+            lost = ". Its HEAD was lost: 'flinkpy checkpoints recover' rebuilds it from the checkpoints that exist"
         raise RestoreError(f"job {job_id!r} has no checkpoint {self.path!r}; it keeps {names}{lost}")
 
     def settle_parallelism(self, program: JobGraph, restored: CheckpointMetadata | None) -> JobGraph:
-        """Returns the program at the parallelism that the run uses, and says why where that may surprise.
+        """Returns the program at the parallelism that the run uses; a progress message explains a surprising one.
 
         Args:
-            program: The program, as it was written.
-            restored: What the run continues from; None: it starts empty.
+            program: The program as written.
+            restored: The checkpoint or savepoint that the run continues from; None if it starts empty.
 
         Raises:
-            ParallelismError: It is above a max parallelism that the program sets.
+            ParallelismError: The parallelism is above a max parallelism that the program sets.
         """
         settled = settle_parallelism(program, restored, self.parallelism)
         self.parallelism = settled.kept
@@ -169,10 +172,10 @@ class Restore:
         return settled.graph
 
     def assign(self, graph: JobGraph, restored: CheckpointMetadata) -> tuple[JobGraph, RestorePlan]:
-        """Assigns the restored state to the operators, and says what has changed in the program since.
+        """Assigns the restored state to the operators; progress messages tell what has changed in the program since.
 
         Returns:
-            The program with the stored max parallelisms; and what is whose.
+            The program with the stored max parallelisms, and the state of each operator.
 
         Raises:
             RestoreError: The state does not fit the program.
@@ -185,19 +188,19 @@ class Restore:
 
     @property
     def properties(self) -> dict[str, Any]:
-        """Properties that the checkpoints of the attempt get."""
+        """The properties that the attempt adds to its checkpoints."""
         return {PARALLELISM: self.parallelism, _RESTORED_BY: self._restored_by}
 
     def dispose_claimed(self, owner: str, now_ms: int) -> None:
-        """Deletes the claimed savepoint: the job has a checkpoint of its own.
+        """Deletes the claimed savepoint, if there is one; called once the job has completed a checkpoint.
 
         Args:
-            owner: Who deletes it, for people.
+            owner: Who deletes it, in a form that people understand.
             now_ms: The time, in milliseconds since 1970.
         """
         claimed, self.claimed = self.claimed, None
         if claimed is not None:
             try:
                 dispose_savepoint(claimed, owner=owner, now_ms=now_ms)
-            except FlinkPyError as e:  # the checkpoint is complete all the same
-                self.progress(f"{claimed.url} is the job's now, but could not be deleted: {e}")
+            except FlinkPyError as e:  # the checkpoint is complete nevertheless
+                self.progress(f"the job owns {claimed.url} now, but could not delete it: {e}")

@@ -1,4 +1,4 @@
-"""What each subtask of a job starts from: the state of a checkpoint, of the same parallelism or another."""
+"""Determines what each subtask starts from: the state of a checkpoint, taken at the same or another parallelism."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dagster_flinkpy.state.handles import DistributionMode
 __all__ = ["SubtaskInputs", "inputs_after", "inputs_of_plan", "states_of_inputs"]
 
 SubtaskInputs = dict[tuple[str, int], SubtaskInput]
-"""By uid and subtask; subtasks without an entry start empty."""
+"""Inputs by uid and subtask; subtasks without an entry start empty."""
 
 
 def inputs_of_plan(plan: RestorePlan) -> SubtaskInputs:
@@ -58,7 +58,7 @@ def states_of_inputs(graph: JobGraph, inputs: Mapping[tuple[str, int], SubtaskIn
     for v in graph.vertices:
         for i in range(v.parallelism):
             given = inputs.get((v.uid, i), SubtaskInput())
-            # Every subtask was given all of a union state; one of them hands it on.
+            # Every subtask was given all of a union state, so only one of them passes it on.
             operator_state = tuple(
                 handle for handle in given.operator_state if i == 0 or handle.mode is not DistributionMode.UNION
             )

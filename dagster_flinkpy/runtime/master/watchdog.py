@@ -21,15 +21,15 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 _GRACE_SECONDS = 5.0
-"""How long an interrupted run waits for the step that it is in: its outcome is better known."""
+"""How long an interrupted run waits for the current step, so that its outcome is known."""
 _SHOWN_FRAMES = 5
 
 
 class Watchdog:
     """Runs the steps of an execution attempt, one at a time, on a separate thread.
 
-    A step that hangs cannot be stopped, so its outcome is unknown. From then on every further step is refused with the
-    same error: the attempt no longer calls the store, the sinks or the hooks, and neither aborts nor deletes.
+    A step that hangs cannot be stopped, so its outcome is unknown. From then on every step is refused with the same
+    error: the attempt no longer calls the store, the sinks or the hooks, and neither aborts nor deletes anything.
 
     Args:
         timeout: The time limit of each step.
@@ -42,16 +42,16 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def run(self, what: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs a step and returns what it returns.
+        """Runs a step and returns its result.
 
         Args:
-            what: The step for people, e.g. ``the commit of sink 'orders'``.
-            step: What to call.
-            *args: Its arguments.
-            **kwargs: Its arguments by name.
+            what: The step, for error messages, e.g. ``committing sink 'orders'``.
+            step: The function to call.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
 
         Raises:
-            CheckpointTimeoutError: This step, or one before it, did not end in time.
+            CheckpointTimeoutError: This step or an earlier one did not end in time.
             BaseException: Whatever the step raises.
         """
         if self._hung is not None:
@@ -71,7 +71,7 @@ class Watchdog:
             if not done.done():
                 self._hung = CheckpointTimeoutError(
                     f"{what} did not end within the checkpoint timeout of {self._timeout}, so its outcome is unknown: "
-                    "nothing was aborted or deleted, and the next run continues from what it finds. Look at where it "
+                    "nothing was aborted or deleted, and the next run continues from what it finds. See below where it "
                     "hangs, or raise set_checkpoint_timeout().\n" + self._place()
                 )
         if self._hung is not None:
@@ -79,7 +79,7 @@ class Watchdog:
         return done.result()
 
     def close(self) -> None:
-        """Ends the thread, unless it hangs; then it ends with the process. A later step gets another thread."""
+        """Ends the thread; if it hangs, it ends with the process. A later step starts another thread."""
         self._steps.put(None)
         self._steps, self._thread = queue.SimpleQueue(), None
 

@@ -220,7 +220,10 @@ def test_the_parallelism_of_the_program_holds_until_a_rescale(tmp_path: Path) ->
 
 
 def test_there_is_nothing_to_complete_without_restored_state(tmp_path: Path) -> None:
-    with HarnessAttempt(counted_graph(), tmp_path) as attempt, pytest.raises(RestoreError, match="nothing to restore"):
+    with (
+        HarnessAttempt(counted_graph(), tmp_path) as attempt,
+        pytest.raises(RestoreError, match="no checkpoint to restore"),
+    ):
         attempt.commit_restored()
 
 

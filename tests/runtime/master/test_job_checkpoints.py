@@ -226,7 +226,7 @@ def test_a_claimed_savepoint_that_cannot_be_deleted_fails_nothing(
         attempt.run_epoch()
         attempt.run_epoch()
         assert attempt.finished
-    assert [line for line in lines if "could not be deleted: access denied" in line]
+    assert [line for line in lines if "could not delete it: access denied" in line]
 
 
 # --- retention --------------------------------------------------------------------------------------------------------

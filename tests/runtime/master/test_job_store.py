@@ -221,7 +221,7 @@ def test_what_a_failed_try_of_a_task_left_open_is_gone_when_the_job_has_ended(tm
         table.create_upload("job.table.0000000001.00000.1-first.parquet")
         table.create_upload("other.table.0000000001.00000.1-first.parquet")
     assert [upload.key.partition(".")[0] for upload in table.list_uploads()] == ["other"]
-    assert said[-1] == "aborted 1 transactions that no checkpoint has to commit"
+    assert said[-1] == "aborted 1 open transactions that belong to no checkpoint"
 
 
 def test_nothing_is_aborted_when_a_run_ends_with_an_error(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_an_explicit_start_says_what_it_leaves_behind_and_fences_what_was(folder
             old.run_epoch()
         latest = CompletedCheckpointStore(store(folder)).latest()
         assert latest is not None and latest.checkpoint_id == done.checkpoint_id
-    assert any(line.startswith("starts over, and leaves behind: ") for line in said) == bool(left)
+    assert any(line.startswith("starting over and leaving behind: ") for line in said) == bool(left)
     found = read_head(store(folder))
     assert found is not None and not found[0].lost
     finish(folder)  # a plain run goes on from there

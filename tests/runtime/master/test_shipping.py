@@ -117,5 +117,5 @@ def test_nothing_stays_registered(user_code: ModuleType, tmp_path: Path) -> None
 
 def test_what_cannot_be_pickled_is_named(tmp_path: Path) -> None:
     lock = threading.Lock()
-    with pytest.raises(ConfigurationError, match=r"operator 'it' \(Map\) holds .*cannot be sent.*lock"):
+    with pytest.raises(ConfigurationError, match=r"operator 'it' \(Map\), .*cannot be sent.*lock"):
         dumped(lambda value: lock, tmp_path)

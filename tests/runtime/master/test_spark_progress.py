@@ -45,17 +45,17 @@ def test_a_line_every_few_seconds_and_only_if_something_is_new() -> None:
     ]
     assert told.after(60, [StageProgress(2, 2), StageProgress(4, 3)], 1) == []
     assert told.after(1, [StageProgress(2, 2), StageProgress(4, 4)], 0) == [
-        "checkpoint 7: Spark is done; fetching what the tasks sent back, after 71 s"
+        "checkpoint 7: Spark is done; fetching the results, after 71 s"
     ]
 
 
 @pytest.mark.parametrize(
     ("stages", "line"),
     [
-        ([], "waits for Spark to start its tasks"),
-        ([StageProgress(0, 0)], "waits for Spark to start its tasks"),
-        ([StageProgress(2, 0)], "stage 1 of 2, 0 of 2 tasks done; waits for free task slots"),
-        ([StageProgress(2, 2)], "waits for Spark to start its tasks"),
+        ([], "waiting for Spark to start its tasks"),
+        ([StageProgress(0, 0)], "waiting for Spark to start its tasks"),
+        ([StageProgress(2, 0)], "stage 1 of 2, 0 of 2 tasks done; waiting for free task slots"),
+        ([StageProgress(2, 2)], "waiting for Spark to start its tasks"),
     ],
 )
 def test_it_says_what_it_waits_for(stages: list[StageProgress], line: str) -> None:

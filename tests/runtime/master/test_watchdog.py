@@ -229,11 +229,11 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     [
         ("trigger 2", "master hook 'ledger' at checkpoint 2", 1, 0),
         ("before counter", "taking a checkpoint id", 1, 0),
-        ("before chk-2/_metadata", "the write of chk-2/_metadata", 1, 2),
-        ("after chk-2/_metadata", "the write of chk-2/_metadata", 1, 2),
-        ("before HEAD", "the write of HEAD for checkpoint 2", 1, 2),
-        ("after HEAD", "the write of HEAD for checkpoint 2", 2, 2),
-        ("commit 2", "the commit of sink 'table'", 2, 2),
+        ("before chk-2/_metadata", "writing chk-2/_metadata", 1, 2),
+        ("after chk-2/_metadata", "writing chk-2/_metadata", 1, 2),
+        ("before HEAD", "writing HEAD for checkpoint 2", 1, 2),
+        ("after HEAD", "writing HEAD for checkpoint 2", 2, 2),
+        ("commit 2", "committing sink 'table'", 2, 2),
     ],
 )
 def test_a_step_that_hangs_ends_the_run_and_the_next_one_goes_on(
@@ -259,7 +259,8 @@ def test_a_step_that_hangs_ends_the_run_and_the_next_one_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("step", "named"), [("restore", "the restore of master hook 'ledger'"), ("abort", "the abort of what sink 'table'")]
+    ("step", "named"),
+    [("restore", "restoring master hook 'ledger'"), ("abort", "aborting the open transactions of sink 'table'")],
 )
 def test_a_start_that_hangs_is_named(tmp_path: Path, hang: Hang, expected: list[Any], step: str, named: str) -> None:
     with attempt_of(tmp_path, hang) as attempt:

@@ -151,7 +151,7 @@ def test_a_worker_that_dies_is_reported_with_the_operator(
         run("dies", action)
     message, error = str(raised.value), raised.value
     assert (error.operator, error.subtask) == ("it", 0)
-    assert message.startswith("a Python worker died while subtask 0 of operator 'it' was at work (checkpoint 1 of job")
+    assert message.startswith("a Python worker died while it ran subtask 0 of operator 'it' (checkpoint 1 of job")
     assert said in message and "org.apache.spark" not in message
     if action is crash:
         assert "in crash" in message

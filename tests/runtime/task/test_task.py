@@ -555,7 +555,7 @@ def test_the_barrier_of_another_attempt_is_found_out(tmp_path: Path) -> None:
 
     results = run_epoch(make_job(rebalanced(tmp_path), tmp_path), corrupt=of_another)
     assert results.failure is None
-    with pytest.raises(CheckpointError, match="task it/0 consumed another output of task numbers/1"):
+    with pytest.raises(CheckpointError, match="task it/0 consumed an output of task numbers/1 that"):
         results.check_consistent()
 
 
