@@ -1,4 +1,4 @@
-"""Sources, and two-phase-commit sinks."""
+"""Sources and two-phase-commit sinks."""
 
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource

@@ -1,4 +1,4 @@
-"""The type information of columns with an Arrow schema, such as those of a Parquet file."""
+"""Finds the type information for the columns of an Arrow schema, such as that of a Parquet file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def row_type_of(schema: pa.Schema) -> RowTypeInfo:
     """Returns the row type for the columns of a schema. Unsigned integers become the next wider type.
 
     Raises:
-        ConfigurationError: A column has a type without a type information; the message names it.
+        ConfigurationError: There is no type information for the type of a column; the message names the column.
     """
     return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
 
@@ -47,7 +47,7 @@ def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) 
         instants: Whether a timestamp with a zone becomes an ``Instant``. Default: a ``datetime`` in UTC.
 
     Raises:
-        ConfigurationError: There is no type information for it.
+        ConfigurationError: There is no type information for this Arrow type.
     """
     if arrow_type in _SIMPLE:
         return _SIMPLE[arrow_type]
@@ -71,5 +71,5 @@ def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) 
         types = [type_info_of(f.type, f"{name}.{f.name}", instants=instants) for f in fields]
         return Types.ROW_NAMED([f.name for f in fields], types)
     raise ConfigurationError(
-        f"column {name!r} has type {arrow_type}, for which there is no Types.*; leave it out of row_type"
+        f"column {name!r} has type {arrow_type}, which no Types.* corresponds to; leave it out of row_type"
     )

@@ -1,4 +1,4 @@
-"""Executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSink`: files of lines, in two phases."""
+"""Executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSink`: writes lines in two phases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def file_committer(sink: FileSink, context: CommitterInitContext) -> StagedFileC
 
 
 class FileWriter(SinkWriter):
-    """Writes one epoch of one subtask: one file, or several if they reach the part size.
+    """Writes one epoch of one subtask: one file, or several if a file reaches the part size.
 
     Args:
         sink: The sink.

@@ -1,4 +1,4 @@
-"""What executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSource`: text files, line by line."""
+"""Executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSource`: reads text files line by line."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ _BUFFER_BYTES = 1 << 20
 class FileEnumerator(SplitEnumerator):
     """Finds files; each becomes one split, whatever its name.
 
-    A file whose name is not known is new. A known file whose size or version differs was changed after it was read, and
-    is an error. A known file that is gone is forgotten, so one that comes back under its name is new.
+    A file with an unknown name is new. If the size or version of a known file differs, it was changed after it was
+    read, which is an error. A known file that was deleted is forgotten, so a later file with its name is new.
 
-    State: the files found that are still there, and the splits not read to their end.
+    State: the known files that still exist, and the splits that are not yet read to the end.
 
     Args:
         source: What to read.
-        restored: State of an earlier one.
+        restored: State of an earlier enumerator.
     """
 
     def __init__(self, source: FileSource, restored: Json | None) -> None:
         self._source = source
         self._known = KnownFiles()
         self._names: frozenset[str] = frozenset()
-        """Files found, if an earlier release has stored the position: it kept their names, of all there ever were."""
+        """Names of all files ever found, if an earlier release stored the position. None otherwise."""
         self._open: dict[str, SourceSplit] = {}
         self._bounded = source.bounded is not False
         self._listed = self._ended = False
@@ -51,7 +51,7 @@ class FileEnumerator(SplitEnumerator):
                 position_field(split.properties, name, kind)
             self._open[split.split_id] = split
         self._listed = position_field(position, "listed", bool)
-        # An earlier release has stored a position that does not say so.
+        # A position that an earlier release stored does not say so.
         self._ended = position.get("ended", self._bounded and self._listed) is True
         if "files" in position:
             self._known = KnownFiles.from_json(position_field(position, "files", str))
@@ -73,7 +73,7 @@ class FileEnumerator(SplitEnumerator):
         self._names = frozenset()
         if changed := [n for n, (_, info) in files.items() if n in self._known and self._known.has_changed(n, info)]:
             raise SourceReadError(
-                f"{some_of(changed)} changed after the source had read them. What they hold now would never be read. "
+                f"{some_of(changed)} changed after the source had read them. Their new content would never be read. "
                 "Move them away, and write new data to new files. To read them again, start from a checkpoint before "
                 "them, or from empty state."
             )
@@ -104,7 +104,7 @@ class FileEnumerator(SplitEnumerator):
         return self._ended
 
     def unread(self) -> Sequence[str]:
-        files = self._files(needed=False, gone=True)  # what was read may be deleted
+        files = self._files(needed=False, gone=True)  # files that were read may be deleted
         known, names = self._known, self._names
         return [n for n, (_, i) in files.items() if n not in names and (n not in known or known.has_changed(n, i))]
 
@@ -114,17 +114,17 @@ class FileEnumerator(SplitEnumerator):
             "listed": self._listed,
             "ended": self._ended,
         }
-        # Nothing was listed since the position of an earlier release was restored, if there are names.
+        # If there are names, nothing has been listed since the position of an earlier release was restored.
         return position | ({"found": sorted(self._names)} if self._names else {"files": self._known.to_json()})
 
 
 def _files(path: str, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
-    """The files of a path: itself, or those below it.
+    """Lists the files at a path: the file itself, or those below the folder.
 
     Args:
         path: A file or a folder.
-        needed: Whether it is an error that there are none.
-        gone: Whether there may be no such folder.
+        needed: Whether it is an error if there are no files.
+        gone: Whether the folder may be missing.
     """
     location = StorageLocation(path)
     parent, _, name = path.rstrip("/").rpartition("/")
@@ -140,8 +140,8 @@ def _files(path: str, *, needed: bool, gone: bool = False) -> list[tuple[Storage
         raise SourceReadError(f"cannot list {path}: {error}") from error
     if not found and not gone and (needed or not store.root_exists()):
         raise SourceReadError(
-            f"there is no file {path}, and no folder with files of this name. Check the path; if the first file is yet "
-            "to come, make the folder, and declare monitor_continuously()"
+            f"there is no file {path}, and no folder of this name with files in it. Check the path. If the first file "
+            "is still to come, make the folder and declare monitor_continuously()"
         )
     return found
 
@@ -151,10 +151,10 @@ def _hidden(key: str) -> bool:
 
 
 def read_lines(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-    """The lines of a file from an offset on, batch by batch.
+    """Yields the lines of a file from an offset on, batch by batch.
 
     Raises:
-        SourceReadError: It cannot be read; names the file.
+        SourceReadError: The file cannot be read; the message names it.
     """
     properties, offset = split.properties, split.offset
     charset = source.stream_format.charset_name

@@ -1,4 +1,4 @@
-"""The files that a source has dealt out and that are still there."""
+"""The files that a source has assigned to readers and that still exist."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _HASH_BYTES = 8
 
 
 class KnownFiles:
-    """Which files have been dealt out, and in which version. Part of a source's position.
+    """The files that have been assigned to readers, each with its version. Part of a source's position.
 
-    A file is known by its name, and has changed when its size or version differs. Both are kept as hashes of 64 bits,
-    so a stored position has 21 bytes per file, and shrinks when files are deleted.
+    A file is identified by its name, and has changed if its size or version differs. Both are kept as 64-bit hashes, so
+    a stored position takes 21 bytes per file. It shrinks when files are deleted.
     """
 
     def __init__(self) -> None:
@@ -31,37 +31,37 @@ class KnownFiles:
         return _hash(name) in self._versions
 
     def add(self, name: str, info: ObjectInfo) -> None:
-        """Notes a file as it is now.
+        """Records a file in its current version.
 
         Args:
-            name: Unique among the files of the source.
-            info: As it was listed.
+            name: The name, unique among the files of the source.
+            info: The file as it was listed.
         """
         self._versions[_hash(name)] = _hash(f"{info.size}:{version_of(info)}")
 
     def has_changed(self, name: str, info: ObjectInfo) -> bool:
-        """Whether a known file is not the one that was noted."""
+        """Returns whether a known file differs from the recorded version."""
         return self._versions[_hash(name)] != _hash(f"{info.size}:{version_of(info)}")
 
     def retain(self, names: Iterable[str]) -> None:
-        """Forgets all files but these: the others were deleted, so a file of their name is another one."""
+        """Forgets all other files: they were deleted, so a later file with such a name is a new one."""
         kept = {_hash(name) for name in names}
         self._versions = {name: version for name, version in self._versions.items() if name in kept}
 
     def to_json(self) -> str:
-        """For a position in checkpoint metadata; equal for equal files."""
+        """Encodes the files for a position in checkpoint metadata. Equal files give equal strings."""
         return base64.b64encode(b"".join(name + self._versions[name] for name in sorted(self._versions))).decode()
 
     @staticmethod
     def from_json(data: str) -> KnownFiles:
-        """What :meth:`to_json` gave.
+        """Decodes what :meth:`to_json` returned.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The data is something else.
         """
         packed = base64.b64decode(data, validate=True)
         if len(packed) % (2 * _HASH_BYTES):
-            raise ValueError(f"{len(packed)} bytes are no list of known files")
+            raise ValueError(f"{len(packed)} bytes are not a list of known files")
         known = KnownFiles()
         for at in range(0, len(packed), 2 * _HASH_BYTES):
             middle = at + _HASH_BYTES
@@ -70,21 +70,21 @@ class KnownFiles:
 
 
 def version_of(info: ObjectInfo) -> str:
-    """What changes when a file does. A local store's listing has no ETags."""
+    """Returns what changes whenever the file does: the ETag, or in a local store the time of the last change."""
     return info.etag or info.last_modified.isoformat()
 
 
 def check_unchanged(store: ObjectStore, key: str, size: int, version: str | None) -> None:
-    """Checks that a file is still what was planned.
+    """Checks that a file has not changed since it was planned.
 
     Args:
-        store: Where it is.
-        key: Its key there.
-        size: In bytes, as it was listed.
-        version: Of :func:`version_of`; None: that was not kept.
+        store: The store of the file.
+        key: Its key in the store.
+        size: Its size in bytes when it was listed.
+        version: What :func:`version_of` returned then, or None if that was not kept.
 
     Raises:
-        SourceReadError: It was deleted or changed.
+        SourceReadError: The file was deleted or changed.
         StorageError: The store did not answer.
     """
     now = next((info for info in store.list(key) if info.key == key), None)
@@ -98,7 +98,7 @@ def check_unchanged(store: ObjectStore, key: str, size: int, version: str | None
 
 
 def some_of(names: Sequence[str]) -> str:
-    """How many files, and up to three names, and how many more."""
+    """Describes files in a message: their number and up to three names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return f"{len(names)} file(s) ({', '.join(map(repr, names[:3]))}{more})"
 

@@ -24,8 +24,8 @@ class ParquetSink(TwoPhaseCommittingSink):
     """Writes Parquet files into a location. Readers only see files of completed checkpoints.
 
     Rows and tuples become one column per field; any other type becomes one column ``value``. Files are named
-    ``{job}.{uid}.{checkpoint}.{subtask}.{attempt}-{execution}.parquet``, and are in ``partition={partition}/`` if the
-    run has a Dagster partition. A subtask without records writes no file.
+    ``{job}.{uid}.{checkpoint}.{subtask}.{attempt}-{execution}.parquet``. If the run has a Dagster partition, they are
+    in the folder ``partition={partition}/``. A subtask without records writes no file.
 
     Args:
         location: A folder on S3, or a local one.

@@ -1,4 +1,4 @@
-"""A folder of Parquet files as a source: one split per file, read again from any row."""
+"""A folder of Parquet files as a source. Each file is one split, and can be read again from any row."""
 
 from __future__ import annotations
 
@@ -35,33 +35,36 @@ class ParquetSource(PartitionedSource):
     """Reads the Parquet files below a location, in the order of their names.
 
     **Files must arrive in the order of their names**, such as ``2013-02-01.parquet``. The source remembers the last
-    name it has dealt out, and of each file up to it that is still there a hash of name, size and version: 21 bytes. At
-    each epoch it lists the folder and compares:
+    name it has read, and for each earlier file that still exists a hash of name, size and version (21 bytes). In each
+    epoch it lists the folder and compares:
 
-    - A file behind the last name is new. It is read, once.
-    - A file up to the last name that is not known came too late, even if another one was deleted. It would never be
-      read, so the epoch fails with a :class:`SourceReadError` that names it.
-    - A known file whose size or version differs was changed after it was read. That is an error, too. (The version is
-      the ETag on S3, and the time of the last change in a local folder.)
-    - A known file that is gone is forgotten. Files that were read may be deleted, and that keeps the position small. A
-      file that comes back under the name is late.
+    - A file after the last name is new. It is read once.
+    - An unknown file before the last name came too late, even if another file was deleted. It would never be read, so
+      the epoch fails with a :class:`SourceReadError` that names it.
+    - If the size or version of a known file differs, it was changed after it was read. That is an error, too. (The
+      version is the ETag on S3, and the time of the last change in a local folder.)
+    - A known file that was deleted is forgotten. You may delete files that were read, which keeps the position small. A
+      later file with such a name counts as late.
 
-    File ``n`` is read by subtask ``n % parallelism``. A name with a part that starts with ``_`` or ``.`` is left out.
+    File ``n`` is read by subtask ``n % parallelism``. A file is ignored if a part of its path starts with ``_`` or
+    ``.``.
 
     Args:
         location: A folder on S3 or a local one.
-        pattern: Which files, by their path below the location; ``*`` crosses folders.
+        pattern: Pattern for the paths of the files below the location. ``*`` also matches slashes.
         row_type: Columns to read, by name, with the types to cast them to. Default: all columns of the first file.
-        bounded: Whether the input ends with the files that are there when an epoch is planned; more files are an error
-            then. Default: it ends when ``env.execute()`` runs the program, and goes on from run to run in Dagster.
-        since: Path of the first file to read, inclusive. Default: none.
-        until: Path of the last file to read, inclusive; the input ends there whether ``bounded`` or not. Default: none.
-        max_files_per_epoch: At most so many files between two barriers: 1 gives a checkpoint per daily file.
-            Default: all that are there.
-        partition_format: For a job with a time-window ``partitions_def``: what the names of a partition's files start
-            with, in the words of ``strftime``, such as ``%Y-%m-%d`` or ``year=%Y/month=%m/``. A partition reads the
-            files whose names are not before its start, and before its end, written so.
-        batch_rows: At most so many records in one batch.
+        bounded: Whether the input ends with the files that exist when an epoch is planned; files that come later are an
+            error. Default: the input ends if ``env.execute()`` runs the program, and continues from run to run in
+            Dagster.
+        since: Path of the first file to read, inclusive. Default: no limit.
+        until: Path of the last file to read, inclusive. The input ends there, whether ``bounded`` or not. Default: no
+            limit.
+        max_files_per_epoch: Maximum number of files between two barriers. With 1, each daily file gets a checkpoint.
+            Default: all files that exist.
+        partition_format: For a job with a time-window ``partitions_def``: the ``strftime`` format with which the names
+            of a partition's files start, such as ``%Y-%m-%d`` or ``year=%Y/month=%m/``. A partition reads the files
+            whose names are between its start (inclusive) and its end (exclusive) in this format.
+        batch_rows: Maximum number of records in a batch.
 
     Raises:
         ConfigurationError: A number is not positive.
@@ -111,7 +114,7 @@ class ParquetSource(PartitionedSource):
         since, before = (when.strftime(self.partition_format) for when in (partition.start, partition.end))
         if since >= before:
             raise ConfigurationError(
-                f"partition_format={self.partition_format!r} writes start and end of partition {partition.key} as "
+                f"partition_format={self.partition_format!r} formats start and end of partition {partition.key} as "
                 f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
             )
         part = copy.copy(self)
@@ -121,10 +124,10 @@ class ParquetSource(PartitionedSource):
 
     @cached_property
     def produced_type(self) -> RowTypeInfo:
-        """Type of the records.
+        """The type of the records. Without ``row_type`` it is read from the first file.
 
         Raises:
-            SourceReadError: It was to be read from the first file, and there is none, or it is no Parquet file.
+            SourceReadError: There is no first file, or it is not a Parquet file.
         """
         if self._row_type is not None:
             return self._row_type
@@ -134,7 +137,7 @@ class ParquetSource(PartitionedSource):
         first = next(iter(self.files(store)), None)
         if first is None:
             raise SourceReadError(
-                f"no file {self.pattern!r} in {store.url} to take the columns from; give row_type=..."
+                f"there is no file {self.pattern!r} in {store.url} to take the columns from; pass row_type=..."
             )
         with _naming(store, first.key), _open(store, first.key, first.size) as file:
             _check_unique(file.schema_arrow, file.schema_arrow.names)
@@ -142,21 +145,21 @@ class ParquetSource(PartitionedSource):
 
     @property
     def is_partition(self) -> bool:
-        """Whether it reads one partition of time, which may have no files."""
+        """Whether the source reads one time partition, which may have no files."""
         return self._before is not None
 
     def files(self, store: ObjectStore) -> list[ObjectInfo]:
-        """The files of this source that are in the store now, sorted by name.
+        """Lists the files of this source that are in the store now, sorted by name.
 
         Raises:
-            SourceReadError: They cannot be listed, or the folder is not there.
+            SourceReadError: The folder does not exist or cannot be listed.
         """
         literal = re.split(r"[*?\[]", self.pattern, maxsplit=1)[0]
         try:
             found = [info for info in store.list(literal) if self._selects(info.key)]
             if not found and not store.root_exists():
                 raise SourceReadError(
-                    f"there is no folder {store.url}. Check the location; if the first file is yet to come, make the "
+                    f"there is no folder {store.url}. Check the location. If the first file is still to come, make the "
                     "folder"
                 )
         except StorageError as error:
@@ -185,13 +188,13 @@ class ParquetSource(PartitionedSource):
 
     def _batches(self, file: pq.ParquetFile, row_type: RowTypeInfo, offset: int) -> Iterator[tuple[pa.Array, int]]:
         if offset > file.metadata.num_rows:
-            raise SourceReadError(f"row {offset} was read already, but there are only {file.metadata.num_rows} rows")
+            raise SourceReadError(f"{offset} rows were read already, but the file has only {file.metadata.num_rows}")
         end = 0
         for group in range(file.num_row_groups):
             start, end = end, end + file.metadata.row_group(group).num_rows
             if end <= offset:
                 continue
-            # One row group at a time: Arrow keeps what it has fetched until the next call.
+            # One row group at a time, because Arrow keeps what it has fetched until the next call.
             batches = file.iter_batches(self.batch_rows, row_groups=[group], columns=list(row_type.field_names))
             for batch in batches:
                 start, rows = start + batch.num_rows, batch.slice(min(max(offset - start, 0), batch.num_rows))
@@ -209,9 +212,9 @@ class ParquetSource(PartitionedSource):
 
 
 class _ParquetEnumerator(SplitEnumerator):
-    """Deals out files in the order of their names.
+    """Assigns files to readers in the order of their names.
 
-    State: the last name dealt out, the files up to it that are still there, and the splits not read to their end.
+    State: the last name assigned, the files up to it that still exist, and the splits that are not read to the end.
     """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
@@ -222,7 +225,7 @@ class _ParquetEnumerator(SplitEnumerator):
         self._planned = 0
         self._known = KnownFiles()
         self._counted: int | None = None
-        """Files up to the last one, if an earlier release has stored the position: it kept their number only."""
+        """Number of files up to the last one, if an earlier release stored the position: it kept no names."""
         self._open: dict[str, SourceSplit] = {}
         self._ended = False
         if restored is not None:
@@ -265,21 +268,22 @@ class _ParquetEnumerator(SplitEnumerator):
         return shares
 
     def _ends(self) -> bool:
-        """Whether the input ends with the files that were just listed."""
+        """Returns whether the input ends with the files that were just listed."""
         source, last = self._source, self._last
         if source.bounded is not False:
             if last is None and not source.is_partition:
                 raise SourceReadError(
-                    f"there is no file {source.pattern!r} in {self._store.url}, and the input ends with what is there. "
+                    f"there is no file {source.pattern!r} in {self._store.url}, and a bounded input does not wait. "
                     "Check the location and the pattern, or declare bounded=False to wait for the first file"
                 )
             return True
         return source.until is not None and last is not None and last >= source.until
 
     def _after_last(self, files: list[ObjectInfo]) -> list[ObjectInfo]:
-        """The files behind the last one.
+        """Returns the files after the last one.
 
-        A file up to the last one must be known, in the version that was dealt out: else it would never be read.
+        Raises:
+            SourceReadError: A file up to the last one is unknown or has changed, so it would never be read.
         """
         last = self._last
         if last is None:
@@ -290,12 +294,12 @@ class _ParquetEnumerator(SplitEnumerator):
         if late := [info.key for info in old if info.key not in self._known]:
             raise SourceReadError(
                 f"{some_of(late)} came too late in {self._store.url}: files are read in the order of their names, and "
-                f"{last!r} was read already. They would never be read. Give them names after {last!r}, or move them "
-                "away."
+                f"{last!r} was read already. Late files would never be read. Give them names after {last!r}, or move "
+                "them away."
             )
         if changed := [info.key for info in old if self._known.has_changed(info.key, info)]:
             raise SourceReadError(
-                f"{some_of(changed)} changed in {self._store.url} after the source had read them. What they hold now "
+                f"{some_of(changed)} changed in {self._store.url} after the source had read them. Their new content "
                 f"would never be read. Move them away, and write new data to files with names after {last!r}. To read "
                 "them again, start from a checkpoint before them, or from empty state."
             )
@@ -311,9 +315,9 @@ class _ParquetEnumerator(SplitEnumerator):
                 "move them away."
             )
         self._progress(
-            f"{self._store.url}: an earlier release has stored how far the source had come. It kept the number of the "
-            f"files up to {last!r}, which was {counted}, but not their names. The {len(old)} that are there now are "
-            "taken for files that were read."
+            f"{self._store.url}: an earlier release stored the position of the source. It kept only the number of "
+            f"files up to {last!r}, which was {counted}, not their names. The {len(old)} files that exist now are "
+            "assumed to have been read."
         )
         for info in old:
             self._known.add(info.key, info)
@@ -332,7 +336,7 @@ class _ParquetEnumerator(SplitEnumerator):
 
     def unread(self) -> Sequence[str]:
         if not self._store.root_exists():
-            return []  # what was read may be deleted
+            return []  # files that were read may be deleted
         files = self._source.files(self._store)
         if self._counted is not None:
             return [info.key for info in files if self._last is None or info.key > self._last]
@@ -347,7 +351,7 @@ class _ParquetEnumerator(SplitEnumerator):
             "files": self._known.to_json(),
             "ended": self._ended,
         }
-        if self._counted is not None:  # nothing was planned since it was restored
+        if self._counted is not None:  # nothing has been planned since the restore
             del position["files"]
             position["present"] = self._counted
         return position
@@ -355,7 +359,7 @@ class _ParquetEnumerator(SplitEnumerator):
 
 @contextmanager
 def _naming(store: ObjectStore, key: str) -> Iterator[None]:
-    """Turns what goes wrong with one file into a SourceReadError that names it."""
+    """Turns errors with one file into a SourceReadError that names the file."""
     import pyarrow as pa
 
     try:
@@ -374,7 +378,7 @@ def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
     twice = sorted(name for name in set(names) if schema.names.count(name) > 1)
     if twice:
         raise SourceReadError(
-            f"it has column {', '.join(map(repr, twice))} more than once, so it is not known which one is meant; "
+            f"it has column {', '.join(map(repr, twice))} more than once, so the name is ambiguous; "
             "write the file again, with columns of different names"
         )
 

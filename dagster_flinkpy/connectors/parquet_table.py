@@ -1,4 +1,4 @@
-"""Reads the table that a Parquet sink has committed: a folder of files, perhaps with a folder for each partition."""
+"""Reads the table that a Parquet sink has committed: a folder of files, with a subfolder per partition if any."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RowCount:
 class ParquetTable:
     """The committed rows of a Parquet sink. Nothing is read until one of its methods is called.
 
-    Files that an older version of the program wrote have null in columns that they lack.
+    Columns that are missing in a file, because an older version of the program wrote it, are null.
     """
 
     location: StorageLocation
@@ -56,13 +56,13 @@ class ParquetTable:
     schema: pa.Schema
     """The columns to read."""
     partitions: Sequence[str] | None = None
-    """Dagster partitions to read. None: all rows."""
+    """The Dagster partitions to read, or None for all rows."""
 
     def select(self, columns: Sequence[str]) -> ParquetTable:
         """Returns the table with some of its columns.
 
         Raises:
-            ConfigurationError: It has no such column.
+            ConfigurationError: The table has no such column.
         """
         if unknown := [name for name in columns if name not in self.schema.names]:
             raise ConfigurationError(f"table {self.location.url} has no column {unknown[0]!r}: {self.schema.names}")
@@ -77,7 +77,7 @@ class ParquetTable:
         """
         store = self.location.open()
         folders = [""] if self.partitions is None else [partition_folder(key) for key in self.partitions]
-        # A listing for each of a few folders, or else one of all.
+        # A few folders are listed one by one; many are listed all at once.
         wanted = tuple(folders)
         listed = [store.list(folder) for folder in folders] if len(folders) <= _THREADS else [store.list()]
         return [

@@ -1,4 +1,4 @@
-"""The writer of Parquet files. It needs PyArrow, so only the tasks that write import it."""
+"""The writer of Parquet files. It needs PyArrow, so only writing tasks import it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _GROUP_ROWS = 1 << 17
 
 
 class ParquetWriter(SinkWriter):
-    """Writes one epoch of one subtask into a staged upload, which begins with the first record.
+    """Writes one epoch of one subtask to a staged upload, which begins with the first record.
 
     Args:
         store: Store rooted at the sink's location.

@@ -53,7 +53,7 @@ _COMMIT_THREADS = 8
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A staged file, as it is kept in checkpoint metadata."""
+    """A staged file, as checkpoint metadata describes it."""
 
     key: str
     """Relative to the sink's location."""
@@ -80,7 +80,7 @@ class StagedFile:
         """Reads what :meth:`to_json` wrote.
 
         Raises:
-            SinkCommitError: The data is something else, or its key leads out of the location.
+            SinkCommitError: The data is not a staged file, or its key leads out of the location.
         """
         try:
             return StagedFile(
@@ -140,7 +140,7 @@ class StagedUpload(io.RawIOBase):
         del self._pending[:size]
 
     def finish(self, rows: int) -> StagedFile:
-        """Sends the last part; returns what is needed to complete the upload."""
+        """Sends the last part, and returns what is needed to complete the upload."""
         if self._pending:
             self._send(len(self._pending))
         return StagedFile(
@@ -152,7 +152,7 @@ class StagedUpload(io.RawIOBase):
         self._pending.clear()
         self._aborted = True
         if self._upload_id is not None:
-            with suppress(StorageError):  # abort_lingering finds what is left
+            with suppress(StorageError):  # abort_lingering finds what remains
                 self._store.abort_upload(self._key, self._upload_id)
 
 
@@ -193,7 +193,7 @@ class StagedFileCommitter(SinkCommitter):
         return before
 
     def _commit_one(self, request: CommitRequest) -> bool:
-        """Commits one file; returns whether it was already there."""
+        """Commits one file, and returns whether it was committed before."""
         file = StagedFile.from_json(request.committable)
         where = f"{self._store.url}/{file.key} of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
         there: bool | None = None
@@ -227,17 +227,17 @@ class StagedFileCommitter(SinkCommitter):
             if self._is(file):
                 return
             raise CommittableLostError(
-                f"cannot commit {where}: its upload is gone and the file is not there, so its {file.rows} rows are "
+                f"cannot commit {where}: neither its upload nor the file exists, so its {file.rows} rows are "
                 "lost. The upload was aborted (by a lifecycle rule of the bucket?), or the file was deleted after it "
                 "was committed, or the sink had another location then. Restore a savepoint or an older checkpoint to "
-                f"write the rows again, or 'chk-{checkpoint_id}' to go on without them."
+                f"write the rows again, or 'chk-{checkpoint_id}' to continue without them."
             ) from error
 
     def _exists(self, key: str) -> bool:
         return any(info.key == key for info in self._store.list(key))
 
     def _is(self, file: StagedFile) -> bool:
-        """Whether the object is this file; compares the content, since ETags of encrypted objects are arbitrary."""
+        """Returns whether the object is this file. Compares the content: ETags of encrypted objects are arbitrary."""
         if not any(info.key == file.key and info.size == file.bytes for info in self._store.list(file.key)):
             return False
         digest = hashlib.sha256()
@@ -276,7 +276,7 @@ class StagedFileCommitter(SinkCommitter):
         ]
 
     def _is_mine(self, key: str) -> bool:
-        """Whether a file belongs to this job and sink, and not to a newer attempt: a fenced one must not abort that."""
+        """Whether a file is of this job and sink, and not of a newer attempt: a fenced attempt must not abort that."""
         name = self._mine.match(key.rpartition("/")[2])
         return name is not None and int(name["token"]) <= self._fencing_token
 
@@ -286,7 +286,7 @@ def _checkpoint(request: CommitRequest) -> int:
 
 
 def _plain(text: str) -> str:
-    """Escapes slashes, and writes dots as ``~``, so that the parts of a name can be told apart at the dots."""
+    """Escapes slashes and writes dots as ``~``, so that a dot separates the parts of a name."""
     return quote(text, safe="").replace("~", "%7E").replace(".", "~")
 
 
@@ -295,23 +295,23 @@ def _name_start(job_id: str, uid: str) -> str:
 
 
 def _former_name_start(job_id: str, uid: str) -> str | None:
-    """How earlier releases began a name; None if a name of today's, of another sink, could begin like that."""
+    """Returns how earlier releases began a file name, or None if a current name of another sink could begin so."""
     start = "".join(quote(text, safe="").replace(".", "%2E") + "." for text in (job_id, uid))
     return None if "~" in start else start
 
 
 def job_of_file(name: str) -> str:
-    """Returns the id of the job that wrote a file, given the name that a writer gave it."""
+    """Returns the id of the job that wrote the file with this name."""
     return unquote(name.partition(".")[0].replace("~", "."))
 
 
 def partition_folder(partition: str | None) -> str:
-    """The folder of a Dagster partition's files, or an empty string if the run has no partition."""
+    """Returns the folder of a Dagster partition's files, or an empty string if the run has no partition."""
     return "" if partition is None else f"partition={quote(partition, safe='')}/"
 
 
 def file_name(context: WriterInitContext) -> str:
-    """The file name of a writer, unique by job, uid, checkpoint, subtask, attempt and execution."""
+    """Returns the file name of a writer, unique by job, uid, checkpoint, subtask, attempt and execution."""
     return (
         f"{_name_start(context.job_id, context.uid)}{context.checkpoint_id:010d}.{context.subtask:05d}."
         f"{context.fencing_token}-{_plain(context.execution)}"

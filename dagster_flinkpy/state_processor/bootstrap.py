@@ -36,7 +36,7 @@ from dagster_flinkpy.state.ttl import TtlRules
 __all__ = ["Columns", "bootstrap_table", "in_key_groups", "to_arrow_table"]
 
 Columns = str | Sequence[str]
-"""The name of a column; or several, for the fields of a row or tuple in the order of its type."""
+"""The name of a column, or several names: the fields of a row or tuple, in the order of its type."""
 
 _KINDS: dict[type[StateDescriptor], StateKind] = {
     ValueStateDescriptor: "VALUE",
@@ -64,7 +64,7 @@ def to_arrow_table(data: Any) -> pa.Table:
     if isinstance(data, pa.Table):
         return data
     for method in ("to_arrow", "toArrow"):  # Polars and stored state; Spark
-        if hasattr(type(data), method):  # on a Spark DataFrame any name is a column
+        if hasattr(type(data), method):  # not on the instance: a Spark DataFrame has any name, as a column
             return getattr(data, method)()
     return pa.table(data)
 
@@ -79,21 +79,21 @@ def bootstrap_table(
     key_type: TypeInformation | None,
     now: int,
 ) -> tuple[TableLayout, pa.Table]:
-    """Makes the rows of a keyed state, all in key group 0; :func:`in_key_groups` assigns their key groups.
+    """Builds the rows of a keyed state, all in key group 0. :func:`in_key_groups` assigns their key groups.
 
     Args:
         descriptor: Descriptor of the state.
         data: One row per key; for list state one per element, for map state one per entry.
         key: Columns of the key.
         value: Columns of the value.
-        map_key: Columns of the map key; for map state only.
+        map_key: Columns of the map key, for map state only.
         key_type: Type of the key. Default: the type of the column, or a tuple if there are several.
-        now: When state with a time to live counts as written, in milliseconds since 1970.
+        now: When state with a time to live counts as written, in milliseconds since 1970 (UTC).
 
     Raises:
-        ConfigurationError: A column is missing, a key is null, or one occurs twice.
-        TypeMismatchError: A column does not have, and cannot be given, its type.
-        UnsupportedKeyTypeError: The type cannot be that of a key or map key.
+        ConfigurationError: A column is missing, or a key is null or occurs twice.
+        TypeMismatchError: A column does not have the declared type and cannot be cast to it.
+        UnsupportedKeyTypeError: The type is not allowed for a key or map key.
     """
     kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
     if kind is None:
@@ -119,7 +119,7 @@ def bootstrap_table(
     ttl = config is not None and config.is_enabled()
     layout = TableLayout(descriptor.name, kind, key_type, None, map_key_type, value_type, ttl)
 
-    if kind in ("VALUE", "REDUCING", "AGGREGATING"):  # in which a null means no value
+    if kind in ("VALUE", "REDUCING", "AGGREGATING"):  # here, null means no value
         present = columns["value"].is_valid()
         columns = {name: column.filter(present) for name, column in columns.items()}
     hashes = hash_keys(key_type, columns["key"])
@@ -151,7 +151,7 @@ def in_key_groups(layout: TableLayout, rows: pa.Table, max_parallelism: int) -> 
 
     Args:
         layout: Layout of the table.
-        rows: Rows with ``local_schema``, one per identity.
+        rows: Rows with ``local_schema``; each identity occurs once.
         max_parallelism: Number of key groups.
     """
     rows = rows.combine_chunks()
@@ -184,7 +184,7 @@ def _key_type_of(data: pa.Table, key: Columns, what: str) -> TypeInformation:
 
 
 def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) -> pa.Array[Any]:
-    """Makes a column of a type from one column, or from one for each field."""
+    """Builds a column of a type from one column, or from one column per field."""
     if isinstance(names, str):
         column = _named(data, names, what)
         try:
@@ -194,10 +194,10 @@ def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) ->
                 f"{what} is column {names!r} of {column.type}, which cannot become {kind.arrow_type}: {error}"
             ) from error
     if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
-        raise ConfigurationError(f"{what} is {kind!r}: give it one column, not {list(names)}")
+        raise ConfigurationError(f"{what} is {kind!r}: pass one column, not {list(names)}")
     if len(names) != len(kind.field_types):
         raise ConfigurationError(
-            f"{what} has the fields {list(kind.field_names)}, but is given the columns {list(names)}"
+            f"{what} has the fields {list(kind.field_names)}, but was given the columns {list(names)}"
         )
     children = [_column(data, name, field, what) for name, field in zip(names, kind.field_types, strict=True)]
     return pa.StructArray.from_arrays(children, fields=list(kind.arrow_type))

@@ -20,8 +20,8 @@ def read_savepoint(path: str | StorageLocation) -> SavepointReader:
     """Opens a savepoint or checkpoint to read its state. Needs neither Spark nor the program, and runs no user code.
 
     Args:
-        path: The folder of a savepoint, of a checkpoint (``.../chk-7``), or of a job for its latest checkpoint. A
-            directory, ``s3://bucket/prefix``, or a ``StorageLocation`` with endpoint and credentials.
+        path: The folder of a savepoint, of a checkpoint (``.../chk-7``), or of a job, which means its latest
+            checkpoint: a directory, ``s3://bucket/prefix``, or a ``StorageLocation`` with endpoint and credentials.
 
     Raises:
         RestoreError: There is no savepoint or checkpoint.
@@ -31,7 +31,7 @@ def read_savepoint(path: str | StorageLocation) -> SavepointReader:
 
 
 class SavepointReader:
-    """The operators of a savepoint or checkpoint and their states; made by :func:`read_savepoint`."""
+    """The operators of a savepoint or checkpoint and their states. Use :func:`read_savepoint` to create one."""
 
     def __init__(self, stored: StoredCheckpoint) -> None:
         self._stored = stored
@@ -59,12 +59,12 @@ class SavepointReader:
         """Returns a state by the uid of its operator and its name.
 
         Raises:
-            RestoreError: There is no such operator or state; the message names those there are.
+            RestoreError: There is no such operator or state; the message lists the existing ones.
             StateSchemaError: Subtasks have different types for one state.
         """
         operator = self.metadata.operator(uid)
         if operator is None:
-            raise RestoreError(f"no operator has uid {uid!r}; there are: {', '.join(sorted(self.operators))}")
+            raise RestoreError(f"no operator has uid {uid!r}; the uids are: {', '.join(sorted(self.operators))}")
         states = {state.name: state for state in self._states_of(operator)}
         if name not in states:
             raise RestoreError(f"operator {uid!r} has no state {name!r}; it has: {', '.join(states) or 'none'}")

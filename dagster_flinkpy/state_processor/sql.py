@@ -1,4 +1,4 @@
-"""SQL over the state in a savepoint or checkpoint, by DuckDB."""
+"""SQL queries over the state in a savepoint or checkpoint, run by DuckDB."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ __all__ = ["key_from_text", "query_state"]
 
 
 def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
-    """Runs a query over the states of a savepoint; each is a view ``uid.state``, as in ``select * from totals.total``.
+    """Runs a query over the states of a savepoint. Each state is a view ``uid.state``: ``select * from totals.total``.
 
-    Only the states that the query names are read.
+    Only the states that occur in the query are read.
 
     Args:
         savepoint: The savepoint or checkpoint.
-        query: One SELECT statement of DuckDB. Names with other characters than letters, digits and ``_`` are quoted.
-        keys: Reads only the rows of these keys, given as text (see :func:`key_from_text`), and only the parts of large
-            files that can contain them. Default: all rows.
+        query: One SELECT statement in DuckDB's SQL. Quote names that contain anything but letters, digits and ``_``.
+        keys: Keys as text (see :func:`key_from_text`). Only their rows are read, and only the parts of large files that
+            can contain them. Default: all rows.
 
     Raises:
-        ConfigurationError: DuckDB is not installed, the text is not a query, or it names no state.
+        ConfigurationError: DuckDB is not installed, the text is not a query, or it names a state that does not exist.
         TypeMismatchError: A key does not have the type of the state's keys.
         CorruptStateError: A file is missing or damaged; the message names it.
     """
@@ -61,10 +61,10 @@ def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] =
 
 
 def key_from_text(text: str, key_type: TypeInformation) -> Any:
-    """Reads a key that a person has typed.
+    """Parses a key that a person typed.
 
     Args:
-        text: A string unquoted; any other value as JSON: ``42``, ``true``, ``["a", 1]`` for a tuple or row.
+        text: A string without quotes, or any other value as JSON: ``42``, ``true``, ``["a", 1]`` for a tuple or row.
         key_type: Type of the keys.
 
     Raises:

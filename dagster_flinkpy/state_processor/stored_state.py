@@ -1,4 +1,4 @@
-"""One state of a savepoint or checkpoint, as Arrow, pandas, Polars or Spark."""
+"""One state of a savepoint or checkpoint, readable with Arrow, pandas, Polars or Spark."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dagster_flinkpy.storage import StorageLocation
 __all__ = ["KeyedStateRows", "OperatorStateRows", "StoredState"]
 
 _THREADS = 8
-"""How many subtasks' state is read at the same time."""
+"""Number of subtasks whose state is read at the same time."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StoredState(ABC):
     @property
     @abstractmethod
     def types(self) -> Mapping[str, TypeInformation]:
-        """The declared types, by column. Raw state has none."""
+        """The declared types by column. Raw state has no declared types."""
 
     @property
     @abstractmethod
@@ -64,10 +64,10 @@ class StoredState(ABC):
 
     @abstractmethod
     def for_keys(self, keys: Iterable[Any]) -> StoredState:
-        """Returns the state of some keys only. Files and row groups that cannot contain them are not read.
+        """Returns the state of the given keys only. Files and row groups that cannot contain them are not read.
 
         Args:
-            keys: Python values, or an Arrow array of the type of the column ``key``.
+            keys: Python values, or an Arrow array with the type of the column ``key``.
 
         Raises:
             ConfigurationError: This is operator state, which has no keys.
@@ -104,7 +104,7 @@ class StoredState(ABC):
         Args:
             session: A SparkSession whose executors have this library installed and can reach the storage.
         """
-        # Spark derives a schema from a table, though not from an empty one.
+        # Spark cannot derive a schema from an empty table.
         nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
         schema = session.createDataFrame(nulls).schema
         tasks = len(self.subtasks)
@@ -116,8 +116,8 @@ class StoredState(ABC):
         """Reads all rows as Python values of the declared types, such as ``Row``, tuple and ``Instant``.
 
         Args:
-            allow_pickled_state: Also unpickle pickled values. Whoever wrote them can run code here. Default: they stay
-                bytes.
+            allow_pickled_state: Whether to unpickle pickled values. Whoever wrote them can run code in this process.
+                By default they stay bytes.
         """
         table = self.to_arrow()
         columns = []
@@ -130,7 +130,7 @@ class StoredState(ABC):
 
 @dataclass(frozen=True)
 class KeyedStateRows(StoredState):
-    """Keyed state, or timers; made by :class:`SavepointReader`."""
+    """Keyed state or timers. :class:`SavepointReader` creates it."""
 
     max_parallelism: int
     """Max parallelism of the operator."""
@@ -156,7 +156,7 @@ class KeyedStateRows(StoredState):
 
     @property
     def schema(self) -> pa.Schema:
-        # Spark has no unsigned numbers.
+        # Spark has no unsigned integers.
         return table_schema(self.tables[0][1]).set(0, pa.field("key_group", pa.int32()))
 
     @property
@@ -181,7 +181,7 @@ class KeyedStateRows(StoredState):
 
 @dataclass(frozen=True)
 class OperatorStateRows(StoredState):
-    """Operator state; made by :class:`SavepointReader`."""
+    """Operator state. :class:`SavepointReader` creates it."""
 
     handles: tuple[tuple[int, OperatorStateHandle], ...]
     """Each subtask with its part of the state; at least one."""
@@ -200,7 +200,7 @@ class OperatorStateRows(StoredState):
 
     @property
     def subtasks(self) -> tuple[int, ...]:
-        # Broadcast state is equal everywhere.
+        # Broadcast state is the same in all subtasks.
         copies = 1 if self.handles[0][1].mode is DistributionMode.BROADCAST else len(self.handles)
         return tuple(subtask for subtask, _ in self.handles[:copies])
 
@@ -213,7 +213,7 @@ class OperatorStateRows(StoredState):
 
 
 def _read_positions(state: StoredState, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Reads the rows of the subtasks at these positions; runs in a Spark task."""
+    """Reads the rows of the subtasks at these positions. Runs in a Spark task."""
     for batch in batches:
         for position in batch.column(0).to_pylist():
             yield from state.read_subtask(position).to_batches()

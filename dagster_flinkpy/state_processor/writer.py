@@ -1,4 +1,4 @@
-"""Makes savepoints from data frames and from other savepoints (Flink: ``SavepointWriter``)."""
+"""Creates savepoints from data frames and from other savepoints (Flink: ``SavepointWriter``)."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def write_savepoint(
     Args:
         based_on: A savepoint, checkpoint or job to take the operators from, as for :func:`read_savepoint`. Default:
             none (Flink: ``newSavepoint`` instead of ``fromExistingSavepoint``).
-        max_parallelism: Max parallelism of new operators. The job's must be the same, or not set.
-        parallelism: Number of parts into which the state of new operators is written. A job may restore it with
-            another parallelism.
+        max_parallelism: Max parallelism of new operators. The job must have the same max parallelism, or none set.
+        parallelism: Number of parts in which the state of new operators is written. A job may restore it with another
+            parallelism.
 
     Raises:
         RestoreError: There is no such savepoint, or it has in-flight data.
@@ -63,7 +63,7 @@ def write_savepoint(
     if not 1 <= parallelism <= max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
         raise ParallelismError(
             f"parallelism {parallelism} and max parallelism {max_parallelism} must be at least 1; the first must "
-            f"not exceed the second, nor the second {UPPER_BOUND_MAX_PARALLELISM}"
+            f"not exceed the second, and the second must not exceed {UPPER_BOUND_MAX_PARALLELISM}"
         )
     return SavepointWriter(based_on, max_parallelism, parallelism)
 
@@ -72,13 +72,13 @@ def write_savepoint(
 class _Operator:
     state: OperatorState
     files: StorageLocation | None = None
-    """Where the files of ``state`` are."""
+    """Store of the files of ``state``."""
     max_parallelism: int = 0
     """The max parallelism to write."""
     keyed: list[tuple[TableLayout, pa.Table]] = field(default_factory=list)
     """New states with their rows, all in key group 0."""
     lists: list[tuple[OperatorStateHandle, pa.Table]] = field(default_factory=list)
-    """New operator states, without partitions, and their rows."""
+    """New operator states, which have no partitions yet, with their rows."""
 
     def tables(self) -> Iterable[TableSnapshot]:
         return (table for subtask in self.state.subtasks if subtask.keyed for table in subtask.keyed.tables)
@@ -90,7 +90,7 @@ class _Operator:
 
 
 class SavepointWriter:
-    """Builds a savepoint; made by :func:`write_savepoint`. All methods but :meth:`write` return the writer itself."""
+    """Builds a savepoint. :func:`write_savepoint` creates it. All methods except :meth:`write` return the writer."""
 
     def __init__(self, based_on: str | StorageLocation | None, max_parallelism: int, parallelism: int) -> None:
         self._max_parallelism, self._parallelism = max_parallelism, parallelism
@@ -112,26 +112,26 @@ class SavepointWriter:
         map_key: Columns | None = None,
         key_type: TypeInformation | None = None,
     ) -> SavepointWriter:
-        """Adds a keyed state, to a new operator or to one that has no state of this name.
+        """Adds a keyed state to a new operator, or to one that has no state of this name.
 
         Args:
             uid: Uid of the operator.
             descriptor: Descriptor of a value, list, map, reducing or aggregating state, as in the program. With a time
-                to live, everything counts as written now.
-            data: An Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state. It passes
-                through this process. One row per key; for a list state one per element, in order; for a map state one
-                per entry.
-            key: The column of the key; several are the fields of a tuple, or of the row that ``key_type`` is.
-            value: The column of the value, element or map value; several are the fields of a row or tuple. Of an
-                aggregating state it is the accumulator. A null is no value.
-            map_key: Of a map state, the column of an entry's key.
-            key_type: That of the job's keys. Default: of the column (int64 is LONG, int32 is INT, ...).
+                to live, all values count as written now.
+            data: An Arrow table, a pandas, Polars or Spark DataFrame, a dict of columns, or a stored state. It is
+                loaded into this process. It has one row per key, for a list state one row per element in order, and
+                for a map state one row per entry.
+            key: The column of the key. Several columns are the fields of a tuple, or of a row if ``key_type`` is one.
+            value: The column of the value, element or map value. Several columns are the fields of a row or tuple. For
+                an aggregating state, this is the accumulator. Null means no value.
+            map_key: The column of the map key, for a map state only.
+            key_type: Type of the job's keys. Default: the type of the column (int64 is LONG, int32 is INT, ...).
 
         Raises:
             ConfigurationError: A column is missing, a key is null or occurs twice, or the state exists already.
             StateSchemaError: The operator has state with another key type.
-            TypeMismatchError: A column does not have, and cannot be given, its type.
-            UnsupportedKeyTypeError: The key or map key has a type that cannot be one.
+            TypeMismatchError: A column does not have the declared type and cannot be cast to it.
+            UnsupportedKeyTypeError: The type of the key or map key is not allowed for keys.
         """
         layout, rows = bootstrap_table(
             descriptor,
@@ -148,8 +148,8 @@ class SavepointWriter:
         ]
         if stored and stored[0] != layout.key_type.to_json():
             raise StateSchemaError(
-                f"operator {uid!r} has keys of {describe_schema(stored[0])}, and state {layout.name!r} of "
-                f"{layout.key_type}; pass key_type"
+                f"operator {uid!r} has keys of {describe_schema(stored[0])}, and state {layout.name!r} has "
+                f"keys of {layout.key_type}; pass key_type"
             )
         operator.keyed.append((layout, rows))
         return self
@@ -162,8 +162,8 @@ class SavepointWriter:
         Args:
             uid: Uid of the operator: a new one, or one that has no state of this name.
             descriptor: Descriptor of the state, as in the program.
-            values: The elements: Python values, or an Arrow array. They are distributed over the subtasks.
-            union: Whether it is a union list state, of which every subtask gets all elements.
+            values: The elements: Python values or an Arrow array. They are distributed over the subtasks.
+            union: Whether this is a union list state, whose elements all go to every subtask.
 
         Raises:
             ConfigurationError: The operator already has a state of this name.
@@ -186,7 +186,7 @@ class SavepointWriter:
         Raises:
             ConfigurationError: The operator already has a state of this name.
             TypeMismatchError: An entry does not have the declared types.
-            UnsupportedKeyTypeError: The key has a type that cannot be one.
+            UnsupportedKeyTypeError: The type of the key is not allowed for keys.
         """
         check_key_like(descriptor.key_type_info, f"the key of broadcast state {descriptor.name!r}")
         columns = {
@@ -223,8 +223,8 @@ class SavepointWriter:
             uids: Uids of the operators. Default: all.
 
         Raises:
-            RestoreError: There is no such savepoint, or no such operator, or it has in-flight data.
-            ConfigurationError: There is already an operator with one of these uids.
+            RestoreError: There is no such savepoint or operator, or the operator has in-flight data.
+            ConfigurationError: An operator with one of these uids exists already.
         """
         _, operators = _open(path)
         for uid in operators if uids is None else uids:
@@ -249,7 +249,7 @@ class SavepointWriter:
         """Gives an operator another uid.
 
         Raises:
-            ConfigurationError: There is no operator with this uid, or there is already one with the new uid.
+            ConfigurationError: There is no operator with this uid, or another operator already has the new one.
         """
         self._known(uid)
         if to in self._operators:
@@ -261,7 +261,7 @@ class SavepointWriter:
         """Gives an operator another number of key groups. Its keyed state is read and written again.
 
         Raises:
-            ConfigurationError: There is no operator with this uid, or it has raw keyed state, whose keys are unknown.
+            ConfigurationError: There is no operator with this uid, or its keyed state is raw, so its keys are unknown.
             ParallelismError: The number is out of range, or below the parallelism that the state was written with.
         """
         check_whole_number("max_parallelism", max_parallelism)
@@ -288,7 +288,7 @@ class SavepointWriter:
         """Writes the savepoint, which is always self-contained.
 
         Args:
-            path: Folder of the savepoint; it must not contain one yet.
+            path: Folder of the savepoint. It must not contain one yet.
 
         Returns:
             The URL of the savepoint, from which a job can be restored.
@@ -296,7 +296,7 @@ class SavepointWriter:
         Raises:
             ConfigurationError: The folder already has a savepoint.
             CorruptStateError: A file of an old savepoint is missing or damaged; the message names it.
-            StorageError: The savepoint could not be written. It appears only when it is complete.
+            StorageError: The savepoint could not be written. Only a complete savepoint becomes visible.
         """
         target = path if isinstance(path, StorageLocation) else StorageLocation(path)
         store = target.open()
@@ -326,14 +326,14 @@ def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _O
         if any(subtask.channel_state for subtask in operator.subtasks):
             raise RestoreError(
                 f"operator {operator.uid!r} has in-flight data in {metadata.kind.value} {metadata.checkpoint_id} of "
-                f"job {metadata.job_id!r}, an unaligned checkpoint, which fits its own job only. Take one with "
+                f"job {metadata.job_id!r}, an unaligned checkpoint, which only its own job can restore. Take one with "
                 "unaligned=False"
             )
     return metadata, {o.uid: _Operator(o, stored.files, o.max_parallelism) for o in metadata.operators}
 
 
 def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState:
-    """Writes an operator: afterwards all of its files are in the store."""
+    """Writes an operator, so that all of its files are in the store."""
     state = replace(operator.state, uid=uid, max_parallelism=operator.max_parallelism)
     parallelism = state.parallelism
     by_index = {subtask.index: replace(subtask, committables=()) for subtask in state.subtasks}
@@ -365,7 +365,7 @@ def _written(uid: str, operator: _Operator, store: ObjectStore) -> OperatorState
 
 
 def _all_rows(operator: _Operator, store: ObjectStore) -> Iterable[tuple[TableLayout, pa.Table]]:
-    """Reads all live rows of each state, of all subtasks."""
+    """Reads the live rows of each state from all subtasks."""
     parts: dict[tuple[bool, str], tuple[TableLayout, list[pa.Table]]] = {}
     for table in operator.tables():
         layout = TableLayout.of(table)
@@ -389,7 +389,7 @@ def _write_part(layout: TableLayout, rows: pa.Table, key_groups: KeyGroupRange, 
 
 
 def _dealt(mode: DistributionMode, rows: pa.Table, parallelism: int) -> list[pa.Table]:
-    """Splits an operator state into the parts of the subtasks."""
+    """Splits an operator state into one part per subtask."""
     if mode is DistributionMode.BROADCAST:
         return [rows] * parallelism
     if mode is DistributionMode.UNION:

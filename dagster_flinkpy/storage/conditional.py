@@ -9,11 +9,11 @@ __all__ = ["put_if"]
 
 
 def put_if(store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
-    """Writes an object if it has not changed. A write that happened is a success, whatever the store said.
+    """Writes an object if it has not changed. A write that happened is a success, whatever the store answered.
 
-    "Precondition failed" does not mean that the write did not happen: a client without a response sends the request
-    again, and may then find its own first write. So ``data`` must be unique to this write: two writers with equal data
-    would both take the object for theirs.
+    "Precondition failed" does not mean that the write did not happen: a client that gets no response sends the request
+    again, and may then meet its own first write. So ``data`` must be unique to this write. With equal data, two writers
+    would both take the object for their own.
 
     Args:
         store: The object store.

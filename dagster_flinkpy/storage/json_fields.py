@@ -8,7 +8,7 @@ from typing import Any
 __all__ = ["MAX_LONG", "MAX_TIMESTAMP_MS", "integer", "items", "load_object", "optional_integer", "text"]
 
 MAX_LONG = 2**63 - 1
-"""The greatest number that a field holds."""
+"""The greatest number that a field can hold."""
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 """The end of the year 9999, in milliseconds since 1970: no ``datetime`` is later."""
 
@@ -49,7 +49,7 @@ def text(record: dict[str, Any], name: str) -> str:
     """Returns a string.
 
     Raises:
-        ValueError: It is missing, or something else.
+        ValueError: It is missing, or not a string.
     """
     value = _field(record, name)
     if type(value) is not str:
@@ -61,7 +61,7 @@ def items(record: dict[str, Any], name: str) -> list[Any]:
     """Returns a list, which is empty if the field is missing.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: It is not a list.
     """
     value = record.get(name, [])
     if type(value) is not list:

@@ -31,15 +31,15 @@ class LeaderRecord:
     owner: str
     """The execution attempt, in words a person can search for (such as a Dagster run id)."""
     expires_at: int
-    """Milliseconds since 1970 at which the lease ends. A takeover never waits for it. 0 when released."""
+    """When the lease ends, in milliseconds since 1970; 0 if it was released. A takeover never waits for it."""
     acquired_at: int
-    """Milliseconds since 1970."""
+    """When the attempt took the leadership, in milliseconds since 1970."""
     nonce: str = ""
-    """Random: distinguishes two attempts that have the same name and began in the same millisecond."""
+    """Random, to distinguish attempts with the same name that began in the same millisecond."""
     committed: int | None = None
-    """The checkpoint up to which all sinks have committed, as recorded when an owner ended."""
+    """The checkpoint up to which all sinks have committed, as the last owner recorded it at its end."""
     led_by: str = ""
-    """Id of the run that the attempt belongs to, such as a Dagster run id; other runs ask for it. Empty if unknown."""
+    """Id of the run of the attempt, such as a Dagster run id, for other runs to look up. Empty if unknown."""
 
     def alive(self, now_ms: int) -> bool:
         """Returns whether the lease still holds.
@@ -84,7 +84,7 @@ def read(store: ObjectStore) -> LeaderRecord | None:
 def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int, *, above: int = 0, led_by: str = "") -> Leader:
     """Takes the leadership, with the next token, from the attempt that has it.
 
-    After that the former leader fails at its next ``check``. If another attempt wins the race, this call tries again
+    The former leader then fails at its next ``check``. If another attempt wins the race, this call tries again
     with a greater token, so the last caller wins.
 
     Args:

@@ -1,8 +1,8 @@
 """A local directory as an object store: the embedded default.
 
-A folder ``.flinkpy`` in each directory holds what must not be visible: a lock file, new objects until they are complete
-and on disk, and staged uploads. Its place depends only on the object's own directory, so stores rooted at different
-levels of one tree agree on it. It is removed when its directory holds nothing else.
+The folder ``.flinkpy`` in each directory holds what must stay invisible: a lock file, new objects until they are
+complete and on disk, and staged uploads. Its place depends only on the object's own directory, so stores rooted at
+different levels of one tree agree on it. It is removed when its directory holds nothing else.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _TRIES = 100
 
 
 class LocalObjectStore(ObjectStore):
-    """Objects are files. The ETag is the SHA-256 of the content, so ``head`` reads the file; ``list`` leaves it empty.
+    """Stores objects as files. The ETag is the SHA-256 of the content: ``head`` reads the file, ``list`` has no ETags.
 
     An object is created by ``os.link`` of a file that is complete and on disk, and replaced by ``os.replace``, both
     under a lock of the object's directory. A crash at any point leaves the old object or the new one. All processes
@@ -56,7 +56,7 @@ class LocalObjectStore(ObjectStore):
     both be keys.
 
     Args:
-        directory: The root; created on the first write.
+        directory: The root. The first write creates it.
     """
 
     def __init__(self, directory: str | Path) -> None:
@@ -175,7 +175,7 @@ class LocalObjectStore(ObjectStore):
                 directory = self._path(key).parent
                 with _locked(directory):
                     shutil.rmtree(folder)
-                    with suppress(OSError):  # other uploads
+                    with suppress(OSError):  # not empty: other uploads
                         folder.parent.rmdir()
                         folder.parent.parent.rmdir()
                 self._prune(directory)
@@ -282,7 +282,7 @@ class LocalObjectStore(ObjectStore):
             return None
 
     def _prune(self, directory: Path) -> None:
-        """Removes directories without objects and uploads, from here up to the root, unless someone writes there."""
+        """Removes directories without objects and uploads, from here up to the root, unless a process writes there."""
         while self._root in directory.parents:
             hidden = directory / _HIDDEN
             try:
@@ -296,13 +296,13 @@ class LocalObjectStore(ObjectStore):
                         (hidden / "lock").unlink()
                         hidden.rmdir()
                 directory.rmdir()
-            except (OSError, LockTimeoutError):  # someone writes there
+            except (OSError, LockTimeoutError):  # another process writes there
                 return
             directory = directory.parent
 
 
 def _split(prefix: str) -> tuple[str, str]:
-    """``a/b/na`` -> ``a/b/``, ``na``."""
+    """Splits ``a/b/na`` into ``a/b/`` and ``na``."""
     folder, slash, start = check_prefix(prefix).rpartition("/")
     _refuse_hidden(folder)
     return folder + slash, start
@@ -314,7 +314,7 @@ def _refuse_hidden(key: str) -> None:
 
 
 def _scan(directory: Path) -> Sequence[tuple[str, os.DirEntry[str]]]:
-    """Returns the visible entries of a directory in the order of keys, with a slash after a folder's name."""
+    """Returns the visible entries of a directory in key order, with a slash after the name of a folder."""
     with _translated(f"list {directory}"):
         try:
             with os.scandir(directory) as entries:
@@ -354,7 +354,7 @@ def _translated(what: str) -> Iterator[None]:
 
 @contextmanager
 def _temporary(directory: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yields a new file that no listing shows, on the file system of ``directory``, and removes it at the end."""
+    """Yields a new file on the file system of ``directory`` that no listing shows, and removes it at the end."""
     path = directory / _HIDDEN / f"tmp-{uuid.uuid4().hex}"
     with os.fdopen(_open_below(directory, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
         try:
@@ -392,8 +392,8 @@ def _open_below(directory: Path, path: Path, flags: int) -> int:
 
 def _no_folder(directory: Path) -> StorageError:
     return StorageError(
-        f"cannot write in {directory}: a folder that is made there is gone at once. Either this file system does not "
-        "allow any, or another process deletes them. Choose another path, or stop that process."
+        f"cannot write in {directory}: a folder that is created there disappears at once. Either this file system does "
+        "not allow folders, or another process deletes them. Choose another path, or stop that process."
     )
 
 
@@ -404,8 +404,8 @@ def _make_directory(directory: Path) -> None:
             directory.mkdir(exist_ok=True)
         except FileExistsError:
             raise StorageError(
-                f"cannot write in {directory}: it is a file, or a link that leads nowhere, and no folder. Choose "
-                "another path, or move it away."
+                f"cannot write in {directory}: it is a file or a broken link, not a folder. Choose another path, or "
+                "move it away."
             ) from None
         _directory_to_disk(directory.parent)
 

@@ -14,7 +14,7 @@ __all__ = ["StorageLocation"]
 
 @dataclass(frozen=True)
 class StorageLocation:
-    """A prefix on S3 or a local directory. Equal locations are the same place. It pickles to a few strings."""
+    """A prefix on S3 or a local directory. Equal locations are the same place. Pickled, it is a few strings."""
 
     url: str
     """``s3://bucket/prefix``, ``file:///dir`` or a plain path; kept as ``s3://...`` or an absolute ``file:///...``."""
@@ -25,7 +25,7 @@ class StorageLocation:
     access_key_id: str | None = None
     """S3 only. Default: boto3's usual chain (environment, profile, instance role)."""
     secret_access_key: str | None = field(default=None, repr=False)
-    """S3 only; given with ``access_key_id`` or not at all."""
+    """S3 only. Required with ``access_key_id``, and not allowed without it."""
 
     def __post_init__(self) -> None:
         """Normalises ``url``.
@@ -54,7 +54,7 @@ class StorageLocation:
             raise ConfigurationError("give both access_key_id and secret_access_key, or neither")
 
     def open(self) -> ObjectStore:
-        """Returns the store. This is cheap: the process shares one S3 client, and a forked process makes its own."""
+        """Returns the store. This is cheap: all stores of a process share one S3 client. A fork creates its own."""
         if self.url.startswith("file:"):
             from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -84,7 +84,7 @@ def check_endpoint(url: str) -> None:
         url: The address, such as ``http://127.0.0.1:9000``.
 
     Raises:
-        ConfigurationError: It is not.
+        ConfigurationError: The address is not such a URL.
     """
     try:
         parts = urlsplit(url)

@@ -1,4 +1,4 @@
-"""What the library needs from an object store, and the probe that finds stores which lack it."""
+"""The interface of object stores, and the probe that finds stores without conditional writes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ObjectInfo:
     key: str
     """The key, relative to the root of the queried store."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     etag: str
-    """The ETag that ``put`` returned. Empty in listings of a store that would have to read the object (local)."""
+    """The ETag that ``put`` returned. Empty in listings of a local store, which would have to read the object."""
     last_modified: datetime
-    """With time zone."""
+    """Time of the last change, with time zone."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class UploadInfo:
     """The key, relative to the root of the queried store."""
     upload_id: str
     initiated: datetime
-    """With time zone."""
+    """When the upload began, with time zone."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class UploadedPart:
 class ObjectStore(ABC):
     """Objects under one prefix, with conditional writes and staged uploads.
 
-    Keys are relative to ``url``, use ``/``, and may hold any character but a backslash or a control character.
-    A write is atomic: readers see the old object or the new one. All methods may be called from many threads.
+    Keys are relative to ``url``, use ``/``, and may contain any characters except backslashes and control characters.
+    A write is atomic: readers see the old object or the new one. All methods are thread-safe.
 
     Errors are ``StorageError`` or one of its subclasses. After ``PreconditionFailedError`` a write certainly did not
     happen (or has since been replaced); after any other error its outcome is unknown.
@@ -79,7 +79,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def get_range(self, key: str, start: int, length: int) -> bytes:
-        """Returns ``length`` bytes from offset ``start``; fewer, or none, if the object ends before.
+        """Returns ``length`` bytes from offset ``start``, or fewer if the object ends before.
 
         Raises:
             ObjectNotFoundError: No object has this key (not checked when ``length`` is 0).
@@ -100,8 +100,8 @@ class ObjectStore(ABC):
             if_match: Write only if the object's ETag is this one.
 
         Raises:
-            PreconditionFailedError: The condition did not hold; nothing was written. If the client repeated its own
-                write because the response was lost, this is recognised, and is a success.
+            PreconditionFailedError: The condition did not hold; nothing was written. (If the client repeated its own
+                write because the response was lost, the store recognises that and the call succeeds.)
         """
 
     @abstractmethod
@@ -142,7 +142,7 @@ class ObjectStore(ABC):
             key: The key given to ``create_upload``.
             upload_id: The id that it returned.
             number: From 1 to 10,000. Parts are joined in this order; gaps are allowed.
-            data: At least 5 MiB, except in the last part (a rule of S3, which checks it on completion).
+            data: At least 5 MiB, except in the last part. This is a rule of S3, which checks it on completion.
 
         Raises:
             UploadNotFoundError: There is no such upload: it was completed or aborted.
@@ -154,8 +154,8 @@ class ObjectStore(ABC):
     ) -> str:
         """Makes the staged parts one visible object, atomically, and returns its ETag.
 
-        It may be repeated: if the upload is gone or the key is taken, but the object there is made of exactly these
-        parts, that is a success.
+        The call may be repeated. If the upload is gone or the key is taken, but the object consists of exactly these
+        parts, it succeeds.
 
         Args:
             key: The key given to ``create_upload``.
@@ -170,7 +170,7 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def abort_upload(self, key: str, upload_id: str) -> None:
-        """Drops a staged upload and its parts, if it exists."""
+        """Deletes a staged upload and its parts, if it exists."""
 
     @abstractmethod
     def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
@@ -181,7 +181,7 @@ class ObjectStore(ABC):
         """Returns the store rooted at ``prefix`` below this one."""
 
     def probe(self) -> None:
-        """Checks, with a few small writes under ``.probe/``, whether checkpoints are safe here.
+        """Checks with a few small writes under ``.probe/`` whether checkpoints are safe in this store.
 
         Raises:
             ConditionalWritesUnsupportedError: A conditional header is ignored or unknown; the message says which.
@@ -233,8 +233,8 @@ def check_relative(key: str) -> str:
     """Returns ``key`` if it is a relative path that does not lead out of its prefix.
 
     Raises:
-        PathEscapesPrefixError: It is empty or absolute, has an empty, ``.`` or ``..`` segment, a backslash or a control
-            character.
+        PathEscapesPrefixError: It is empty or absolute, or has an empty, ``.`` or ``..`` segment, a backslash or a
+            control character.
     """
     bad = any(segment in ("", ".", "..") for segment in key.split("/")) or any(c == "\\" or c < " " for c in key)
     if bad:
@@ -246,7 +246,7 @@ def check_relative(key: str) -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """Returns ``prefix`` if keys that start with it can exist: '', a folder with its slash, or the start of a name."""
+    """Returns ``prefix`` if keys can start with it: '', a folder with its slash, or the beginning of a name."""
     check_relative(prefix + "x")
     return prefix
 

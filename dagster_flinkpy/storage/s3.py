@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["S3ObjectStore", "s3_client"]
 
 _ATTEMPTS = 5
-"""For what boto3 does not retry: a truncated body, and 409 (a concurrent conditional request)."""
+"""Number of tries for what boto3 does not retry: truncated bodies, and 409 (concurrent conditional requests)."""
 _CONFLICTS = ("ConditionalRequestConflict", "ConcurrentModification")
-"""The error codes of a 409, of Amazon and of Ceph."""
+"""The error codes of a 409, from Amazon and from Ceph."""
 _DELETE_BATCH = 1000
 _WRITE_ID = "flinkpy-write"
 """The metadata field that identifies our own write after its response was lost."""
@@ -54,7 +54,7 @@ def s3_client(
     access_key_id: str | None = None,
     secret_access_key: str | None = None,
 ) -> S3Client:
-    """Returns this process's client for a server; a fork gets its own. For the arguments see ``StorageLocation``."""
+    """Returns this process's client for a server. A fork gets its own. See ``StorageLocation`` for the arguments."""
     return _client_of_process(endpoint_url, region, access_key_id, secret_access_key, os.getpid())
 
 
@@ -85,7 +85,7 @@ def _client_of_process(
         )
     except (ValueError, BotoCoreError) as error:
         raise ConfigurationError(
-            f"no S3 client can be made: {error}. Check the endpoint and region that are given, and those in the "
+            f"cannot create an S3 client: {error}. Check the endpoint and region that you passed, and those in the "
             "environment (AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3, AWS_DEFAULT_REGION, AWS_PROFILE) and in ~/.aws/config"
         ) from error
 
@@ -93,15 +93,15 @@ def _client_of_process(
 class S3ObjectStore(ObjectStore):
     """Objects in a bucket. ETags are S3's, without the quotes.
 
-    If the response to a conditional ``put`` is lost, boto3 sends it again, and then it fails on our own object. So each
-    ``put`` writes an id to the object's metadata. After a failed condition the object is read, and if it has this id,
-    the write was a success. A completed upload is identified by its ETag, the MD5 of its parts' MD5s (except in buckets
-    encrypted with SSE-KMS: there a repeated ``complete_upload`` is an error).
+    If the response to a conditional ``put`` is lost, boto3 sends the request again, which then fails on our own object.
+    So each ``put`` writes an id to the object's metadata. After a failed condition the object is read, and if it has
+    this id, the write was a success. A completed upload is identified by its ETag, the MD5 of its parts' MD5s. (This
+    does not work in buckets encrypted with SSE-KMS: there a repeated ``complete_upload`` is an error.)
 
     Args:
         client: A client from ``s3_client``.
         bucket: The name of the bucket, which must exist.
-        prefix: The root of the store inside the bucket; '' is the bucket.
+        prefix: The root of the store inside the bucket; '' is the whole bucket.
     """
 
     def __init__(self, client: S3Client, bucket: str, prefix: str = "") -> None:
@@ -295,7 +295,7 @@ class S3ObjectStore(ObjectStore):
         return _bare(found["ETag"]) if found["Metadata"].get(_WRITE_ID) == write_id else None
 
     def _check_upload(self, key: str, upload_id: str) -> None:
-        """Checks that the upload exists: if it does not, Ceph RGW answers its completion only with 500."""
+        """Checks that the upload exists. If it does not, Ceph RGW only answers 500 when it is to be completed."""
         try:
             with self._translated("s3:ListMultipartUploadParts", key):
                 self._client.list_parts(Bucket=self._bucket, Key=self._full(key), UploadId=upload_id, MaxParts=1)
@@ -335,7 +335,7 @@ class S3ObjectStore(ObjectStore):
         if status == 403:
             return StorageError(
                 f"bucket {self._bucket!r} denies access to {where} ({code}): check the credentials, and that they are "
-                f"allowed {permission}"
+                f"allowed to use {permission}"
             )
         if status == 501:
             return ConditionalWritesUnsupportedError(f"{where}: the store does not implement this request: {error}")

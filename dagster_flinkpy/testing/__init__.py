@@ -1,4 +1,4 @@
-"""Tests of functions and programs without Spark: a harness for operators, and whole programs in this process."""
+"""Tests functions and programs without Spark: a harness for operators, and runs of whole programs in this process."""
 
 from dagster_flinkpy.testing.local_run import run_local
 from dagster_flinkpy.testing.operator_test_harness import HarnessSnapshot, OperatorTestHarness

@@ -1,4 +1,4 @@
-"""The tasks of one pipelined region in this process, fed row by row."""
+"""Runs the tasks of one pipelined region in this process, row by row."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["LiveRegion", "Recorder"]
 
 @dataclass(frozen=True)
 class Recorder:
-    """An output of an operator that leads to the test instead of another operator."""
+    """Passes an output of an operator to the test instead of to another operator."""
 
     edge: JobEdge
     on_records: Callable[[StreamBatch], None]
     on_watermark: Callable[[int], None]
     valve: WatermarkValve[None]
-    """The event time of the output, over the sources that lead to it."""
+    """Combines the watermarks of the sources that lead to the output into its event time."""
 
     @staticmethod
     def of(
@@ -62,16 +62,16 @@ class Recorder:
             self.on_watermark(self.valve.watermark)
 
     def status(self, origin: str, idle: bool) -> None:
-        """Idleness is not recorded."""
+        """Ignores idleness."""
 
     def latency_marker(self, marker: Any) -> None:
-        """Latency markers are not recorded."""
+        """Ignores latency markers."""
 
     def flush(self) -> None:
-        """Nothing waits in a recorder."""
+        """Does nothing: a recorder buffers nothing."""
 
     def barrier(self, checkpoint_id: int, digest: str) -> None:
-        """Barriers are not recorded."""
+        """Ignores barriers."""
 
 
 class _LiveTask(StageTask):
@@ -93,11 +93,11 @@ class _LiveTask(StageTask):
 
 
 class LiveRegion:
-    """Runs the tasks of one epoch job; its sources are the caller.
+    """Runs the tasks of one epoch job. The caller takes the place of the sources.
 
     Args:
         job: The program, and the state of its operators. Stage 0 holds only sources of parallelism 1.
-        recorders: Record the output of operators.
+        recorders: Recorders of the outputs of operators.
     """
 
     def __init__(self, job: EpochJob, recorders: list[Recorder]) -> None:
@@ -113,7 +113,7 @@ class LiveRegion:
             for i in range(graph.stage_parallelism(stage))
         }
         for task in self._tasks.values():
-            # An unpickled job has its own clock and functions; the clock is found again by name.
+            # An unpickled job has its own functions. Its clock is found again by name.
             task.open()
             for each in task.operator_tasks:
                 each.outputs += [r for r in recorders if r.edge.source == each.vertex.uid]
@@ -145,7 +145,7 @@ class LiveRegion:
         self._settle()
 
     def processing_time(self, fire_before: int) -> None:
-        """Fires the processing-time timers of an earlier time, stage by stage."""
+        """Fires the processing-time timers before a time, stage by stage."""
         for task in self._tasks.values():
             for each in task.operator_tasks:
                 each.operator.on_processing_time(fire_before)
@@ -156,7 +156,7 @@ class LiveRegion:
         """Sends the barrier of the job's checkpoint from all sources, and ends the epoch.
 
         Returns:
-            What the subtasks of each operator acknowledged, by uid.
+            The states that the subtasks of each operator acknowledged, by uid.
         """
         payload = json.dumps({"checkpoint_id": self._job.checkpoint_id, "digest": ""}).encode()
         for writers in self._inputs.values():
@@ -175,7 +175,7 @@ class LiveRegion:
             task.close()
 
     def _settle(self) -> None:
-        """Passes rows on until none is left."""
+        """Passes rows on until none are left."""
         self._sent.append(self._output)
         while self._sent:
             for batch in self._sent.popleft().drain():

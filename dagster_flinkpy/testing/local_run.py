@@ -14,9 +14,9 @@ __all__ = ["run_local"]
 def run_local(env: StreamExecutionEnvironment, *streams: DataStream, job_name: str = "local") -> list[list[Any]]:
     """Runs a bounded program to its end in this process, without Spark.
 
-    The same tasks run as on Spark, one after the other: state, watermarks, checkpoints and two-phase commits are the
-    same, and sinks write where the program says. User functions run on this thread, so breakpoints stop in them. The
-    environment then forgets the program, as after ``env.execute()``.
+    The tasks are those that run on Spark, one after the other: state, watermarks, checkpoints and two-phase commits are
+    the same, and sinks write where the program says. User functions run in this thread, so a debugger can stop in them.
+    Afterwards the environment is empty, as after ``env.execute()``.
 
     Examples:
         >>> from dagster_flinkpy.common import Types
@@ -34,9 +34,9 @@ def run_local(env: StreamExecutionEnvironment, *streams: DataStream, job_name: s
         The records of each stream, in order of the streams.
 
     Raises:
-        ConfigurationError: An argument is no environment, or no stream with records.
+        ConfigurationError: An argument is not an environment, or not a stream with records.
         JobGraphError: Uids, parallelisms or edges are wrong, or a stream belongs to another environment.
-        FlinkPyError: The program failed, as it would have on Spark. DataFrames of ``from_spark()`` still need Spark.
+        FlinkPyError: The program failed, as it would have failed on Spark. (``from_spark()`` needs Spark even here.)
     """
     if not isinstance(env, StreamExecutionEnvironment):
         raise ConfigurationError(f"run_local() needs an environment, not {env!r}")

@@ -1,4 +1,4 @@
-"""Processing time that a test sets."""
+"""A processing-time clock that a test sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _clock(name: str) -> ManualClock:
 
 
 class ManualClock(Clock):
-    """A clock that stands still until it is set. Tasks, which unpickle their job, see the same object.
+    """A clock that stands still until it is set. Tasks unpickle their job, but get this same clock.
 
     Args:
         time: Milliseconds since 1970. Default: 0.

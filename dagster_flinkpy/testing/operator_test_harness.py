@@ -71,10 +71,10 @@ class _TemporaryStorage:
 
 @dataclass(frozen=True)
 class HarnessSnapshot:
-    """The state of a harness at a barrier; made by :meth:`OperatorTestHarness.snapshot`."""
+    """The state of a harness at a barrier, as :meth:`OperatorTestHarness.snapshot` returns it."""
 
     metadata: CheckpointMetadata
-    """What a checkpoint of a job would say."""
+    """The metadata that a checkpoint of a job would have."""
     _storage: _TemporaryStorage
 
     @property
@@ -87,8 +87,8 @@ class OperatorTestHarness:
     """Runs a user function as a job would, one record at a time, in this process.
 
     The function runs in the same operator as in a job: records are split by key, state is columnar, declared types are
-    checked, and a snapshot is what a checkpoint holds. As on Spark, each subtask has a copy of the function, and a new
-    one after each snapshot.
+    checked, and a snapshot holds what a checkpoint would. As on Spark, each subtask has its own copy of the function,
+    and gets a new copy after each snapshot.
 
     Mirrors Flink's ``KeyedOneInputStreamOperatorTestHarness`` and ``ProcessFunctionTestHarnesses``.
 
@@ -105,15 +105,15 @@ class OperatorTestHarness:
         ['cat', 'crane', 'crane', 'dog']
 
     Args:
-        function: A function of the DataStream API for one or two streams, or for a stream and a broadcast one. Windows
-            and several operators: see :meth:`for_stream`.
+        function: A function of the DataStream API for one or two streams, or for a stream and a broadcast stream. For
+            windows and several operators, see :meth:`for_stream`.
         key_by: Key selector of the (first) stream, for functions with keyed state: a function of the record, or the
             name of a field.
         key_by2: Key selector of the second stream. Default: ``key_by``.
         input_type: Type of the (first) stream's records. Default: they are pickled.
         input_type2: Type of the second, or broadcast, stream's records. Default: they are pickled.
-        output_type: Type of the output's records, checked as in a job. Default: they are pickled, except where the
-            function returns records of the input type.
+        output_type: Type of the output's records, checked as in a job. Default: they are pickled, unless the function
+            returns records of its input type.
         broadcast_state: Descriptors of the broadcast state, for broadcast functions.
         side_outputs: Tags of the side outputs to record.
         parallelism: Number of subtasks.
@@ -176,11 +176,11 @@ class OperatorTestHarness:
             1
 
         Args:
-            build: Takes a stream (two with ``two_inputs``) and returns the stream whose records are the output.
+            build: Takes a stream, or two with ``two_inputs``, and returns the stream whose records are the output.
             input_type: Type of the (first) stream's records. Default: they are pickled.
             input_type2: Type of the second stream's records. Default: they are pickled.
             two_inputs: Whether there are two streams.
-            side_outputs: Tags of side outputs of the last operator to record.
+            side_outputs: Tags of the last operator's side outputs to record.
             parallelism: Number of subtasks.
             max_parallelism: Number of key groups.
         """
@@ -265,12 +265,12 @@ class OperatorTestHarness:
 
         Args:
             value: The record.
-            timestamp: Its event time in milliseconds. Default: it has none.
+            timestamp: Its event time in milliseconds. Default: no timestamp.
 
         Raises:
             ConfigurationError: The timestamp is not a whole number.
             UserFunctionError: The function failed; its exception is the cause.
-            TypeMismatchError: The record, or one of the output, does not have the declared type.
+            TypeMismatchError: The record, or a record of the output, does not have the declared type.
         """
         self._send(self._sources[0], value, timestamp)
 
@@ -281,7 +281,7 @@ class OperatorTestHarness:
     process_broadcast_element = process_element2
 
     def process_watermark(self, timestamp: int) -> None:
-        """Advances event time of all streams; fires the timers and windows that are due.
+        """Advances event time of all streams, and fires the timers and windows that are due.
 
         Args:
             timestamp: The event time in milliseconds.
@@ -305,17 +305,17 @@ class OperatorTestHarness:
         self.process_watermark(MAX_WATERMARK)
 
     def set_processing_time(self, timestamp: int) -> None:
-        """Sets the clock; fires the processing-time timers up to it.
+        """Sets the clock, and fires the processing-time timers up to that time.
 
         Args:
             timestamp: Milliseconds since 1970. A harness starts at 0.
 
         Raises:
-            ConfigurationError: It is before the present, or not a whole number.
+            ConfigurationError: It is before the current time, or not a whole number.
         """
         _check_time("processing time", timestamp)
         if timestamp < self._clock.time:
-            raise ConfigurationError(f"processing time {timestamp} is before the present, {self._clock.time}")
+            raise ConfigurationError(f"processing time {timestamp} is before the current time, {self._clock.time}")
         self._clock.time = timestamp
         self._region.processing_time(timestamp + 1)
 
@@ -351,7 +351,7 @@ class OperatorTestHarness:
         """The records of a side output so far.
 
         Raises:
-            ConfigurationError: The tag was not given to the harness, or is none.
+            ConfigurationError: The tag was not passed to the harness, or is not an OutputTag.
         """
         if not isinstance(tag, OutputTag):
             raise ConfigurationError(f"side_output() needs an OutputTag, not {tag!r}")
@@ -360,7 +360,7 @@ class OperatorTestHarness:
         return [value for value, _ in self._records[tag.tag_id]]
 
     def clear_output(self) -> None:
-        """Forgets what was recorded."""
+        """Deletes the recorded output."""
         for records in self._records.values():
             records.clear()
         self.watermarks.clear()
@@ -379,7 +379,7 @@ class OperatorTestHarness:
             The value, or None; a list for list state, a dict for map state.
 
         Raises:
-            ConfigurationError: The operator has no such state, or one for each window: read that from a snapshot.
+            ConfigurationError: The operator has no such state, or has one per window. Read that from a snapshot.
         """
         uid = uid or self._uid
         operators = (task.operator for task in self._region.operator_tasks(uid))
@@ -392,7 +392,7 @@ class OperatorTestHarness:
         return subtasks[owner].backend.read(name, key)
 
     def snapshot(self) -> HarnessSnapshot:
-        """Sends a barrier and returns the state at it. The harness continues with functions opened again."""
+        """Sends a barrier, and returns the state at the barrier. The functions are then opened again."""
         acknowledged = self._region.checkpoint()
         operators = tuple(
             OperatorState(
@@ -420,14 +420,14 @@ class OperatorTestHarness:
         return HarnessSnapshot(metadata, self._storage)
 
     def restore(self, snapshot: HarnessSnapshot, *, parallelism: int | None = None) -> None:
-        """Continues from a snapshot of this harness or another one; the current state is dropped.
+        """Continues from a snapshot of this harness or another one. The current state is dropped.
 
         Args:
             snapshot: The snapshot to continue from.
             parallelism: The number of subtasks from now on. Default: the current one.
 
         Raises:
-            ConfigurationError: It is no snapshot.
+            ConfigurationError: The argument is not a snapshot.
             RestoreError: The state does not fit the operators.
             StateSchemaError: The type of a state has changed in a way that is not allowed.
         """
@@ -451,7 +451,7 @@ class OperatorTestHarness:
         """Checks the types of the keyed state, and closes the functions.
 
         Raises:
-            TypeMismatchError: A value of keyed state does not have its declared type, so no checkpoint could be taken.
+            TypeMismatchError: A value of keyed state does not have its declared type, so a checkpoint would fail.
         """
         for uid in (vertex.uid for vertex in self._graph.vertices):
             for task in self._region.operator_tasks(uid):
@@ -491,7 +491,7 @@ def _has_two_inputs(function: Any) -> bool:
 
 
 def _apply(function: Any, streams: Sequence[DataStream], output_type: TypeInformation | None) -> DataStream:
-    """Runs the function on its streams, as a program does."""
+    """Applies the function to its streams, as a program does."""
     if not isinstance(function, (Function, KeyedBatchFunction)):
         raise ConfigurationError(
             f"the harness needs a function object of the DataStream API, such as a KeyedProcessFunction, "
@@ -521,7 +521,9 @@ def _apply(function: Any, streams: Sequence[DataStream], output_type: TypeInform
         case KeyedProcessFunction():
             return first.process(function, output_type)
         case KeyedBatchFunction():
-            return first.process_batch(function, output_type or PickledBytesTypeInfo())  # which says that it needs one
+            return first.process_batch(
+                function, output_type or PickledBytesTypeInfo()
+            )  # raises an error that asks for a type
     raise ConfigurationError(
         f"{type(function).__name__} is not a function of one operator; "
         "for windows and several operators use OperatorTestHarness.for_stream()"

@@ -249,7 +249,7 @@ def test_limit(savepoint: Path, limit: int) -> None:
 
 
 def test_unknown_uid_and_state_name_what_there_is(savepoint: Path, tmp_path: Path) -> None:
-    assert "there are: count, flights" in error_of("state", "read", savepoint, "--uid", "x", "--state", "count")
+    assert "the uids are: count, flights" in error_of("state", "read", savepoint, "--uid", "x", "--state", "count")
     file = tmp_path / "out.json"
     args: list[Any] = [
         "state",

@@ -205,7 +205,7 @@ def test_a_stop_with_the_program_commits(job: Path, program: str) -> None:
 
 
 def test_draining_needs_the_program(job: Path) -> None:
-    assert "--program module:function" in error_of("savepoint", "stop", job, "--drain")
+    assert "--program MODULE:NAME" in error_of("savepoint", "stop", job, "--drain")
     assert not store(job).latest().stopped
 
 

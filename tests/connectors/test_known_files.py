@@ -288,7 +288,7 @@ def test_a_stored_number_of_files_is_taken_for_those_that_are_there(tmp_path: Pa
     (line,) = said
     assert "earlier release" in line
     assert "up to '3.parquet', which was 3" in line
-    assert "The 2 that are there now" in line
+    assert "The 2 files that exist now" in line
     enumerator = source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
     put(tmp_path, "1.parquet")
     with pytest.raises(SourceReadError, match=r"1 file\(s\) \('1\.parquet'\) came too late"):

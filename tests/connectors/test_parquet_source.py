@@ -116,7 +116,7 @@ def test_any_offset_replays_the_rest(tmp_path, rows, group, batch, data):
 def test_type_is_taken_from_the_first_file(tmp_path):
     write(tmp_path, "1.parquet", [1])
     assert ParquetSource(str(tmp_path)).produced_type == ROW
-    with pytest.raises(SourceReadError, match="give row_type"):
+    with pytest.raises(SourceReadError, match="pass row_type"):
         _ = ParquetSource(str(tmp_path), pattern="x/*.parquet").produced_type
 
 

@@ -141,7 +141,7 @@ def test_duckdb_reads_rows(job: tuple[Path, str]) -> None:
 
 def test_what_is_not_there(job: tuple[Path, str], tmp_path: Path) -> None:
     savepoint = read_savepoint(StorageLocation(job[1]))
-    with pytest.raises(RestoreError, match="no operator has uid 'else'; there are: collect, events, kinds"):
+    with pytest.raises(RestoreError, match="no operator has uid 'else'; the uids are: collect, events, kinds"):
         savepoint.state("else", "total")
     with pytest.raises(RestoreError, match=r"operator 'kinds' has no state 'else'; it has: .*total"):
         savepoint.state("kinds", "else")

@@ -210,7 +210,7 @@ def test_keys_of_several_columns_are_tuples_or_rows(tmp_path: Path) -> None:
         (COUNT, {"k": [b"a"], "v": [1]}, {}, TypeMismatchError, "key column 'k' is binary; pass key_type"),
         (COUNT, {"k": ["a"], "v": [1]}, {"map_key": "k"}, ConfigurationError, "no other state takes it"),
         (SEEN, {"k": ["a"], "v": [1]}, {}, ConfigurationError, "map state needs map_key"),
-        (COUNT, {"k": ["a"], "v": [1]}, {"value": ["v"]}, ConfigurationError, "give it one column"),
+        (COUNT, {"k": ["a"], "v": [1]}, {"value": ["v"]}, ConfigurationError, "pass one column"),
         (TOTAL, {"k": ["a"], "v": [1]}, {"value": ["v"]}, ConfigurationError, r"has the fields \['count', 'sum'\]"),
     ],
 )
@@ -223,7 +223,7 @@ def test_data_that_does_not_fit(
 
 def test_keys_of_two_types_and_states_of_one_name() -> None:
     writer = write_savepoint().with_keyed_state("op", COUNT, {"k": [1], "v": [1]}, key="k", value="v")
-    with pytest.raises(StateSchemaError, match=r"keys of .*LONG.*and state 'sum' of .*STRING"):
+    with pytest.raises(StateSchemaError, match=r"keys of .*LONG.*and state 'sum' has keys of .*STRING"):
         writer.with_keyed_state("op", SUM, {"k": ["1"], "v": [1]}, key="k", value="v")
     with pytest.raises(ConfigurationError, match="operator 'op' already has a state 'count'"):
         writer.with_keyed_state("op", COUNT, {"k": [1], "v": [1]}, key="k", value="v")

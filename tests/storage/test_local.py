@@ -292,7 +292,7 @@ def test_a_file_or_a_broken_link_in_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for name in ("file", "link"):
-        with pytest.raises(StorageError, match=f"cannot write in .*/{name}: it is a file, or a link"):
+        with pytest.raises(StorageError, match=f"cannot write in .*/{name}: it is a file or a broken link"):
             LocalObjectStore(tmp_path / name / "below").put("k", b"1")
 
 

@@ -126,7 +126,7 @@ def test_endpoints(endpoint: str) -> None:
 )
 def test_an_environment_that_no_client_can_be_made_of(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigurationError, match=f"no S3 client can be made: .*{name}"):
+    with pytest.raises(ConfigurationError, match=f"cannot create an S3 client: .*{name}"):
         s3_client(access_key_id=name, secret_access_key="x")
 
 

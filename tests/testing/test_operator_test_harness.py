@@ -171,7 +171,7 @@ def test_processing_time_stands_still_until_it_is_set() -> None:
         assert harness.output[-1] == "ring 100 at 250"
         harness.process_element("z")
         assert harness.output[-1] is None, "the state has expired"
-        with pytest.raises(ConfigurationError, match="249 is before the present, 250"):
+        with pytest.raises(ConfigurationError, match="249 is before the current time, 250"):
             harness.set_processing_time(249)
 
 

@@ -87,7 +87,7 @@ def _rows(savepoint: SavepointReader, uid: str, state: str | None, key: str) -> 
     if state is not None:
         wanted = [savepoint.state(uid, state)]
     elif uid not in savepoint.operators:
-        raise RestoreError(f"no operator has uid {uid!r}; there are: {', '.join(sorted(savepoint.operators))}")
+        raise RestoreError(f"no operator has uid {uid!r}; the uids are: {', '.join(sorted(savepoint.operators))}")
     else:
         wanted = [each for each in savepoint.states if each.uid == uid and isinstance(each, KeyedStateRows)]
         if not wanted:

@@ -103,7 +103,7 @@ def test_files_of_other_key_groups_are_not_read(deployment: Deployment) -> None:
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"uid": "counts", "key": "a"}, "no operator has uid 'counts'; there are: count, table, words"),
+        ({"uid": "counts", "key": "a"}, "no operator has uid 'counts'; the uids are: count, table, words"),
         ({"uid": "count", "state": "sum", "key": "a"}, "operator 'count' has no state 'sum'; it has: count"),
         ({"uid": "table", "key": "a"}, "operator 'table' has no keyed state in checkpoint 1"),
         ({"uid": "count", "key": "a", "savepoint_path": "chk-9"}, "chk-9"),

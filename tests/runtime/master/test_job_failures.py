@@ -298,7 +298,7 @@ def test_a_lost_file_of_one_sink_does_not_keep_another_sink_from_its_commit(tmp_
     for upload in store.list_uploads():
         store.abort_upload(upload.key, upload.upload_id)
     with (
-        pytest.raises(CommittableLostError, match=r"rows_table.*'chk-1' to go on without them"),
+        pytest.raises(CommittableLostError, match=r"rows_table.*'chk-1' to continue without them"),
         HarnessAttempt(graph, tmp_path),
     ):
         pass
