@@ -40,6 +40,7 @@ from dagster_flinkpy.key_groups import check_whole_number, compute_default_max_p
 __all__ = ["JobEdge", "JobGraph", "JobVertex", "PartitionerKind", "StreamPartitioner", "build_job_graph"]
 
 _UID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_EDGE_ENDS = (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)
 
 
 class PartitionerKind(Enum):
@@ -212,16 +213,23 @@ class JobGraph:
         """Returns the pipelined regions as graphs, in topological order (``PipelinedRegionComputeUtil``).
 
         A blocking edge separates regions. A sink ``{source}.exchange`` at the end of one region writes it, and a
-        source ``{source}.exchange.{target}`` at the head of the other reads it.
+        source ``{source}.exchange.{target}`` at the head of the other reads it. The parts that have no blocking edge
+        are one region, whether an edge joins them or not.
 
         Raises:
             JobGraphError: A blocking edge joins operators of the same region, or regions in a cycle.
         """
-        if any(e.blocking for e in self.edges):
-            return _in_order(_split(self)._components())
-        return self._components()
+        if not any(e.blocking for e in self.edges):
+            return [self]
+        split = _split(self)
+        parts = split.parts()
+        alone = [part for part in parts if not any(isinstance(v.spec, _EDGE_ENDS) for v in part.vertices)]
+        if len(alone) > 1:
+            together = split._subgraph([v for part in alone for v in part.vertices])
+            parts = [together if part is alone[0] else part for part in parts if part not in alone[1:]]
+        return _in_order(parts)
 
-    def _components(self) -> list[JobGraph]:
+    def parts(self) -> list[JobGraph]:
         """Returns the parts that no edge joins."""
         parent = {v.uid: v.uid for v in self.vertices}
 

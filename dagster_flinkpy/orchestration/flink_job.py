@@ -70,11 +70,20 @@ class FlinkJob:
             spark: The Spark that runs the epochs.
             owner: Names this attempt in messages to the attempts that it fences.
             options: Further arguments of ``JobAttempt``.
+
+        Raises:
+            RestoreError: The job would start from empty state beside that of former jobs, which are parts of it now.
         """
         from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+        from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
         from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 
         location = storage.location()
+        told = options.get("start_over")
+        if told is None:
+            told = options.get("start_empty") or options.get("restore_from") is not None
+        if not told and (former := self._former_ids()):
+            refuse_former_jobs(location, self.job_id, [v.uid for v in self.graph.vertices], former)
         config = JobConfig(
             self.job_id,
             location,
@@ -85,6 +94,14 @@ class FlinkJob:
             blocking_edges=location.child(self.program).child("exchange"),
         )
         return JobAttempt(self.graph, config, owner=owner, **options)
+
+    def _former_ids(self) -> list[str]:
+        """The ids of the jobs that its parts formerly were: ``{program}.{uid of the first source}``."""
+        first = [part.vertices[0].uid for part in self.graph.parts()]
+        if len(first) == 1:
+            return []
+        names = [self.job_id, *(self.job_id.removesuffix(f".{uid}") for uid in first if f".{uid}" in self.job_id)]
+        return [f"{name}.{uid}" for name in dict.fromkeys(names) for uid in first]
 
 
 def _continuous(graph: JobGraph) -> JobGraph:
@@ -102,7 +119,7 @@ def dagster_name(job_id: str) -> str:
 
 
 def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
-    """Returns the jobs of a program, one per pipelined region.
+    """Returns the jobs of a program, one per pipelined region: one, unless the program has blocking edges.
 
     A job comes after the jobs whose segments it reads. The only job of a program is called ``{name}``; several are
     called ``{name}.{uid of the first source}``.

@@ -221,6 +221,6 @@ def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
                 return job
     ends = ", ".join(f"'.{uid}'" for uid in first)
     raise ConfigurationError(
-        f"the program has {len(first)} jobs, because no pipelined edge joins them, and {job_id!r} is none of them. "
+        f"the program has {len(first)} jobs, because of its blocking edges, and {job_id!r} is none of them. "
         f"Their folders end with {ends}"
     )

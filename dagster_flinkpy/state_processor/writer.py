@@ -218,6 +218,8 @@ class SavepointWriter:
     def with_operators_of(self, path: str | StorageLocation, uids: Sequence[str] | None = None) -> SavepointWriter:
         """Adds operators of another savepoint or checkpoint, with all of their state.
 
+        The input of the savepoint has ended if that of all these has.
+
         Args:
             path: The savepoint or checkpoint, as for :func:`read_savepoint`.
             uids: Uids of the operators. Default: all.
@@ -226,7 +228,9 @@ class SavepointWriter:
             RestoreError: There is no such savepoint or operator, or the operator has in-flight data.
             ConfigurationError: An operator with one of these uids exists already.
         """
-        _, operators = _open(path)
+        other, operators = _open(path)
+        if self._base is not None:
+            self._base = replace(self._base, end_of_input=self._base.end_of_input and other.end_of_input)
         for uid in operators if uids is None else uids:
             if uid not in operators:
                 raise RestoreError(f"{path} has no operator {uid!r}; its operators are {list(operators)}")

@@ -59,8 +59,7 @@ def bare():
 
 def two():
     env = environment(1)
-    for name in ("a", "b"):
-        events(env, RECORDS, uid=name).sink_to(FolderSink(HERE / name)).uid(f"{name}_sink")
+    events(env, RECORDS, uid="a").blocking().sink_to(FolderSink(HERE / "b")).uid("b_sink")
     return env
 
 
@@ -274,9 +273,9 @@ def test_nothing_is_changed_beside_a_run(job: Path, program: str, command: str) 
 def test_a_program_of_several_jobs(job: Path, program: str) -> None:
     """The folder says which."""
     stop = ["--drain", "--program", f"{program}:two"]
-    assert "'.a', '.b'" in error_of("savepoint", "stop", job, *stop)
-    printed("savepoint", "stop", job.parent / "shop.b", *stop)
-    assert [operator.uid for operator in store(job.parent / "shop.b").latest().operators] == ["b", "b_sink"]
+    assert "'.a', '.a.exchange.b_sink'" in error_of("savepoint", "stop", job, *stop)
+    printed("savepoint", "stop", job.parent / "shop.a", *stop)
+    assert [operator.uid for operator in store(job.parent / "shop.a").latest().operators] == ["a", "a.exchange"]
 
 
 @pytest.mark.parametrize(

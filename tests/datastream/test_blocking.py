@@ -77,6 +77,17 @@ def test_a_region_comes_behind_those_it_reads(env: StreamExecutionEnvironment) -
     assert uids == [["a"], ["b"], ["b_map"], ["joined"], ["end"]]
 
 
+def test_parts_without_a_blocking_edge_are_one_region(env: StreamExecutionEnvironment) -> None:
+    identity(pairs(env, "c"), "c_map")
+    identity(pairs(env, "a").blocking(), "b")
+    identity(pairs(env, "d"), "d_map")
+    regions = env.get_job_graph().regions()
+    uids = [[v.uid for v in r.vertices if "exchange" not in v.uid] for r in regions]
+    assert uids == [["c", "c_map", "d", "d_map"], ["a"], ["b"]]
+    assert [e.id for e in regions[0].edges] == [0, 1]
+    assert regions[0].regions() == [regions[0]]
+
+
 def test_an_edge_that_parts_nothing_is_refused(env: StreamExecutionEnvironment) -> None:
     source = pairs(env)
     identity(source.union(identity(source.blocking(), "map")), "joined")

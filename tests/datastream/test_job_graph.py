@@ -339,13 +339,15 @@ def test_a_stage_is_as_wide_as_its_widest_operator(env: StreamExecutionEnvironme
     assert [graph.stage_parallelism(s) for s in range(2)] == [2, 3]
 
 
-def test_regions_are_what_no_edge_joins(env: StreamExecutionEnvironment) -> None:
+def test_parts_that_no_edge_joins_are_one_region(env: StreamExecutionEnvironment) -> None:
     first = pairs(env).uid("a")
     second = pairs(env).uid("b").map(identity).uid("b_map")
     pairs(env).uid("c").union(first).map(identity, PAIR).uid("c_map")
-    regions = env.get_job_graph().regions()
-    assert [[v.uid for v in r.vertices] for r in regions] == [["a", "c", "c_map"], ["b", "b_map"]]
-    assert [[e.id for e in r.edges] for r in regions] == [[0, 1], [0]]
+    graph = env.get_job_graph()
+    parts = graph.parts()
+    assert [[v.uid for v in part.vertices] for part in parts] == [["a", "c", "c_map"], ["b", "b_map"]]
+    assert [[e.id for e in part.edges] for part in parts] == [[0, 1], [0]]
+    assert graph.regions() == [graph]
     assert second.get_type() == Types.PICKLED_BYTE_ARRAY()
 
 

@@ -61,10 +61,11 @@ def word_count(
     return env
 
 
-def two_regions(table: Path) -> StreamExecutionEnvironment:
+def parts(table: Path, *names: str) -> StreamExecutionEnvironment:
+    """A program with a part for each name, which no edge joins: a source and a table."""
     env = StreamExecutionEnvironment.get_execution_environment()
-    for name in ("a", "b"):
-        source = CollectionSource(["x"], Types.STRING())
+    for name in names:
+        source = CollectionSource(["x", "y", "z"], Types.STRING(), records_per_epoch=1)
         stream = env.from_source(source, WatermarkStrategy.no_watermarks(), name).uid(name)
         stream.sink_to(ParquetSink(str(table / name))).uid(f"{name}_table")
     return env

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
 from dagster_flinkpy.common.clock import elapsed_millis
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -60,12 +61,16 @@ class LocalExecutor:
             if settings.savepoint_path is not None and len(regions) > 1:
                 raise ConfigurationError(
                     f"program {settings.job_name!r}: a savepoint belongs to one job, but the program has "
-                    f"{len(regions)}, because no pipelined edge connects them; unset execution.state-recovery.path"
+                    f"{len(regions)}, because of its blocking edges; unset execution.state-recovery.path"
                 )
             show = stack.enter_context(_shown())
             storage, base_id = StorageLocation(folder), _job_id(settings.job_name)
             for i, region in enumerate(regions):
                 job_id = base_id + (f".{i}" if len(regions) > 1 else "")
+                parts = len(region.parts())
+                if parts > 1 and not ephemeral and settings.savepoint_path is None:
+                    former = [f"{base_id}.{n}" for n in range(parts)]
+                    refuse_former_jobs(storage, job_id, [v.uid for v in region.vertices], former)
                 attempt = JobAttempt(
                     region,
                     JobConfig(

@@ -40,7 +40,7 @@ from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as runtime_job
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
-from tests.orchestration.programs import FakeAttempt, two_regions, word_count
+from tests.orchestration.programs import FakeAttempt, parts, word_count
 from tests.runtime.harness import run_rows
 
 WORDS = TableSchema([TableColumn("f0", "string"), TableColumn("f1", "int64")])
@@ -106,12 +106,13 @@ def test_owners_tags_and_upstream_assets(tmp_path: Path) -> None:
     ]
 
 
-def test_specs_of_all_regions(tmp_path: Path) -> None:
-    specs = build_flink_asset_specs(two_regions(tmp_path), name="both")
+def test_specs_of_all_parts(tmp_path: Path) -> None:
+    both = parts(tmp_path, "a", "b")
+    specs = build_flink_asset_specs(both, name="both")
     assert [spec.key.path[-1] for spec in specs] == ["a", "a_table", "b", "b_table"]
     days = DailyPartitionsDefinition("2024-01-01")
     with pytest.raises(ConfigurationError, match="'a'"):
-        build_flink_asset_specs(two_regions(tmp_path), name="both", partitions_def=days)
+        build_flink_asset_specs(both, name="both", partitions_def=days)
 
 
 def test_refuses_dependencies_of_what_is_no_source(tmp_path: Path) -> None:
@@ -168,11 +169,11 @@ def test_columns_pass_through_a_blocking_edge(tmp_path: Path) -> None:
     assert lineage == TableColumnLineage({"value": [of]})
 
 
-def test_one_step_per_region(tmp_path: Path) -> None:
-    assets = flink_assets(two_regions(tmp_path), name="both")
-    assert [a.node_def.name for a in assets] == ["both_a", "both_b"]
-    assert [{s.metadata["flink/job_id"] for s in a.specs} for a in assets] == [{"both.a"}, {"both.b"}]
-    assert assets[0].keys == {AssetKey(["both", "a"]), AssetKey(["both", "a_table"])}
+def test_parts_that_no_edge_joins_are_one_step(tmp_path: Path) -> None:
+    [assets] = flink_assets(parts(tmp_path, "a", "b"), name="both")
+    assert assets.node_def.name == "both"
+    assert {s.metadata["flink/job_id"] for s in assets.specs} == {"both"}
+    assert assets.keys == {AssetKey(["both", uid]) for uid in ("a", "a_table", "b", "b_table")}
 
 
 def test_translator_changes_keys_and_dependencies(tmp_path: Path) -> None:

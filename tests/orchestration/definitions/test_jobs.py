@@ -25,7 +25,7 @@ from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.runtime.master import job as runtime_job
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.checkpoint.samples import metadata, operator
-from tests.orchestration.programs import FakeAttempt, two_regions, word_count
+from tests.orchestration.programs import FakeAttempt, parts, word_count
 
 SAVEPOINT = "s3://bucket/flights/savepoint-words-1"
 
@@ -65,8 +65,8 @@ def failure(result: ExecuteInProcessResult) -> Any:
 def test_names(jobs: dict[str, JobDefinition], tmp_path: Path) -> None:
     verbs = ("savepoint", "restore", "rescale", "reset", "stop", "dispose", "sweep", "inspect")
     assert list(jobs) == [f"words_{verb}" for verb in verbs]
-    names = [job.name for job in build_flink_jobs(two_regions(tmp_path), name="both")]
-    assert names == [f"both_{region}_{what}" for region in "ab" for what in verbs]
+    names = [job.name for job in build_flink_jobs(parts(tmp_path, "a", "b"), name="both")]
+    assert names == [f"both_{verb}" for verb in verbs]
     assert jobs["words_restore"].tags[JOB_TAG] == "words"
 
 

@@ -36,7 +36,7 @@ from dagster_flinkpy.orchestration import (
     flink_assets,
 )
 from dagster_flinkpy.runtime.master.job import JobAttempt
-from tests.orchestration.programs import two_regions, word_count
+from tests.orchestration.programs import parts, word_count
 from tests.runtime.harness import run_rows, spark_order
 
 UIDS = ["words", "count", "table"]
@@ -164,15 +164,15 @@ def test_nothing_is_materialized_where_the_input_has_ended(words: Words) -> None
     ("selected", "ran"),
     [(["a"], {"a"}), (["b_table"], {"b"}), (["a_table", "b"], {"a", "b"}), (["a", "a_table"], {"a"})],
 )
-def test_each_region_of_which_anything_is_selected_runs(
+def test_each_job_of_which_anything_is_selected_runs(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], selected: list[str], ran: set[str]
 ) -> None:
-    definitions = Definitions(flink_assets(two_regions(tmp_path), name="both"), resources=resources)
-    job = definitions.resolve_implicit_global_asset_job_def()
-    keys = [AssetKey(["both", uid]) for uid in selected]
+    assets = [each for name in "ab" for each in flink_assets(parts(tmp_path, name), name=f"both_{name}")]
+    job = Definitions(assets, resources=resources).resolve_implicit_global_asset_job_def()
+    keys = [AssetKey([f"both_{uid[0]}", uid]) for uid in selected]
     assert job.execute_in_process(instance=instance, asset_selection=keys).success
     made = {key for key in instance.all_asset_keys() if instance.get_latest_materialization_event(key)}
-    assert made == {AssetKey(["both", uid]) for region in ran for uid in (region, f"{region}_table")}
+    assert made == {AssetKey([f"both_{name}", uid]) for name in ran for uid in (name, f"{name}_table")}
 
 
 def test_checks_of_selected_assets_look_at_the_new_checkpoint(words: Words) -> None:

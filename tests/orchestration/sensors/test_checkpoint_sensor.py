@@ -34,7 +34,7 @@ from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import (
     JobStatus,
     reason_to_wait,
 )
-from tests.orchestration.programs import two_regions, word_count
+from tests.orchestration.programs import parts, word_count
 
 NOW = 1_700_000_000_000
 MINUTE = timedelta(minutes=1)
@@ -219,8 +219,8 @@ def test_a_damaged_head_fails_the_tick(tmp_path: Path, tick: Any, assets: list[A
         tick(build_checkpoint_sensor(assets, interval=MINUTE))
 
 
-def test_each_region_has_its_own_checkpoints(tmp_path: Path, tick: Any) -> None:
-    assets = flink_assets(two_regions(tmp_path / "tables"), name="both")
+def test_each_job_has_its_own_checkpoints(tmp_path: Path, tick: Any) -> None:
+    assets = [a for name in "ab" for a in flink_assets(parts(tmp_path / "tables", name), name=f"both.{name}")]
     sensor = build_checkpoint_sensor(assets, name="trigger", interval=MINUTE)
     complete(tmp_path, 2, job="both.a", ago=timedelta(0))
     complete(tmp_path, 4, job="both.b")

@@ -43,7 +43,7 @@ from dagster_flinkpy.runtime.master.restart_strategies import (
     NoRestart,
     RestartStrategy,
 )
-from tests.orchestration.programs import two_regions, word_count
+from tests.orchestration.programs import parts, word_count
 from tests.runtime.harness import run_rows, spark_order
 
 WORDS = FlinkTarget("words", (AssetKey(["words", "counts"]),), None)
@@ -298,7 +298,7 @@ BROKE, DONE = untyped[0](error=None, user_failure_data=None), untyped[1](duratio
 
 @pytest.fixture
 def both(tmp_path: Path) -> list[AssetsDefinition]:
-    return flink_assets(two_regions(tmp_path / "tables"), name="both")
+    return [each for name in "ab" for each in flink_assets(parts(tmp_path / "tables", name), name=f"both.{name}")]
 
 
 AT_ONCE = FixedDelayRestart(9, timedelta(0))

@@ -348,8 +348,7 @@ def test_stateful_operators_need_uids(tmp_path: Path) -> None:
 
 def test_a_job_is_one_region(tmp_path: Path) -> None:
     env = environment()
-    for uid in "ab":
-        env.from_collection([1], Types.LONG()).uid(uid)
+    env.from_collection([1], Types.LONG()).uid("a").blocking().print().uid("b")
     with pytest.raises(ConfigurationError, match="several regions"):
         HarnessAttempt(env.get_job_graph(), tmp_path)
 

@@ -1,0 +1,66 @@
+"""Finds the state of jobs that are now parts of one job.
+
+Formerly, the parts of a program that no edge joins were jobs of their own. Such a program is one job now. If it started
+from empty state beside the checkpoints of the former jobs, it would read and commit the same rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.storage import StorageLocation, lease
+
+__all__ = ["refuse_former_jobs"]
+
+
+def refuse_former_jobs(storage: StorageLocation, job_id: str, uids: Collection[str], former: Iterable[str]) -> None:
+    """Refuses a job if former jobs have state of its operators and the job itself has not.
+
+    Args:
+        storage: Where the folders of the jobs are.
+        job_id: The job.
+        uids: Its operators.
+        former: Ids that jobs of its parts may have had.
+
+    Raises:
+        RestoreError: There is such a former job. The message says how to continue.
+    """
+    jobs = {each: latest for each in (job_id, *former) if (latest := _latest(storage, each)) is not None}
+    own = jobs.pop(job_id, None)
+    missing = set(uids) - _operators(own)
+    found = {each: latest for each, latest in jobs.items() if missing & _operators(latest)}
+    if not found:
+        return
+    if own is not None:
+        found = {job_id: own, **found}
+    folders = [storage.child(each) for each in found]
+    join = ""
+    if all(_has_committed(folder, latest) for folder, latest in zip(folders, found.values(), strict=True)):
+        first, *others = (folder.url for folder in folders)
+        added = "".join(f".with_operators_of({url!r})" for url in others)
+        join = (
+            f"Or join their state with write_savepoint({first!r}){added}.write(...) of "
+            "dagster_flinkpy.state_processor, and restore that. "
+        )
+    raise RestoreError(
+        f"job {job_id!r} runs all parts of the program, but their state is in the checkpoints of jobs "
+        f"{', '.join(map(repr, found))}: parts that no edge joins were formerly jobs of their own. To keep it so, make "
+        f"a program of each part, and name it after its job. {join}Or leave the state behind with start_empty."
+    )
+
+
+def _latest(storage: StorageLocation, job_id: str) -> CheckpointMetadata | None:
+    return CompletedCheckpointStore(storage.child(job_id).open()).latest()
+
+
+def _operators(checkpoint: CheckpointMetadata | None) -> set[str]:
+    return set() if checkpoint is None else {operator.uid for operator in checkpoint.operators}
+
+
+def _has_committed(job: StorageLocation, latest: CheckpointMetadata) -> bool:
+    """Whether the sinks of a job are known to have committed its latest checkpoint. A savepoint loses what is open."""
+    record = lease.read(job.open())
+    return record is not None and record.committed == latest.checkpoint_id
