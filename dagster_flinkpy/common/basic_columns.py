@@ -1,4 +1,4 @@
-"""The Arrow columns of basic types, in a module of their own so that declaring a job needs no PyArrow or numpy."""
+"""The Arrow columns of basic types. A separate module, so that declaring a job needs neither PyArrow nor numpy."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _INFERRED: tuple[Callable[[pa.DataType], bool], ...] = (
     pa.types.is_string,
     lambda kind: pa.types.is_timestamp(kind) and kind.tz is None,
 )
-"""Types for which Arrow would silently change values: drop fractions, times of day or time zones, or decode bytes."""
+"""Types for which Arrow silently changes values: it drops fractions, times of day or time zones, or decodes bytes."""
 
 
 class BasicColumn:
@@ -114,7 +114,7 @@ class _BigIntColumn(BasicColumn):
 
 
 class _BytesColumn(BasicColumn):
-    """``bytes``; on its own, Arrow would encode strings as well."""
+    """``bytes``. Without this check, Arrow would also encode strings."""
 
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if any(issubclass(kind, str) for kind in set(map(type, values))):
@@ -141,7 +141,7 @@ class _InstantColumn(BasicColumn):
         if late := next((v for v in values if isinstance(v, Instant) and v.nanos % 1000), None):
             raise TypeMismatchError(
                 f"declared INSTANT, produced {late!r}: a column keeps microseconds, not nanoseconds; round it, or "
-                "declare a type with seconds and nanoseconds of its own"
+                "declare a type with separate fields for seconds and nanoseconds"
             )
         return super().to_arrow(values)
 

@@ -75,7 +75,7 @@ class BasicTypeInfo(TypeInformation):
 
 
 class PickledBytesTypeInfo(TypeInformation):
-    """Any Python value, pickled. Only Python can read it, and state has this type only if the user asks for it."""
+    """Any Python value, pickled. Only Python can read it. State has this type only if the user declares it."""
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -107,7 +107,7 @@ class PickledBytesTypeInfo(TypeInformation):
 
 
 def _dumps_with_class(value: Any) -> bytes:
-    """Pickles a value with its class, for functions and for classes of modules that are not installed."""
+    """Pickles a value together with its class, if the module of the class is not installed on the workers."""
     import cloudpickle
 
     try:

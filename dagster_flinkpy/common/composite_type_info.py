@@ -285,7 +285,7 @@ class MapTypeInfo(TypeInformation):
     def from_arrow(self, column: pa.Array) -> list[Any]:
         maps = cast("pa.MapArray", column)
         offsets = maps.offsets.to_pylist()
-        # Arrow's `keys` and `items` keep the whole child, whatever the slice: the offsets are absolute.
+        # Arrow's `keys` and `items` return the whole child even for a slice, so offsets are absolute.
         base = offsets[0] if offsets else 0
         length = (offsets[-1] if offsets else 0) - base
         keys = self.key_type.from_arrow(maps.keys.slice(base, length))

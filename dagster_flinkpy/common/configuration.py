@@ -15,10 +15,10 @@ _DURATION = re.compile(r"\s*(\d+)\s*([a-z]*)\s*")
 
 
 class Configuration:
-    """Options, stored as strings, and set and read with a type.
+    """Options that are stored as strings, and set and read with a type.
 
     Args:
-        other: A configuration whose options are copied.
+        other: A configuration to copy the options from.
     """
 
     def __init__(self, other: Configuration | None = None) -> None:

@@ -34,7 +34,7 @@ class ExecutionConfig:
         return self._auto_watermark_interval
 
     def set_auto_watermark_interval(self, interval: int) -> ExecutionConfig:
-        """Has no effect: watermarks are made with each batch of records."""
+        """Has no effect: watermarks are generated with each batch of records."""
         self._auto_watermark_interval = interval
         return self
 
@@ -49,7 +49,7 @@ class ExecutionConfig:
         ``_max``.
 
         Raises:
-            ConfigurationError: It is negative.
+            ConfigurationError: The interval is negative.
         """
         if interval < 0:
             raise ConfigurationError(f"latency tracking interval must not be negative, not {interval} ms")
@@ -63,8 +63,8 @@ class ExecutionConfig:
     def set_strict(self, strict: bool) -> ExecutionConfig:
         """Sets whether likely mistakes that Flink accepts are errors. Not in PyFlink.
 
-        They are a stateful operator, source or sink without a uid (`MissingUidError`, when the program is built), and a
-        timer for a time in the past (`PastTimerError`). The option is ``pipeline.strict``.
+        These mistakes are a stateful operator, source or sink without a uid (`MissingUidError`, when the program is
+        built), and a timer for a time in the past (`PastTimerError`). The option is ``pipeline.strict``.
         """
         self._strict = strict
         return self

@@ -74,7 +74,7 @@ def _basic(type_info: BasicTypeInfo, value: Any) -> str:
         return value.strftime("%H:%M:%S")
     if isinstance(value, Instant):
         second = datetime.datetime(1970, 1, 1) + datetime.timedelta(seconds=value.seconds)
-        digits = next(n for n in (0, 3, 6, 9) if value.nanos % 10 ** (9 - n) == 0)  # as few groups of three as will do
+        digits = next(n for n in (0, 3, 6, 9) if value.nanos % 10 ** (9 - n) == 0)  # the fewest groups of three
         return f"{second.isoformat()}{f'.{value.nanos:09d}'[: digits + 1] if digits else ''}Z"
     return str(value)
 

@@ -51,7 +51,7 @@ class Row(metaclass=_RowType):
     fields are read and set as ``row.name``, ``row["name"]`` or ``row[0]``. A row of names creates rows:
     ``Person = Row("name", "age"); Person("Alice", 11)``.
 
-    ``in`` looks among the names, or among the values of a row without names. Rows are equal if they have
+    ``in`` looks in the names, or in the values if the row has no names. Rows are equal if they have
     the same kind and the same values under the same names, in any order. As a key, a row with names hashes like Java's
     ``Row.withNames``, and one without names like ``Row.of``.
 
@@ -60,8 +60,8 @@ class Row(metaclass=_RowType):
         TypeError: Another class extends it; the class of a row depends on its names and kind.
     """
 
-    # Each value has a slot of its own, which is as quick to read as can be. The slots are those of a class per number
-    # of fields; names and kind are those of a subclass, so that a row gets others by a change of its class.
+    # Each value has its own slot, which is the fastest to read. There is a class with slots for each number of fields,
+    # and a subclass of it for each set of names and kind. A row gets other names or another kind by changing its class.
     __slots__ = ()
 
     _names: ClassVar[tuple[str, ...] | None]
@@ -79,7 +79,7 @@ class Row(metaclass=_RowType):
 
     @property
     def _fields(self) -> list[str]:
-        """The names, as PyFlink programs read and set them. A row without names has no such attribute."""
+        """The names, which PyFlink programs read and set. A row without names has no such attribute."""
         if self._names is None:
             raise AttributeError("_fields")
         return list(self._names)
@@ -172,7 +172,7 @@ class Row(metaclass=_RowType):
         return row_hash_code(self._row_kind.value, self._values, self._names)
 
     def __getattr__(self, name: str) -> Any:
-        # Only for names that no slot has. Private ones are never fields: copy and pickle ask for some.
+        # Called only for names without a slot. Private names are never fields; copy and pickle look for some.
         if name.startswith("_") or self._names is None or name not in self._names:
             known = "only positions, such as row[0]" if self._names is None else ", ".join(map(repr, self._names))
             raise AttributeError(f"the row has no field {name!r}; it has {known}")
@@ -225,13 +225,15 @@ def row_class(names: tuple[str, ...] | None, width: int, row_kind: RowKind = Row
     """Returns the class of rows with these names, or none, this number of fields and this kind.
 
     Args:
-        names: May be more or fewer than there are fields. A private name, or one that Row has a method of, is no
-            attribute: such a field is read with ``row[name]``.
+        names: There may be more or fewer names than fields. A private name, or the name of a method of Row, does not
+            become an attribute; such a field is read with ``row[name]``.
         width: Number of fields.
         row_kind: Default: INSERT.
     """
     slots = _slots_class(width)
-    fields = dict(reversed(list(zip(names or (), slots._slots, strict=False))))  # the first one of a name counts
+    fields = dict(
+        reversed(list(zip(names or (), slots._slots, strict=False)))
+    )  # if a name repeats, the first one counts
     members = {n: vars(slots)[slot] for n, slot in fields.items() if not n.startswith("_") and not hasattr(Row, n)}
     members |= {"_names": names, "_row_kind": row_kind}
     members["_getters"] = slots._getters | {n: attrgetter(slot) for n, slot in fields.items()}
@@ -254,7 +256,7 @@ def _slots_class(width: int) -> type[Row]:
 
 def _make_class(base: type[Row], members: dict[str, Any]) -> type[Row]:
     made = cast("type[Row]", _RowType("Row", (base,), {"__slots__": (), "__module__": __name__, **members}, made=True))
-    made._create = type.__call__.__get__(made)  # past the metaclass, without a call of Python's
+    made._create = type.__call__.__get__(made)  # bypasses the metaclass, without a Python call
     return made
 
 

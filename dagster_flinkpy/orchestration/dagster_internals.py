@@ -1,4 +1,4 @@
-"""All that is used of Dagster's private modules, with the reason for each.
+"""Everything that the library uses from Dagster's private modules, with the reason for each.
 
 No other module imports ``dagster._...``; ruff checks it. A new release of Dagster is checked against this list.
 """
@@ -9,8 +9,8 @@ import time
 
 from dagster import DagsterInstance, DagsterRun, DefaultSensorStatus, SensorDefinition
 
-# Data versions: the tags by which Dagster tells whether an asset is stale. Assets that a run materializes without being
-# selected, and partitions of a range, are recorded as events, for which Dagster does not set these tags.
+# Data versions: Dagster uses these tags to decide whether an asset is stale. It does not set them on events that are
+# recorded by hand, as for partitions of a range and for assets that a run materializes without being selected.
 from dagster._core.definitions.data_version import (
     CODE_VERSION_TAG,
     DATA_VERSION_IS_USER_PROVIDED_TAG,
@@ -31,7 +31,7 @@ from dagster._core.definitions.metadata.metadata_set import NamespacedMetadataSe
 # What the public `define_asset_job` returns.
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
-# How the steps of a run ended: in a run of several jobs each is a step.
+# How the steps of a run ended. In a run of several jobs, each job is a step.
 from dagster._core.execution.stats import StepEventStatus
 
 # The statuses of runs that are queued or alive.
@@ -72,7 +72,7 @@ __all__ = [
 
 
 def switch_sensor(instance: DagsterInstance, run: DagsterRun, sensor: SensorDefinition, *, on: bool) -> bool:
-    """Switches a sensor on or off, as its switch in the UI does; Dagster has a GraphQL mutation for it, no Python API.
+    """Switches a sensor on or off like the switch in the UI. Dagster has a GraphQL mutation for it, but no Python API.
 
     Args:
         instance: Where the sensor's state is stored.

@@ -1,4 +1,4 @@
-"""Turns errors of the library into step failures whose parts the UI shows as metadata."""
+"""Turns errors of the library into step failures. The UI shows the parts of an error as metadata."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ _RETRY_IS_POINTLESS = (
 
 
 def retry_is_pointless(error: str) -> bool:
-    """Whether a retry cannot fix an error of this type, as named by `as_failure`."""
+    """Returns whether a retry cannot fix an error of this type, which `as_failure` named."""
     kind = getattr(errors, error, None)
     return isinstance(kind, type) and issubclass(kind, _RETRY_IS_POINTLESS)
 
 
 def as_failure(error: FlinkPyError, advice: str = "") -> Failure:
-    """Builds the step failure of an error, with the error's parts as metadata; raise it ``from`` the error.
+    """Builds the step failure of an error, with the error's parts as metadata. Raise it ``from`` the error.
 
     Args:
-        error: What was raised.
-        advice: What to do, if the error does not say it.
+        error: The error that was raised.
+        advice: What to do, if the error does not say so.
     """
     metadata: dict[str, MetadataValue] = {"error": MetadataValue.text(type(error).__name__)}
     if isinstance(error, (UserFunctionError, PythonWorkerLostError)):

@@ -105,7 +105,7 @@ class FlinkJob:
 
 
 def _continuous(graph: JobGraph) -> JobGraph:
-    """The program with sources that go on from run to run."""
+    """Returns the program with sources that continue from run to run."""
     specs: dict[str, OperatorSpec] = {}
     for v in graph.vertices:
         if isinstance(v.spec, SourceSpec):
@@ -121,8 +121,8 @@ def dagster_name(job_id: str) -> str:
 def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     """Returns the jobs of a program, one per pipelined region: one, unless the program has blocking edges.
 
-    A job comes after the jobs whose segments it reads. The only job of a program is called ``{name}``; several are
-    called ``{name}.{uid of the first source}``.
+    A job comes after the jobs whose segments it reads. A single job is called ``{name}``; several jobs are called
+    ``{name}.{uid of the first source}``.
 
     Raises:
         ConfigurationError: The name cannot be used for a folder and an asset key.

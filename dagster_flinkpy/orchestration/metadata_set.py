@@ -35,7 +35,7 @@ class FlinkMetadataSet(NamespacedMetadataSet):
 
 
 class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
-    """Metadata of a materialization: what a completed checkpoint holds of the operator. The UI plots the numbers."""
+    """Metadata of a materialization: the operator's part of a completed checkpoint. The UI plots the numbers."""
 
     checkpoint_id: int | None = None
     attempt: int | None = None
@@ -50,7 +50,7 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     table_digest: str | None = None
     """Tells whether these are the same files. Only files that come after them are read to count rows again."""
     late_records_dropped: int | None = None
-    """Windows only: records of the epoch that were in no window because they came too late."""
+    """Windows only: records of the epoch that came too late for any window."""
     key_count: int | None = None
     state_bytes: int | None = None
     delta_bytes: int | None = None
@@ -60,15 +60,15 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     key_groups: MarkdownMetadataValue | None = None
     """A chart of the rows of keyed state by key group."""
     watermark: TimestampMetadataValue | TextMetadataValue | None = None
-    """A text before the first record and after the last, where the watermark is not a time."""
+    """A time; or a text before the first record and after the last one."""
     duration_ms: int | None = None
     """Duration of the whole checkpoint, from its trigger to its commits."""
     checkpoints_completed: int | None = None
-    """Of the whole job over all its runs, like the next four."""
+    """This and the next four count the whole job over all its runs."""
     checkpoints_failed: int | None = None
     job_state_bytes: int | None = None
     job_state_growth_bytes: int | None = None
-    """Since the previous completed checkpoint."""
+    """Growth since the previous completed checkpoint."""
     alignment_ms: int | None = None
     """The longest time that an input gate waited for its last barrier."""
     subtasks: TableMetadataValue | None = None

@@ -1,4 +1,4 @@
-"""Finds a program by its name, and makes attempts of the job whose checkpoints are in a folder."""
+"""Finds a program by its name, and creates attempts of the job whose checkpoints are in a folder."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def program_attempt(
     The attempt retains as many checkpoints as there are.
 
     Args:
-        program: The program; it may ask Spark for types.
+        program: The program. It may ask Spark for types.
         job: The job's folder: ``{checkpoint storage}/{job id}``.
         spark: The Spark that runs the attempt.
         owner: Names the attempt in messages to the attempts that it fences.
@@ -123,14 +123,14 @@ class RestoreForecast:
     """What would happen if a program started on a checkpoint or savepoint."""
 
     evolution: Evolution
-    """What has changed, and what becomes of the state."""
+    """What has changed, and what happens to the state."""
     parallelism: tuple[str, ...]
-    """What the run would say of its parallelism."""
+    """What the run would log about its parallelism."""
     problem: str | None
-    """Why the restore would fail; None if it would not."""
+    """Why the restore would fail, or None if it would succeed."""
 
     def to_json(self) -> dict[str, Any]:
-        """Encodes it for a command's output."""
+        """Encodes the forecast for the output of a command."""
         operators = [
             {
                 "uid": each.uid,
@@ -151,13 +151,13 @@ def plan_restore(
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
 ) -> RestoreForecast:
-    """Says what would happen if a program started on a checkpoint or savepoint. Nothing is started or changed.
+    """Returns what would happen if a program started on a checkpoint or savepoint. Starts and changes nothing.
 
     Args:
-        program: The program. If it has several jobs, the one that took the checkpoint is looked at.
+        program: The program. If it has several jobs, this is about the one that took the checkpoint.
         metadata: The checkpoint or savepoint.
-        parallelism: What the run would ask for; None: nothing.
-        allow_non_restored_state: Whether state without an operator may be left behind, or the uids of which it may.
+        parallelism: The parallelism that the run would ask for, or None.
+        allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
 
     Raises:
         ConfigurationError: The program has several jobs, and none of them took the checkpoint.
@@ -173,7 +173,7 @@ def forecast(
     parallelism: int | None = None,
     allow_non_restored_state: NonRestoredState = False,
 ) -> RestoreForecast:
-    """Says what would happen if a job started on a checkpoint or savepoint; as `plan_restore`."""
+    """Returns what would happen if a job started on a checkpoint or savepoint, like `plan_restore`."""
     from dagster_flinkpy.checkpoint.evolution import evolution_since
     from dagster_flinkpy.checkpoint.kept_parallelism import settle_parallelism
     from dagster_flinkpy.checkpoint.restore import assign, restore_targets
@@ -191,7 +191,7 @@ def forecast(
 
 
 def program_committers(program: Environment, job: StorageLocation) -> Committers:
-    """Creates the committers of a program's job, for questions only, given the folder of its checkpoints.
+    """Creates the committers of a program's job, given the folder of its checkpoints. Use them for queries only.
 
     Args:
         program: The program.
@@ -210,7 +210,7 @@ def program_committers(program: Environment, job: StorageLocation) -> Committers
 
 
 def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
-    """Finds the job of this id; a program of several regions names each after its first source."""
+    """Returns the job with this id. In a program of several regions, each is named after its first source."""
     jobs = flink_jobs(env, job_id)
     if len(jobs) == 1:
         return jobs[0]
@@ -221,6 +221,6 @@ def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
                 return job
     ends = ", ".join(f"'.{uid}'" for uid in first)
     raise ConfigurationError(
-        f"the program has {len(first)} jobs, because of its blocking edges, and {job_id!r} is none of them. "
+        f"the program has {len(first)} jobs, because of its blocking edges, and {job_id!r} is not one of them. "
         f"Their folders end with {ends}"
     )

@@ -34,7 +34,7 @@ class SparkResource(ConfigurableResource[Any]):
     conf: dict[str, str] = Field(default_factory=dict, description="Additional Spark configuration.")
 
     def settings(self) -> SparkSettings:
-        """Returns the settings as the runtime takes them.
+        """Returns the settings in the form that the runtime takes.
 
         Raises:
             ConfigurationError: The fields contradict each other.
@@ -42,7 +42,7 @@ class SparkResource(ConfigurableResource[Any]):
         from dagster_flinkpy.spark.sessions import SparkSettings
 
         remote = None if self.remote is None else _resolved(self.remote, "remote")
-        mode = cast("SparkMode", _resolved(self.mode, "mode"))  # which checks it
+        mode = cast("SparkMode", _resolved(self.mode, "mode"))  # SparkSettings checks it
         return SparkSettings(mode, _resolved(self.master, "master"), remote, dict(self.conf))
 
     def get_session(self) -> SparkSession:
@@ -66,7 +66,7 @@ class _StorageResource(ConfigurableResource[Any]):
     secret_access_key: str | None = Field(default=None, description="S3 secret key. Required with access_key_id.")
 
     def location(self) -> StorageLocation:
-        """Returns the location as the library takes it. Reads EnvVars, so it works while the code location loads.
+        """Returns the location. It also reads EnvVars, so it works while the code location loads.
 
         Raises:
             ConfigurationError: The URL or the credentials are not valid, or an environment variable is not set.
@@ -104,7 +104,7 @@ class TwoPhaseCommitSinkResource(_StorageResource):
     def lingering(self, job_id: str) -> list[UploadInfo]:
         """Lists the transactions of a job that are staged but not committed.
 
-        While no run is active, these are left over from the last run. The next run commits those of a completed
+        If no run is active, these are left over from the last run. The next run commits the transactions of a completed
         checkpoint and aborts the others.
 
         Raises:

@@ -37,12 +37,12 @@ class _RangedConfig(Config):
 
 
 class _StartConfig(_RangedConfig):
-    """What a run that starts on older state may do with it."""
+    """Config of a run that starts from older state."""
 
-    allow_non_restored_state: Any = Field(  # Dagster has no type for this; the validator is one
+    allow_non_restored_state: Any = Field(  # Dagster has no type for this; see the validator
         default=False,
-        description="Leave state behind whose operator is no longer in the program: true for any such state, or a list "
-        "of the uids it is meant for.",
+        description="Leave state behind whose operator is no longer in the program: true for all such state, or a list "
+        "of uids.",
     )
     allow_pickled_state: bool = Field(
         default=False, description="Restore pickled state of a foreign savepoint. Whoever wrote it can run code here."
@@ -77,8 +77,8 @@ class FlinkRunConfig(_StartConfig):
     parallelism: int | None = Field(
         default=None,
         ge=1,
-        description="Subtasks of operators without a number of their own, from now on. Default: as the last rescale "
-        "set it, or else as the program says.",
+        description="Subtasks per operator from now on, unless the program sets its own number. Default: as the "
+        "last rescale set it, otherwise as the program says.",
     )
     restore_from: str | None = Field(
         default=None,
@@ -87,8 +87,8 @@ class FlinkRunConfig(_StartConfig):
     )
     claim_mode: RecoveryClaimMode | None = Field(
         default=None,
-        description="Who owns that savepoint from now on. CLAIM: the job, which deletes it once it is not needed. "
-        "NO_CLAIM: still you. Default: set by the program, or else NO_CLAIM.",
+        description="Who owns that savepoint from now on. CLAIM: the job, which deletes it when it is no longer "
+        "needed. NO_CLAIM: still you. Default: set by the program, otherwise NO_CLAIM.",
     )
     start_empty: bool = Field(default=False, description="Start from empty state even if there are checkpoints.")
 
@@ -133,8 +133,8 @@ class RestoreConfig(_StartConfig):
     parallelism: int | None = Field(
         default=None,
         ge=1,
-        description="Subtasks of operators without a number of their own, from now on. Default: as the last rescale "
-        "before the savepoint set it, or else as the program says.",
+        description="Subtasks per operator from now on, unless the program sets its own number. Default: as the "
+        "last rescale before the savepoint set it, otherwise as the program says.",
     )
     claim_mode: RecoveryClaimMode = Field(
         default=RecoveryClaimMode.NO_CLAIM,
@@ -181,7 +181,7 @@ class InspectConfig(Config):
 
     uid: str = Field(description="Uid of the operator.")
     key: str = Field(
-        description='The key. What is not a string is written as JSON: 42, true, or ["a", 1] for a tuple or row.'
+        description='The key. Write a string as it is, anything else as JSON: 42, true, or ["a", 1] for a tuple or row.'
     )
     state: str | None = Field(default=None, description="Name of the state. Default: all keyed states and timers.")
     savepoint_path: str | None = Field(

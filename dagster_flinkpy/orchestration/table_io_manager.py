@@ -22,10 +22,10 @@ _FORMS = {
 
 
 class FlinkTableIOManager(ConfigurableIOManager):
-    """Loads what a `ParquetSink` has committed. The annotation of the input says as what.
+    """Loads the rows that a `ParquetSink` has committed. The annotation of the input chooses the type.
 
-    ``pyarrow.Table`` (also without an annotation), ``pandas.DataFrame``, ``polars.DataFrame``, or
-    ``pyspark.sql.DataFrame``, whose rows Spark reads itself. Of a partitioned table it loads the partitions on which
+    The types are ``pyarrow.Table`` (the default without an annotation), ``pandas.DataFrame``, ``polars.DataFrame`` and
+    ``pyspark.sql.DataFrame``, whose rows Spark reads itself. From a partitioned table it loads the partitions on which
     the asset's partition depends, as one table. ``AssetIn(metadata={"columns": [...]})`` chooses columns.
 
     It stores nothing: sinks write the tables.
@@ -57,8 +57,8 @@ class FlinkTableIOManager(ConfigurableIOManager):
         """Loads the table of the upstream asset.
 
         Raises:
-            Failure: The upstream asset is not the table of a `ParquetSink`, the annotation is none of those above, a
-                Spark DataFrame is wanted and `spark` is not set, or a file cannot be read.
+            Failure: The upstream asset is not the table of a `ParquetSink`, the annotation is not one of these types, a
+                Spark DataFrame is wanted but `spark` is not set, or a file cannot be read.
         """
         with flink_failures():
             return self._load(context)
@@ -112,7 +112,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
 
 
 def _form(wanted: Any) -> str:
-    """What an input is annotated as; found by name, so that none of these libraries is imported for it."""
+    """Returns the type of an input. It is found by name, so that none of the libraries has to be imported."""
     if wanted is Any or wanted is None:
         return "arrow"
     root, name = getattr(wanted, "__module__", "").partition(".")[0], getattr(wanted, "__name__", str(wanted))

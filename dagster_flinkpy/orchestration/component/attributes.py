@@ -93,8 +93,12 @@ def resolve_partitions(
 class PartitionRetentionModel(Model):
     """The fields of `PartitionRetention`."""
 
-    every: int | None = Field(default=1, description="Keep the end state of every k-th partition. null: of none.")
-    last: int | None = Field(default=None, description="Keep the end states of the last n partitions. null: of none.")
+    every: int | None = Field(
+        default=1, description="Keep the end state of every k-th partition. null: of none of them."
+    )
+    last: int | None = Field(
+        default=None, description="Keep the end states of the last n partitions. null: no such rule."
+    )
 
 
 def resolve_partition_retention(
@@ -156,7 +160,7 @@ class _SensorModel(Resolvable, Model):
     )
     default_status: DefaultSensorStatus = Field(
         default=DefaultSensorStatus.STOPPED,
-        description="RUNNING: on from the start. STOPPED: off until somebody switches it on.",
+        description="RUNNING: switched on from the start. STOPPED: off until somebody switches it on.",
     )
 
     def ticks(self) -> dict[str, Any]:
@@ -185,7 +189,8 @@ class _SavepointSensor(_SensorModel):
     interval: Duration
     target: str | None = Field(default=None, description="Folder for the savepoints. Default: next to the checkpoints.")
     format_type: SavepointFormatType = Field(
-        default=SavepointFormatType.CANONICAL, description="NATIVE: without copying state files."
+        default=SavepointFormatType.CANONICAL,
+        description="CANONICAL: self-contained. NATIVE: without copying state files.",
     )
 
 

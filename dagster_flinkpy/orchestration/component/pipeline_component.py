@@ -77,9 +77,9 @@ def _asset_keys(context: ResolutionContext, deps: Mapping[str, Sequence[str]]) -
 
 @scaffold_with(FlinkPipelineScaffolder)
 class FlinkPipelineComponent(Component, Resolvable, Model):
-    """A streaming program: one asset per operator, with the sensors, jobs and checks that its attributes switch on.
+    """A streaming program: one asset per operator, with the sensors, jobs and checks that the attributes switch on.
 
-    It uses the resources of the project: a `SparkResource` and a `CheckpointStorageResource`.
+    It uses a `SparkResource` and a `CheckpointStorageResource` of the project.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -133,7 +133,9 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
         ),
     ] = None
     max_partitions_per_run: int | None = Field(
-        default=None, ge=1, description="Of a backfill. Default: one run for all partitions, which starts once."
+        default=None,
+        ge=1,
+        description="Maximum number of partitions per run of a backfill. Default: one run for all partitions.",
     )
     sensors: SensorsModel = Field(default_factory=SensorsModel, description="The sensors to build. Default: none.")
     jobs: bool = Field(default=True, description="Whether to build jobs for savepoints, restores and the like.")
@@ -150,7 +152,7 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
         return ComponentTypeSpec(tags=["flink", "spark"], produces=["asset", "asset_check", "job", "sensor"])
 
     def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
-        """Makes the asset spec of an operator. Override it for what ``translation`` cannot express."""
+        """Returns the asset spec of an operator. Override it for what ``translation`` cannot express."""
         spec = FlinkTranslator().get_asset_spec(data)
         return spec if self.translation is None else self.translation(spec, data)
 

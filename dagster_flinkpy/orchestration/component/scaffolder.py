@@ -1,4 +1,4 @@
-"""``dg scaffold defs dagster_flinkpy.FlinkPipelineComponent my_pipeline`` writes a small program that runs as is."""
+"""``dg scaffold defs dagster_flinkpy.FlinkPipelineComponent my_pipeline``: writes a small program, ready to run."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pipeline(table: str) -> StreamExecutionEnvironment:
     return env
 '''
 
-_RESOURCES = '''"""The Spark that runs the pipelines, and where their state is kept."""
+_RESOURCES = '''"""The Spark that runs the pipelines, and the storage of their state."""
 
 from pathlib import Path
 

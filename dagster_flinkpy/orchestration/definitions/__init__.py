@@ -1,1 +1,1 @@
-"""What a code location defines: assets, jobs and checks."""
+"""Builds what a code location defines: assets, jobs and checks."""

@@ -92,7 +92,7 @@ def flink_assets(
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> list[AssetsDefinition] | Callable[[Program], list[AssetsDefinition]]:
-    """Builds the assets of a program: one asset per operator, and one multi-asset, so one step, per pipelined region.
+    """Builds the assets of a program: one asset per operator, and one multi-asset (one step) per pipelined region.
 
     State and barriers belong to the region. If only some of its assets are selected, the step still runs and
     materializes all of them, and the run's log says so. A run restores the last completed checkpoint, reads input up to
@@ -102,7 +102,7 @@ def flink_assets(
     With ``partitions_def``, an epoch reads one time partition. A run of partition p starts from the end state of p-1,
     on which the sources depend, and keeps its own end state for p+1. Running a partition again, alone or in a backfill,
     replaces what the sinks have committed to it and makes the later partitions stale; the check
-    ``partitions_up_to_date`` of the last operators names them. One run at a time works on a job.
+    ``partitions_up_to_date`` of the last operators names them. Only one run works on a job at a time.
 
     Args:
         env: The program, or a function that builds it. The function is called when the code location loads. Without
@@ -112,13 +112,13 @@ def flink_assets(
         partitions_def: Time windows, such as ``DailyPartitionsDefinition``. Each source must be a `PartitionedSource`,
             such as a `ParquetSource` with a ``partition_format``.
         partition_retention: Which partitions' end states are kept. Default: all.
-        backfill_policy: One run for a range of partitions, or one for each. Default: ``single_run``, which starts once.
+        backfill_policy: One run for a range of partitions, or one run for each. Default: ``single_run``.
         group_name: Asset group.
         owners: Owners of each asset: mail addresses, or teams as ``team:name``.
         tags: Tags of each asset.
         deps: Assets that a source reads, by the source's uid.
         pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
-        translator: Makes the asset specs. Default: a `FlinkTranslator`.
+        translator: Creates the asset specs. Default: a `FlinkTranslator`.
         spark_resource_key: Key of the `SparkResource`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
@@ -220,7 +220,7 @@ def build_flink_asset_specs(
         owners: Owners of each asset.
         tags: Tags of each asset.
         deps: Assets that a source reads, by the source's uid.
-        translator: Makes the asset specs.
+        translator: Creates the asset specs.
 
     Raises:
         JobGraphError: The program is not valid.
@@ -246,7 +246,7 @@ def build_flink_asset_specs(
 def _region_assets(
     job: FlinkJob, specs: dict[str, AssetSpec], pool: str | None, spark_key: str, storage_key: str
 ) -> AssetsDefinition:
-    """The assets of a job without partitions: a run takes one checkpoint after the other."""
+    """Builds the assets of a job without partitions. A run takes one checkpoint after the other."""
 
     @multi_asset(
         name=job.dagster_name,
@@ -280,7 +280,7 @@ def _partitioned_assets(
     spark_key: str,
     storage_key: str,
 ) -> AssetsDefinition:
-    """The assets of a job whose epochs are partitions of time: a run reads one partition after the other."""
+    """Builds the assets of a job whose epochs are time partitions. A run reads one partition after the other."""
     checked = [spec.key for uid, spec in specs.items() if not job.graph.outputs(uid)]
     checks = [
         AssetCheckSpec(
@@ -306,7 +306,7 @@ def _partitioned_assets(
         context: AssetExecutionContext, config: FlinkRunConfig
     ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
-        if not context.selected_asset_keys:  # only the check is to run
+        if not context.selected_asset_keys:  # only the check is selected
             with flink_failures():
                 stale = stored_outdated(job, storage, partitions_def)
             yield from partition_results(context, checked, stale)

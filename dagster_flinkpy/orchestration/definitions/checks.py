@@ -28,7 +28,7 @@ __all__ = ["build_flink_asset_checks"]
 
 _STORE_FAILED = (
     "- This says nothing about the checkpoint. Run the check again when the store answers; `flinkpy doctor --storage "
-    "URL` tells whether it does."
+    "URL` shows whether it does."
 )
 
 
@@ -47,29 +47,30 @@ def build_flink_asset_checks(
 
     - ``snapshot_integrity``, on operators with state: every state file exists and matches its checksum, and every key
       group has an owner.
-    - ``restore_drill``, on operators with state: reads the state as a restore at another parallelism would; no row may
-      be missing.
+    - ``restore_drill``, on operators with state: reads the state as a restore at another parallelism would, and fails
+      if a row is missing.
     - ``lag``, on the last operators: the time since the last checkpoint, and how far the watermark is behind.
-    - ``late_records``, on windows of event time that drop late records: how many they dropped in the last epoch.
-    - ``lingering_transactions``, on sinks: nothing is staged that no checkpoint will commit.
-    - ``checkpoint_trend``, on operators with state, or else on sources: compares duration and size of the last
-      checkpoint with the median of the earlier ones.
-    - ``state_evolution``, on operators with state, or else on sources: compares the program that is deployed with the
-      last checkpoint. It fails if the next run will be refused, and warns if an operator goes on with its state but
-      has changed.
+    - ``late_records``, on event-time windows that drop late records: how many they dropped in the last epoch.
+    - ``lingering_transactions``, on sinks: fails if data is staged that no checkpoint will commit.
+    - ``checkpoint_trend``, on operators with state, or on sources if there are none: compares duration and size of the
+      last checkpoint with the median of the earlier ones.
+    - ``state_evolution``, on operators with state, or on sources if there are none: compares the deployed program with
+      the last checkpoint. It fails if the next run will be refused, and warns if an operator keeps its state but has
+      changed.
 
-    The checks of a job are one step, so one process. They run without Spark, but they read the state; the first two
-    read all of it. If a run replaces a checkpoint while a check reads it, the check looks at the newer one. If the
-    store fails, the step fails.
+    The checks of a job are one step, and so run in one process. They run without Spark, but they read the state; the
+    first two read all of it. If a run replaces a checkpoint while a check reads it, the check reads the newer one. If
+    the store fails, the step fails.
 
     Args:
-        env: The program, as given to `flink_assets`.
-        name: Name of the job, as given to `flink_assets`.
+        env: The program, as passed to `flink_assets`.
+        name: Name of the job, as passed to `flink_assets`.
         max_lag: ``lag`` fails if the last checkpoint is older than this and input is left. Default: never.
         max_event_time_lag: ``lag`` fails if the watermark is behind the clock by more than this. Default: never.
         max_late_records: ``late_records`` fails if a window dropped more late records than this. Default: never.
-        trend_factor: ``checkpoint_trend`` warns if the last checkpoint took, or wrote, this many times the median.
-        translator: As given to `flink_assets`.
+        trend_factor: ``checkpoint_trend`` warns if duration or size of the last checkpoint is more than this many times
+            the median.
+        translator: As passed to `flink_assets`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
     Raises:
@@ -146,7 +147,7 @@ def build_flink_asset_checks(
             _Check(
                 "state_evolution",
                 stateful or sources,
-                "The program can go on with the state of the last checkpoint, and does the same with it.",
+                "The program can continue from the state of the last checkpoint, and its operators have not changed.",
             ),
         ]
         checks.append(_step(job, specs, declared, checkpoint_storage_resource_key))
@@ -157,7 +158,7 @@ def build_flink_asset_checks(
 class _Check:
     name: str
     uids: Sequence[str]
-    """The operators that have it."""
+    """The operators that have the check."""
     description: str
     limits: Mapping[str, Any] = field(default_factory=dict)
 
@@ -165,7 +166,7 @@ class _Check:
 def _step(
     job: FlinkJob, specs: dict[str, AssetSpec], checks: Sequence[_Check], storage_key: str
 ) -> AssetChecksDefinition:
-    """Builds the step that runs all checks of a job, or those of them that are selected."""
+    """Builds the step that runs all checks of a job, or the selected ones."""
     assets = [spec.key for spec in specs.values()]
     known = {AssetCheckKey(specs[uid].key, check.name): (check, uid) for check in checks for uid in check.uids}
 

@@ -1,4 +1,4 @@
-"""The columns of an operator's records and their lineage, as far as its declaration makes them certain."""
+"""The columns of an operator's records and their lineage, as far as the program declares them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _PASS_ON = (SinkSpec, BlockingEdgeSinkSpec, FilterSpec, TimestampsSpec)
 def column_metadata(graph: JobGraph, uid: str, assets: Mapping[str, AssetKey]) -> TableMetadataSet:
     """Returns Dagster's ``dagster/column_schema`` and ``dagster/column_lineage`` of an operator.
 
-    There is a schema if the records have a declared type: a column for each field of rows and tuples, or else one
-    column ``value``, as `ParquetSink` writes them. There is lineage if records are passed on unchanged, since it is not
-    known what a function does to them.
+    There is a schema if the records have a declared type: a column for each field of rows and tuples, or one column
+    ``value`` for other types, as `ParquetSink` writes them. There is lineage only if records are passed on unchanged,
+    because it is not known what a function does to them.
 
     Args:
         graph: The program.
         uid: Uid of the operator.
-        assets: Assets of the operators it reads from, by uid.
+        assets: Assets of the operators that this one reads from, by uid.
     """
     vertex, inputs = graph.vertex(uid), graph.inputs(uid)
     passes_on = isinstance(vertex.spec, _PASS_ON)
@@ -42,7 +42,7 @@ def column_metadata(graph: JobGraph, uid: str, assets: Mapping[str, AssetKey]) -
     if not columns:
         return TableMetadataSet()
     sources: list[str] = []
-    # A side output has other columns than the asset it comes from.
+    # The columns of a side output differ from those of the asset it comes from.
     if passes_on and all(edge.side_output is None for edge in inputs):
         sources = [edge.source for edge in inputs]
     elif type(vertex.spec) is BlockingEdgeSourceSpec:

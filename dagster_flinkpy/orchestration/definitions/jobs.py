@@ -1,4 +1,4 @@
-"""The Dagster jobs for everything besides checkpoints: savepoints, restores, upkeep and a look into the state."""
+"""The Dagster jobs for everything besides checkpoints: savepoints, restores, cleanup and a look into the state."""
 
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -23,8 +23,8 @@ from dagster_flinkpy.orchestration.runs.job_operations import JobOperations
 __all__ = ["build_flink_jobs"]
 
 _CHOICES = (
-    "The name is enough for a savepoint next to the job's checkpoints. If there is none of this name, the run fails, "
-    "and its error lists the savepoints."
+    "The name is enough for a savepoint next to the job's checkpoints. If there is no savepoint of this name, the run "
+    "fails and its error lists the savepoints."
 )
 
 
@@ -45,20 +45,20 @@ def build_flink_jobs(
     ``{name}_restore``   Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
     ``{name}_rescale``   Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
     ``{name}_reset``     Goes back to an older checkpoint that is still kept.
-    ``{name}_stop``      Takes a last checkpoint and keeps it as a savepoint. From then on runs find the job finished,
-                         and the sensor starts none, until a savepoint is restored.
+    ``{name}_stop``      Takes a last checkpoint and keeps it as a savepoint. The job then stays stopped, and its sensor
+                         starts no runs, until a savepoint is restored.
     ``{name}_dispose``   Deletes a savepoint.
     ``{name}_sweep``     Deletes files that failed epochs have left behind, and old savepoints.
     ``{name}_inspect``   Shows the state of one key.
     ==================== ===========================================================================================
 
     All but the last three refuse to start while another run of this instance works on the job, and record what they did
-    as an observation of each asset. Later runs continue from what a restore, a rescale or a reset has made.
+    as an observation of each asset. After a restore, a rescale or a reset, later runs continue from its checkpoint.
 
     Args:
-        env: The program, as given to `flink_assets`.
-        name: Name of the job, as given to `flink_assets`.
-        translator: Makes the asset specs, as given to `flink_assets`.
+        env: The program, as passed to `flink_assets`.
+        name: Name of the job, as passed to `flink_assets`.
+        translator: Creates the asset specs, as passed to `flink_assets`.
         spark_resource_key: Key of the `SparkResource`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
@@ -93,7 +93,7 @@ def build_flink_jobs(
 
 
 def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
-    """The jobs of one region. Dagster reads the config of a step from the annotations of its function."""
+    """Builds the jobs of one region. Dagster reads the config of a step from the annotations of its function."""
     job_id, name = operations.job.job_id, operations.job.dagster_name
 
     def savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
@@ -130,7 +130,7 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
         example: Mapping[str, Any] | None = None,
     ) -> JobDefinition:
         keys = {operations.storage_key, *([operations.spark_key] if attempt else [])}
-        # A run that is not an attempt does not work on the job, so no other run has to wait for it.
+        # A run that is not an attempt does not work on the job, so no other run waits for it.
         tags = {JOB_TAG: job_id} if attempt else {}
         step = op(name=op_name, required_resource_keys=keys, tags=tags)(function)
 
@@ -170,7 +170,7 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             f"reset_{name}",
             reset,
             f"Takes job {job_id} back to an older checkpoint that is still kept. Committed rows stay. "
-            "If it is not kept, the run fails, and its error lists those that are.",
+            "If the checkpoint is no longer kept, the run fails and its error lists the kept ones.",
             example={"checkpoint_id": 1},
         ),
         build("stop", f"stop_{name}", stop, f"Stops job {job_id} with a savepoint."),
@@ -193,7 +193,7 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             "inspect",
             f"inspect_{name}",
             inspect,
-            f"Shows what the state of job {job_id} holds for one key.",
+            f"Shows the state of one key of job {job_id}.",
             attempt=False,
             example={
                 "uid": next((v.uid for v in vertices if v.spec.keeps_state and graph.inputs(v.uid)), ""),

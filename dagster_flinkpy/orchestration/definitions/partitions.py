@@ -1,4 +1,4 @@
-"""The time partitions of a job: which it can have, and how its assets depend on their earlier partitions."""
+"""The time partitions of a job: checks them, and declares how its assets depend on their earlier partitions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SHORTEST_DAY = timedelta(hours=23)
 
 
 def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | None) -> PartitionsDefinition | None:
-    """Returns the time partitions of a job, if the job can have them.
+    """Returns the time partitions of a job, after checking that the job can have them.
 
     Raises:
         ConfigurationError: The partitions are not time windows, or are shorter than a day in a time zone with daylight
@@ -45,7 +45,7 @@ def check_partitions(job: FlinkJob, partitions_def: AnyPartitionsDefinition | No
 
 
 def _offset(start: datetime, month: int) -> timedelta | None:
-    """The offset from UTC about this many months later."""
+    """Returns the offset from UTC about this many months later."""
     return (start + timedelta(days=30 * month)).utcoffset()
 
 

@@ -22,15 +22,15 @@ from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
 __all__ = ["FlinkOperatorData", "FlinkTranslator", "operator_specs"]
 
-_MOST_KINDS = 3  # a rule of Dagster
+_MOST_KINDS = 3  # Dagster's limit
 
 
 @dataclass(frozen=True)
 class FlinkOperatorData:
-    """What is known about an operator when its asset is made."""
+    """What is known about an operator when its asset spec is created."""
 
     name: str
-    """As given to `flink_assets`."""
+    """As passed to `flink_assets`."""
     job: FlinkJob
     vertex: JobVertex
     upstream: tuple[AssetKey, ...]
@@ -43,7 +43,7 @@ class FlinkOperatorData:
 
 
 class FlinkTranslator:
-    """Makes the asset spec of each operator. Override `get_asset_spec` to change keys, dependencies, groups or owners.
+    """Creates the asset spec of each operator. Override `get_asset_spec` to change keys, deps, groups or owners.
 
     Examples:
         Prefix the asset keys, and depend on the asset that writes the input:
@@ -62,7 +62,7 @@ class FlinkTranslator:
     """
 
     def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
-        """Makes the asset spec of an operator. Its key is ``[name, uid]``."""
+        """Returns the asset spec of an operator. Its key is ``[name, uid]``."""
         vertex, job = data.vertex, data.job
         interval = job.checkpointing.interval
         sink = vertex.spec.sink if isinstance(vertex.spec, SinkSpec) else None
@@ -106,7 +106,7 @@ def operator_specs(
     tags: Mapping[str, str] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
 ) -> list[dict[str, AssetSpec]]:
-    """Makes the asset specs of each job of a program, by uid, in topological order.
+    """Returns the asset specs of each job of a program, by uid, in topological order.
 
     Raises:
         ConfigurationError: ``deps`` names an operator that is not a source of the program.
@@ -127,7 +127,7 @@ def operator_specs(
 
 
 def _outside(jobs: Sequence[FlinkJob], deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
-    """The assets that sources read, by the sources' uids."""
+    """Returns the assets that sources read, by the sources' uids."""
     vertices = [vertex for job in jobs for vertex in job.graph.vertices]
     sources = [
         v.uid for v in vertices if isinstance(v.spec, SourceSpec) and not isinstance(v.spec, BlockingEdgeSourceSpec)
@@ -157,7 +157,7 @@ def _description(vertex: JobVertex) -> str:
 
 
 def _docstrings(vertex: JobVertex) -> Iterable[str | None]:
-    """The docstrings of the user's functions themselves, not inherited ones."""
+    """Yields the docstrings of the user's functions, without inherited ones."""
     for function in vertex.spec.user_functions():
         if function is not None:
             yield (function if inspect.isroutine(function) else type(function)).__doc__

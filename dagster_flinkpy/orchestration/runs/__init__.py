@@ -1,1 +1,1 @@
-"""What a Dagster run does with a job."""
+"""Runs the steps of Dagster runs."""

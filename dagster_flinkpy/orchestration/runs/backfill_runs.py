@@ -1,4 +1,4 @@
-"""The runs of one backfill, each of which reads some of its partitions: their order, and what they start from."""
+"""The runs of one backfill, each of which reads some of its partitions: their order and their start state."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from dagster_flinkpy.storage.object_store import ObjectStore
 __all__ = ["continues_backfill"]
 
 _QUEUED_SECONDS = 3600.0
-"""How long a run waits for an earlier one to begin. The earlier one may need a place in a queue that this one holds."""
+"""How long a run waits for an earlier one to begin, which may itself wait for a queue slot that this run holds."""
 _NO_LIMIT = 1_000_000
 
 
@@ -57,9 +57,9 @@ def continues_backfill(
     log: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> bool:
-    """Whether an earlier run of the same backfill has made the state that this run starts from; call it in the step.
+    """Returns whether an earlier run of the same backfill made this run's start state. Call it in the step.
 
-    Waits for the backfill's runs over earlier partitions. If sources are selected, Dagster starts the runs one after
+    It waits for the backfill's runs over earlier partitions. If sources are selected, Dagster starts the runs one after
     the other, because a source depends on its own previous partition. Without sources it starts all of them at once.
 
     Args:
@@ -76,9 +76,9 @@ def continues_backfill(
         sleep: Waits for a number of seconds.
 
     Raises:
-        RestoreError: The backfill's run over the previous partition has failed, or an earlier run is dead or does not
+        RestoreError: The backfill's run over the previous partition failed, or an earlier run is dead or does not
             begin.
-        RetryRequested: An earlier run is at work, and there is a pool.
+        RetryRequested: An earlier run is active, and there is a pool.
     """
     backfill, keys = run.tags.get(BACKFILL_ID_TAG), [spec.key for spec in assets]
     if backfill is None:
@@ -119,7 +119,7 @@ def continues_backfill(
 
 
 def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:
-    """Refuses to wait for an earlier run that, like those before it, has been silent for so many seconds."""
+    """Raises if an earlier run, and all runs before it, have been silent for this many seconds."""
     if step_began(instance, ahead.run_id, job) is None:
         if silent >= _QUEUED_SECONDS:
             raise RestoreError(

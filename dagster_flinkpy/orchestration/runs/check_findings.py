@@ -1,4 +1,4 @@
-"""What asset checks find out about the last checkpoint. Imported when a check runs."""
+"""Runs asset checks on the last checkpoint. Imported only when a check runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ class _View:
     uid: str
     asset: AssetKey
     assets: Sequence[AssetKey]
-    """Of the whole job."""
+    """The latest checkpoint of the whole job."""
     instance: DagsterInstance
     store: ObjectStore
     latest: CheckpointMetadata
@@ -71,7 +71,7 @@ def look(
     store: ObjectStore,
     **limits: Any,
 ) -> Finding:
-    """Checks the latest checkpoint. A run may complete the next one meanwhile and delete this one; then checks again.
+    """Checks the latest checkpoint. If a run replaces and deletes it meanwhile, checks the newer one.
 
     Args:
         check: Name of the check.
@@ -101,7 +101,7 @@ def look(
                 return Finding(False, what, {}, WARN)
     except CorruptMetadataError as error:
         return Finding(False, str(error), {})
-    if find is _lingering:  # what is open is nobody's, too, where all checkpoints were deleted
+    if find is _lingering:  # transactions may be open even though all checkpoints were deleted
         return _open_transactions(job, uid, assets, instance, None)
     return Finding(True, "There is no completed checkpoint yet.", {})
 
@@ -215,12 +215,12 @@ def _evolution(view: _View) -> Finding:
         return Finding(False, f"The next run will be refused: {found.problem}", facts)
     own = next((each for each in found.evolution.operators if each.uid == view.uid), None)
     if own is not None and own.change is Change.CHANGED and own.state is StateOutcome.KEPT:
-        what = f"The next run goes on with state of another version: {own}. Look whether it still means the same."
+        what = f"The next run continues from state of another version: {own}. Check that it still means the same."
         return Finding(False, what, facts, WARN)
     since = found.evolution.since
     if own is not None and own.change is Change.UNKNOWN:
         return Finding(True, f"{since[:1].upper()}{since[1:]} does not say what the operator did.", facts)
-    return Finding(True, f"Nothing that concerns its state has changed since {since}.", facts)
+    return Finding(True, f"Nothing that affects the operator's state has changed since {since}.", facts)
 
 
 _FINDERS: dict[str, Callable[..., Finding]] = {

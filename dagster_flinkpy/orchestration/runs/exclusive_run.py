@@ -1,4 +1,4 @@
-"""Lets one run at a time work on a job. A run that waits says for what, and notices when the other run is dead."""
+"""Lets only one run at a time work on a job. A waiting run logs what it waits for, and notices if that run is dead."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ __all__ = [
 ]
 
 POLL_SECONDS = 2.0
-"""How often a waiting run looks again."""
+"""How often a waiting run checks again."""
 SILENT_SECONDS = 300.0
-"""A run whose step has begun counts as dead if it does not lead the job and has not written to its log for so long."""
+"""A run whose step has begun counts as dead after this time without leading the job or writing to its log."""
 _REPEAT_SECONDS = 60.0
 _SETTLE_SECONDS = 1.0
 """Within this time, the step of another run may have begun earlier without being recorded yet."""
 
 
 class WaitLog:
-    """Logs what a run waits for, when that changes and once a minute, so that others see that it is alive.
+    """Logs what a run waits for: when that changes and once a minute, so that other runs see that it is alive.
 
     Args:
         log: Writes one line to the run's log.
@@ -62,12 +62,13 @@ def await_exclusive_run(
     *,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Waits until no earlier run works on the job; call it inside the step.
+    """Waits until no earlier run works on the job. Call it inside the step.
 
     A job has one lineage of checkpoints, so two runs over different partitions must not overlap: the newer attempt
-    would end the older one. The run whose step began first goes first. Runs of one backfill count as one; their order
-    is settled before they get here. A run whose step has not begun is not waited for, because it may itself wait for a
-    slot of a pool that this run holds. Neither is a dead run: the next attempt fences it.
+    would end the older one. The run whose step began first goes first. Runs of one backfill count as one run; their
+    order has been decided before this call. This function does not wait for a run whose step has not begun, because
+    that run may itself wait for a pool slot that this run holds. Nor does it wait for a dead run, which the next
+    attempt fences.
 
     Args:
         instance: Where runs are recorded.
@@ -121,12 +122,12 @@ def await_exclusive_run(
 
 
 def leads(leader: lease.LeaderRecord | None, run_id: str) -> bool:
-    """Whether a run leads the job and its lease has not expired."""
+    """Returns whether a run leads the job and its lease has not expired."""
     return leader is not None and leader.led_by == run_id and leader.alive(current_millis())
 
 
 def last_sign_of_life(instance: DagsterInstance, run: DagsterRun) -> float:
-    """When the log of a run was last written to, or else the run created; in seconds since 1970."""
+    """Returns when a run last wrote to its log, or was created if it never did, in seconds since 1970."""
     newest = instance.get_records_for_run(run.run_id, limit=1, ascending=False).records
     if newest:
         return newest[0].timestamp
@@ -135,9 +136,9 @@ def last_sign_of_life(instance: DagsterInstance, run: DagsterRun) -> float:
 
 
 def step_began(instance: DagsterInstance, run_id: str, job: FlinkJob) -> float | None:
-    """When the current try of the job's step began in a run, in seconds since 1970.
+    """Returns when the current try of the job's step began in a run, in seconds since 1970.
 
-    None if no try is under way, such as between two tries.
+    Returns None if no try is running, such as between two tries.
     """
     step = job.dagster_name
     for stats in instance.get_run_step_stats(run_id, [step]):
@@ -147,7 +148,7 @@ def step_began(instance: DagsterInstance, run_id: str, job: FlinkJob) -> float |
 
 
 def _group(run: DagsterRun) -> str:
-    """The backfill of a run, or the run itself: what counts as one."""
+    """Returns the id of a run's backfill, or of the run itself: what counts as one run."""
     return run.tags.get(BACKFILL_ID_TAG, run.run_id)
 
 

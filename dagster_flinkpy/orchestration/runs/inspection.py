@@ -1,4 +1,4 @@
-"""What the state of a job holds for one key, as tables. Imported when somebody looks."""
+"""Reads the state of one key of a job as tables. Imported only when it is used."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Inspection:
 
     checkpoint: CheckpointMetadata
     states: Mapping[str, pa.Table]
-    """Its rows, by name of the state."""
+    """The rows of the key, by name of the state."""
 
     @property
     def rows(self) -> int:
-        """Number of rows in all of the states."""
+        """Number of rows in all states."""
         return sum(table.num_rows for table in self.states.values())
 
 
@@ -46,17 +46,17 @@ def inspect_key(location: StorageLocation, uid: str, state: str | None, key: str
     """Reads the state of one key. Files and row groups that cannot contain it are not read.
 
     Args:
-        location: A job, whose latest checkpoint is read, or a savepoint or chk-n folder. If a run replaces the job's
-            checkpoint meanwhile, the newer one is read.
+        location: The folder of a savepoint, of a checkpoint (``chk-n``), or of a job for its latest checkpoint. If a
+            run replaces the job's checkpoint meanwhile, the newer checkpoint is read.
         uid: Uid of the operator.
-        state: Name of the state. None: all keyed states and timers of the operator.
-        key: The key as text; what is not a string as JSON.
+        state: Name of the state, or None for all keyed states and timers of the operator.
+        key: The key: a string as it is, anything else as JSON.
 
     Raises:
         RestoreError: There is no checkpoint, no such operator or state, or the operator has no keyed state.
         ConfigurationError: The state is operator state, which has no keys.
-        TypeMismatchError: The text is not a key of the type that the state has.
-        CorruptStateError: A file is missing or damaged; names it.
+        TypeMismatchError: The text is not a key of the state's key type.
+        CorruptStateError: A file is missing or damaged; the message names it.
     """
     savepoint = read_savepoint(location)
     for _ in range(_TRIES):
@@ -71,7 +71,7 @@ def inspect_key(location: StorageLocation, uid: str, state: str | None, key: str
 
 
 def state_table(rows: pa.Table) -> TableMetadataValue:
-    """Returns the first rows of a state as Dagster shows them: what Dagster has no type for is JSON."""
+    """Returns the first rows of a state as a Dagster table. Values for which Dagster has no type become JSON."""
     columns = [
         TableColumn(field.name, str(field.type)) for field in rows.schema if field.name not in ("key_group", "key_hash")
     ]
@@ -95,7 +95,7 @@ def _rows(savepoint: SavepointReader, uid: str, state: str | None, key: str) -> 
     found = {}
     for each in wanted:
         keys = [key_from_text(key, each.types["key"])] if isinstance(each, KeyedStateRows) else []
-        found[each.name] = each.for_keys(keys).to_arrow()  # operator state refuses
+        found[each.name] = each.for_keys(keys).to_arrow()  # raises for operator state
     return found
 
 
@@ -109,5 +109,5 @@ def _cell(value: Any) -> str | int | float | bool | None:
 
 
 def _plain(value: Any) -> str:
-    """Writes a value that JSON has no type for."""
+    """Converts a value for which JSON has no type."""
     return value.hex() if isinstance(value, bytes) else str(value)

@@ -46,7 +46,7 @@ class JobOperations:
 
     job: FlinkJob
     specs_of: Callable[[], Mapping[str, AssetSpec]]
-    """The job's assets by uid. Runs need them, definitions do not."""
+    """Returns the job's assets by uid. Only runs need them, so definitions do not compute them."""
     spark_key: str
     """Key of the `SparkResource`."""
     storage_key: str
@@ -58,17 +58,17 @@ class JobOperations:
         return self.specs_of()
 
     def take_savepoint(self, context: OpExecutionContext, config: SavepointConfig) -> str:
-        """Keeps the last completed checkpoint as a savepoint; returns its path."""
+        """Keeps the last completed checkpoint as a savepoint, and returns its path."""
         with flink_failures(), self._attempt(context, "savepoint") as attempt:
             path = attempt.savepoint(config.target, config.format_type)
             restored = attempt.restored
-        assert restored is not None, "else there was nothing to make a savepoint of"
+        assert restored is not None, "the attempt has taken a savepoint of it"
         context.log.info(f"Checkpoint {restored.checkpoint_id} of job {self.job.job_id} is kept as savepoint {path}")
         self._observe(context, f"Savepoint of checkpoint {restored.checkpoint_id}", restored, path)
         return path
 
     def stop(self, context: OpExecutionContext, config: StopConfig) -> str:
-        """Takes a last checkpoint and keeps it as a savepoint; returns its path."""
+        """Takes a last checkpoint, keeps it as a savepoint, and returns its path."""
         with flink_failures(), self._attempt(context, "stop") as attempt:
             path = attempt.stop_with_savepoint(config.target, config.format_type, drain=config.drain)
             latest = attempt.latest
@@ -78,7 +78,7 @@ class JobOperations:
         return path
 
     def restore(self, context: OpExecutionContext, config: RestoreConfig) -> int:
-        """Makes a savepoint the latest checkpoint; returns its id."""
+        """Makes a savepoint the latest checkpoint, and returns the id of that checkpoint."""
         return self._commit_restored(
             context,
             "restore",
@@ -92,12 +92,12 @@ class JobOperations:
         )
 
     def rescale(self, context: OpExecutionContext, config: RescaleConfig) -> int:
-        """Spreads the latest checkpoint over another parallelism; returns the id of the new one."""
+        """Spreads the latest checkpoint over another parallelism, and returns the id of the new one."""
         did = f"is rescaled to parallelism {config.parallelism}"
         return self._commit_restored(context, "rescale", did, parallelism=config.parallelism)
 
     def reset(self, context: OpExecutionContext, config: ResetConfig) -> int:
-        """Goes back to an older checkpoint; returns the id of the new one."""
+        """Goes back to an older checkpoint, and returns the id of the new one."""
         checkpoint = f"chk-{config.checkpoint_id}"
         return self._commit_restored(context, "reset", f"continues from {checkpoint}", restore_from=checkpoint)
 
@@ -113,7 +113,7 @@ class JobOperations:
                 raise RestoreError(f"{error} {savepoint_choices(job.open())}") from error
 
     def sweep(self, context: OpExecutionContext, config: SweepConfig) -> None:
-        """Deletes files that failed epochs have left behind, and old savepoints."""
+        """Deletes files that failed epochs left behind, and old savepoints."""
         from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 
         location = self._location(context).child(self.job.job_id)
@@ -179,7 +179,7 @@ class JobOperations:
     def _commit_restored(
         self, context: OpExecutionContext, why: str, did: str, *, savepoint: str | None = None, **options: Any
     ) -> int:
-        """Completes a checkpoint of restored state, from which later runs continue; returns its id."""
+        """Completes a checkpoint of restored state, from which later runs continue, and returns its id."""
         with flink_failures(), self._attempt(context, why, **options) as attempt:
             epoch = attempt.commit_restored()
             token, stopped = attempt.token, attempt.stopped and not epoch.metadata.end_of_input
@@ -223,7 +223,7 @@ class JobOperations:
         context.log.info(f"Deleted {savepoint.url}")
 
     def _refuse_beside_others(self, context: OpExecutionContext) -> None:
-        """Raises if another run works on the job: an attempt fences the previous one, and so would end that run."""
+        """Raises if another run works on the job, because a new attempt would fence that run and so end it."""
         keys = [spec.key for spec in self.specs.values()]
         others = active_runs(context.instance, self.job.job_id, keys, besides=context.run.run_id)
         if others:

@@ -37,11 +37,11 @@ FIRST_TRY_TAG = "flink/first_try"
 _PLANNED = 50
 
 _in_snapshot: dict[str, frozenset[str]] = {}
-"""The Flink jobs whose steps a job snapshot has, by the snapshot's id; snapshots never change."""
+"""The Flink jobs whose steps a job snapshot has, by id of the snapshot. Snapshots never change."""
 
 
 def first_try(instance: DagsterInstance, run: DagsterRun) -> str:
-    """Returns the id of the run that this run retries, whoever started it again, or else its own id.
+    """Returns the id of the first run that this run retries, whoever started the retries, or its own id.
 
     A run that repeats one that succeeded is not a retry.
 
@@ -56,7 +56,7 @@ def first_try(instance: DagsterInstance, run: DagsterRun) -> str:
 
 
 def works_on(instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]) -> bool:
-    """Whether a run is tagged with the job, materializes one of its assets, or runs a Dagster job that has its step."""
+    """Returns whether a run has the job's tag or step, or materializes one of its assets."""
     if run.tags.get(JOB_TAG) == job_id or set(asset_keys) & (run.asset_selection or set()):
         return True
     # A run of a whole asset job, such as one that a schedule starts, has neither: look at the job's definition.
@@ -101,11 +101,11 @@ def recent_runs(
         instance: Where runs are recorded.
         job_id: The job.
         asset_keys: Its assets, which run together.
-        most: Maximum number of runs that are tagged with the job. Of the other runs, which somebody or a schedule has
-            started, the newest are included, and those that a tagged run replaces.
+        most: Maximum number of runs with the tag of the job. Of the other runs, which a person or a schedule started,
+            the newest are included, and those that a tagged run replaces.
     """
     tagged = instance.get_run_records(RunsFilter(tags={JOB_TAG: job_id}), limit=most)
-    # A run that is to materialize assets says so in their logs when it is created.
+    # When a run is created, the logs of the assets that it will materialize get an entry.
     planned = EventRecordsFilter(DagsterEventType.ASSET_MATERIALIZATION_PLANNED, asset_keys[0])
     ids = {record.run_id for record in instance.event_log_storage.get_event_records(planned, limit=_PLANNED)}
     ids |= {record.asset_entry.last_run_id or "" for record in instance.get_asset_records(asset_keys)}
@@ -116,7 +116,7 @@ def recent_runs(
 
 
 def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[AssetKey]) -> list[RunRecord]:
-    """Returns the runs of a job that have started and not ended."""
+    """Returns the runs of a job that have started and have not ended."""
     at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
     records = instance.get_run_records(at_work)
     return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
@@ -125,7 +125,7 @@ def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[
 def refuse_other_location(
     instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys: Collection[AssetKey]
 ) -> None:
-    """Refuses a run while one of another code location works on a job of this name: they would share its checkpoints.
+    """Refuses a run while a run of another code location works on a job of this name: both would use its checkpoints.
 
     Args:
         instance: Where runs are recorded.
@@ -134,7 +134,7 @@ def refuse_other_location(
         asset_keys: Its assets.
 
     Raises:
-        ConfigurationError: There is such a run.
+        ConfigurationError: A run of another code location works on the job.
     """
     mine = _location(run)
     if mine is None:

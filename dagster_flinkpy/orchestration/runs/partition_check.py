@@ -31,7 +31,7 @@ _MOST_NAMED = 100
 def stored_outdated(
     job: FlinkJob, storage: CheckpointStorageResource, partitions_def: TimeWindowPartitionsDefinition
 ) -> list[PartitionEnd]:
-    """Returns the end states that the job keeps and that are out of date, in order of time."""
+    """Returns the kept end states that are out of date, in order of time."""
     from dagster_flinkpy.checkpoint.traces import head_of_job
 
     head = head_of_job(storage.location().child(job.job_id).open())
@@ -41,13 +41,13 @@ def stored_outdated(
 def partition_results(
     context: AssetExecutionContext, assets: Iterable[AssetKey], stale: Sequence[PartitionEnd]
 ) -> Iterator[AssetCheckResult]:
-    """Yields the result of the check for each asset. Where the check is not selected, it is recorded as an event.
+    """Yields the result of the check for each asset. If the check is not selected, the result is recorded as an event.
 
-    A run completes partitions whatever is selected, so the check would otherwise show what was true before the run.
+    A run completes partitions whatever is selected. Without the event, the check would show an old result.
 
     Args:
         context: Context of the step.
-        assets: The assets that have the check.
+        assets: The assets with the check.
         stale: The end states that are out of date.
     """
     selected = context.selected_asset_check_keys
@@ -68,7 +68,7 @@ def partition_results(
 def record_partitions(
     context: AssetExecutionContext, assets: Iterable[AssetKey], stale: Sequence[PartitionEnd]
 ) -> None:
-    """Records the check of a run that fails; takes the arguments of `partition_results`."""
+    """Records the check in a run that fails. Takes the arguments of `partition_results`."""
     for asset in assets:
         _record(context, asset, stale)
 
@@ -88,7 +88,7 @@ def _record(context: AssetExecutionContext, asset: AssetKey, stale: Sequence[Par
 
 def _description(stale: Sequence[PartitionEnd]) -> str:
     if not stale:
-        return "Each partition was computed from the current state of the one before."
+        return "Each partition was computed from the current end state of the previous one."
     first, last = stale[0].partition, stale[-1].partition
     which = f"Partition {first} was" if len(stale) == 1 else f"{len(stale)} partitions, {first} to {last}, were"
     return f"{which} computed before an earlier partition was run again. Run them again, in order."

@@ -1,4 +1,4 @@
-"""Records materializations of partitions with the tags by which Dagster tells which later partitions are stale.
+"""Records materializations of partitions with the tags from which Dagster derives which later partitions are stale.
 
 Dagster follows event pointers: a partition is stale if a partition it depends on has a newer event with another data
 version. For assets that depend on their own earlier partitions, in a step that materializes several assets, Dagster
@@ -41,7 +41,7 @@ def materialize_partitions(
                 yield from run.materialize(spec, version, facts, partition=partition)
     if not earlier:
         return
-    # A partition of the range depends on the previous one, whose event has only now been stored.
+    # A partition of the range depends on the previous one, whose event was stored just before.
     inputs = {uid: run.input_tags(spec, version) for uid, spec in run.specs.items()}
     for partition, epoch in completed.items():
         for uid, spec in run.specs.items():
@@ -51,7 +51,7 @@ def materialize_partitions(
 
 
 def record_completed(run: RegionRun, completed: Mapping[str, "CompletedEpoch"], attempt: int) -> None:
-    """Records the partitions that a run completed before it failed; takes the arguments of `materialize_partitions`."""
+    """Records the partitions that a run completed before it failed. Arguments as for `materialize_partitions`."""
     for partition, epoch in completed.items():
         for uid, spec in run.specs.items():
             facts = operator_metadata(epoch, epoch.operator(uid), attempt)

@@ -1,4 +1,4 @@
-"""From which state a run over time partitions starts, and which later partitions it makes outdated."""
+"""Decides from which state a run over time partitions starts, and which later partitions it makes outdated."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def time_partition(partitions_def: PartitionsDefinition, key: str) -> TimePartit
 
 @dataclass(frozen=True)
 class PartitionStart:
-    """What a run over partitions starts from."""
+    """The state that a run over partitions starts from."""
 
     checkpoint_id: int | None
     """The end state of the previous partition, or None for empty state."""
@@ -54,10 +54,10 @@ def renumbered(
     """Returns the kept end states with the ordinals that their partitions have in the current definition.
 
     The stored ordinals belong to an earlier definition, which may have begun on another day. Partitions before the
-    current start have negative ordinals.
+    start of the current definition have negative ordinals.
 
     Raises:
-        ConfigurationError: An end state belongs to a partition that this definition cannot have, whenever it begins.
+        ConfigurationError: An end state belongs to a partition that the definition could not have at any start date.
     """
     known = {key: ordinal for ordinal, key in enumerate(partitions_def.get_partition_keys())}
 
@@ -79,7 +79,7 @@ def renumbered(
 
 
 def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None:
-    """The start of a partition, whenever the definition begins and ends; None if it cannot have this key."""
+    """Returns the start of a partition, whenever the definition begins and ends, or None if the key is impossible."""
     try:
         start = partitions_def.time_window_for_partition_key(key).start
     except ValueError:
@@ -90,7 +90,7 @@ def _start_of(partitions_def: PartitionsDefinition, key: str) -> datetime | None
 def partition_start(
     kept: Iterable[PartitionEnd], first: TimePartition, key_of: Callable[[int], str], *, assets: str
 ) -> PartitionStart:
-    """Decides what a run starts from.
+    """Decides from which state a run starts.
 
     Args:
         kept: The end states that are kept, as `renumbered` returns them.
@@ -99,8 +99,8 @@ def partition_start(
         assets: How to select the job's assets on the command line.
 
     Raises:
-        RestoreError: The end state of the previous partition is missing. The message says which one exists, and what to
-            run.
+        RestoreError: The end state of the previous partition is missing. The message says which end state exists, and
+            what to run.
     """
     ends = {end.ordinal: end for end in kept}
     before = first.ordinal - 1
@@ -122,13 +122,13 @@ def partition_start(
     option = "--partition" if since == before else "--partition-range"
     raise RestoreError(
         f"partition {first.key} starts from the end state of {key_of(before)}, which is not kept. {known}. First "
-        f"run `dagster asset materialize --select '{assets}' {option} {missing}`. Or start this run from elsewhere, "
-        "with restore_from or start_empty in its config."
+        f"run `dagster asset materialize --select '{assets}' {option} {missing}`. Or start this run from another "
+        "state, with restore_from or start_empty in its config."
     )
 
 
 def outdated(ends: Iterable[PartitionEnd]) -> list[PartitionEnd]:
-    """Returns the end states made before an earlier partition was run again, in order of time."""
+    """Returns the end states that are older than a rerun of an earlier partition, in order of time."""
     newest, found = 0, list[PartitionEnd]()
     for end in sorted(ends, key=lambda end: end.ordinal):
         if end.checkpoint_id < newest:

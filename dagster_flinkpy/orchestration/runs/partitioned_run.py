@@ -1,4 +1,4 @@
-"""What a run over time partitions does: one epoch for each partition, whose end state is kept for the next one."""
+"""Runs time partitions: one epoch for each partition, whose end state is kept for the next one."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ def run_partitions(
 ) -> tuple[dict[str, CompletedEpoch], int, list[PartitionEnd]]:
     """Runs the partitions of the step in order of time.
 
-    Partitions that are complete when a later one fails are recorded before the error is raised, and so is the check of
-    what they have made out of date.
+    If a partition fails, the ones completed before it are recorded before the error is raised, and so is the check of
+    the partitions that they made outdated.
 
     Args:
         run: The step.
-        config: What the run is to do.
+        config: Config of the run.
         job: The job.
-        storage: Where its checkpoints are.
-        spark: What runs its epochs.
+        storage: Storage of its checkpoints.
+        spark: The Spark that runs its epochs.
         partitions_def: The partitions of the job.
         pool: Concurrency pool of the step.
         checked: Assets with the check `PARTITIONS_UP_TO_DATE`.
@@ -74,11 +74,11 @@ def run_partitions(
     await_exclusive_run(instance, job, assets, context.run, store, log)
     restore_from, start_empty, claim_mode = config.restore_from, config.start_empty, config.claim_mode
     start_over = start_empty or restore_from is not None
-    if continues or (restore_from is None and not start_empty):  # for a backfill, the config is about its first run
+    if continues or (restore_from is None and not start_empty):  # in a backfill, the config is for its first run
         start = _start(job, specs, partitions_def, storage, partitions[0])
         context.log.info(start.reason)
         restore_from, start_empty = start.restore_from, start.checkpoint_id is None
-        start_over = False  # nobody has asked for it
+        start_over = False  # nobody asked for it
         claim_mode = RecoveryClaimMode.CLAIM  # the job keeps its end state, which its retention may delete
     attempt = job.attempt(
         storage,

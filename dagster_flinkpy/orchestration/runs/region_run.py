@@ -1,4 +1,4 @@
-"""A step that runs a region: some of its assets are selected, all of them are materialized."""
+"""A step that runs a region. It materializes all assets of the region, even if only some are selected."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = ["RegionRun"]
 class RegionRun:
     """Knows which assets of a region a run has selected, and records the events of all of them.
 
-    State and barriers belong to the region, so the step runs and materializes all of it. Dagster accepts the results of
-    selected assets only. The other assets get events in the log of the same run, with the tags that Dagster would have
-    set: data version, code version, and input versions. The input versions inside the region are set here for the
-    selected assets as well: Dagster looks them up before the step runs, when unselected assets still have their
-    previous version.
+    State and barriers belong to the region, so the step runs and materializes all of it. Dagster accepts only the
+    results of selected assets. The other assets get events in the log of the same run, with the tags that Dagster would
+    have set: data version, code version, and input versions. For selected assets, too, the input versions inside the
+    region are set here: Dagster looks them up before the step runs, when unselected assets still have their previous
+    version.
     """
 
     context: AssetExecutionContext
@@ -77,23 +77,23 @@ class RegionRun:
 
     @property
     def owner(self) -> str:
-        """Names this try of the run, for attempts that find it leading the job or are fenced by it."""
+        """The name of this try of the run, for attempts that find it leading the job or are fenced by it."""
         return f"Dagster run {self.context.run.run_id}, try {self.context.retry_number + 1}"
 
     def is_selected(self, spec: AssetSpec) -> bool:
-        """Whether Dagster expects a result of this asset."""
+        """Returns whether Dagster expects a result for this asset."""
         return spec.key in self.context.selected_asset_keys
 
     def materialize(
         self, spec: AssetSpec, version: DataVersion, metadata: Mapping[str, Any], *, partition: str | None = None
     ) -> Iterator[MaterializeResult[Any]]:
-        """Materializes an asset; call it in topological order.
+        """Materializes an asset. Call it in topological order.
 
         Args:
             spec: The asset.
             version: Data version of all assets in the region.
             metadata: Metadata of the event.
-            partition: Partition of the event. Used if the asset is not selected; for the others Dagster knows it.
+            partition: Partition of the event, for assets that are not selected. Dagster knows it for the others.
         """
         if self.is_selected(spec):
             yield MaterializeResult(
@@ -109,7 +109,7 @@ class RegionRun:
         self.context.log_event(AssetMaterialization(spec.key, metadata=metadata, partition=partition, tags=tags))
 
     def tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
-        """Returns all tags by which Dagster later tells whether an asset is stale."""
+        """Returns all tags from which Dagster later derives whether an asset is stale."""
         tags = {
             DATA_VERSION_TAG: version.value,
             DATA_VERSION_IS_USER_PROVIDED_TAG: "true",

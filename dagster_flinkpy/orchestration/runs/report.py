@@ -52,7 +52,7 @@ def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
 
 
 def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
-    """Returns the metadata of an operator in a checkpoint; the metrics of its functions have their own names."""
+    """Returns the metadata of an operator in a checkpoint. The metrics of user functions keep their own names."""
     state = epoch.metadata.operator(report.uid)
     facts = FlinkCheckpointMetadataSet(
         checkpoint_id=epoch.checkpoint_id,
@@ -79,24 +79,24 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         statistics=_summary_table(epoch.statistics),
         history=_history_table(epoch.statistics),
     )
-    # The rows of a partition are those of its last epoch: its older files are replaced.
+    # The rows of a partition are those of its last epoch, because its older files are replaced.
     rows = None if epoch.metadata.partition is None else report.rows_committed
     return {**report.user_metrics, **dict(facts), **TableMetadataSet(partition_row_count=rows)}
 
 
 def data_version(epoch: CompletedEpoch) -> DataVersion:
-    """Returns the data version, by which Dagster tells whether an asset is stale."""
+    """Returns the data version, from which Dagster derives whether an asset is stale."""
     return DataVersion(f"{epoch.checkpoint_id}-{epoch.digest[:12]}")
 
 
 def place(url: str) -> PathMetadataValue | UrlMetadataValue:
-    """Returns the metadata value of a file or folder: a path if it is local, or else a URL."""
+    """Returns the metadata value of a file or folder: a path if it is local, otherwise a URL."""
     parts = urlsplit(url)
     return MetadataValue.url(url) if parts.scheme not in ("", "file") else MetadataValue.path(unquote(parts.path))
 
 
 def watermark(milliseconds: int | None) -> TimestampMetadataValue | TextMetadataValue | None:
-    """Returns the metadata value of a watermark: a time if it is one, or else a text."""
+    """Returns the metadata value of a watermark: a time if it is one, otherwise a text."""
     if milliseconds is None:
         return None
     if milliseconds == _END_OF_TIME:
@@ -117,7 +117,7 @@ def _last_growth(statistics: CheckpointStatistics) -> int | None:
 
 
 def _summary_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
-    """Summarizes the last 100 completed checkpoints; None before the first."""
+    """Returns a summary of the last 100 completed checkpoints, or None before the first one."""
     records = []
     for number in ("duration_ms", "state_bytes", "alignment_ms"):
         if (s := statistics.summary(number)) is not None:
@@ -138,7 +138,7 @@ def _key_groups(state: OperatorState) -> MarkdownMetadataValue | None:
 
 
 def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | None:
-    """Lists the last checkpoints, newest first; None if there is none."""
+    """Returns a table of the last checkpoints, newest first, or None if there are none."""
     records = [
         TableRecord(
             {

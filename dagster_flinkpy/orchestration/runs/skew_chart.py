@@ -1,6 +1,6 @@
 """A chart of how keyed state is spread over key groups, for the asset's page in Dagster.
 
-It has less than 1,000 characters, because the page shows longer Markdown behind a link only.
+It has fewer than 1,000 characters, because the page shows longer Markdown only behind a link.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def skew_chart(rows: Sequence[int], parallelism: int) -> str:
 
 
 def _edges(key_groups: int, width: int, parallelism: int) -> list[int]:
-    """The pixels at which the next subtask begins."""
+    """Returns the pixels at which the next subtask begins."""
     if parallelism > _MOST_LINES:
         return []
     ranges = (compute_key_group_range_for_operator_index(key_groups, parallelism, i) for i in range(1, parallelism))
@@ -43,10 +43,10 @@ def _edges(key_groups: int, width: int, parallelism: int) -> list[int]:
 
 
 def _svg(bars: Sequence[int], edges: Sequence[int]) -> str:
-    """Draws an outline that goes from bar to bar, which is shorter than a rectangle for each."""
+    """Draws the bars as one outline, which takes fewer characters than a rectangle for each."""
     most, at, steps = max(bars), 0, []
     for bar in bars:
-        height = -(-bar * _HEIGHT // most)  # a bar that is not empty can be seen
+        height = -(-bar * _HEIGHT // most)  # rounded up, so that every bar that is not empty is visible
         steps.append(f"v{at - height}h{_BAR}" if height != at else f"h{_BAR}")
         at = height
     lines = "".join(f"M{edge},0v{_HEIGHT}" for edge in edges)

@@ -1,4 +1,4 @@
-"""What a run of a job without time partitions does: one epoch after the other, each with its checkpoint."""
+"""Runs a job without time partitions: one epoch after the other, each with its checkpoint."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def run_epochs(
 
     Args:
         run: The step.
-        config: What the run is to do.
+        config: Config of the run.
         job: The job.
-        storage: Where its checkpoints are.
-        spark: What runs its epochs.
+        storage: Storage of its checkpoints.
+        spark: The Spark that runs its epochs.
 
     Raises:
-        InputAfterEndError: The job is finished, and more input has come.
+        InputAfterEndError: The job is finished, but more input has arrived.
 
     Returns:
         The last completed epoch, or None if there was no input left; and the fencing token of the attempt.
@@ -48,7 +48,7 @@ def run_epochs(
         start_empty=config.start_empty,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
-        run_id=first_try(context.instance, context.run),  # a run that is tried again restores once
+        run_id=first_try(context.instance, context.run),  # so that a retried run restores only once
         on_progress=context.log.info,
         on_log=to_run(context.log),
     )
@@ -65,7 +65,7 @@ def run_epochs(
                 epoch, taken = attempt.run_epoch(barriers), taken + barriers
             context.log.info(checkpoint_line(job, epoch))
             if config.epochs == 0 and not config.periodic and not epoch.has_read:
-                break  # all that there is has been read
+                break  # everything has been read
     if epoch is None:
         context.log.warning(
             f"Job {job.job_id} was stopped with a savepoint. Restore a savepoint to continue it."

@@ -1,4 +1,4 @@
-"""What user functions log and print on the workers, in the log of the Dagster run."""
+"""Forwards what user functions log and print on the workers to the Dagster run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["to_run"]
 
 
 def to_run(log: DagsterLogManager) -> Callable[[LogEntry], None]:
-    """Returns what takes the entries: log records go to the run's log, printed lines to the step's standard output.
+    """Returns a function that takes the entries: log records go to the run's log, printed lines to standard output.
 
     Args:
         log: The log of the run.

@@ -1,1 +1,1 @@
-"""Sensors: the periodic trigger, restarts, job status and upkeep."""
+"""Sensors for periodic checkpoints, restarts, job status and upkeep."""

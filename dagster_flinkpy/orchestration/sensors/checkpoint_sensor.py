@@ -52,7 +52,7 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a tick has found out about a job. Times are milliseconds since 1970."""
+    """What a tick knows about a job. Times are milliseconds since 1970."""
 
     job_id: str
     last_checkpoint_id: int | None
@@ -69,9 +69,9 @@ class JobStatus:
 
 
 def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> str | None:
-    """Says why no checkpoint is triggered now; None if one is.
+    """Returns why no checkpoint is triggered now, or None if one is.
 
-    The order is that of Flink's ``CheckpointRequestDecider``, with a run in the place of a pending checkpoint.
+    The order is that of Flink's ``CheckpointRequestDecider``, with a run in place of a pending checkpoint.
     """
     from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
     from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
@@ -81,8 +81,8 @@ def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> 
         return f"{job} was stopped with a savepoint. Restore a savepoint to continue it."
     if status.end_of_input:
         return (
-            f"{job} is finished: checkpoint {status.last_checkpoint_id} holds the end of its input. If more has come "
-            "since, a run that you start tells."
+            f"{job} is finished: checkpoint {status.last_checkpoint_id} holds the end of its input. If more input has "
+            "arrived since, a run that you start by hand reports it."
         )
     interval_ms = to_millis(policy.interval)
     if status.last_trigger_ms is not None and now_ms < status.last_trigger_ms + interval_ms and not status.active:
@@ -111,8 +111,8 @@ def build_checkpoint_sensor(
 
     Each tick reads the job's ``HEAD`` from the store, so it sees the checkpoints of any run and any deployment. It
     requests a run of the asset job ``{job}_checkpoint``, unless the input has ended, the interval or pause has not
-    passed, or a run is working on the job. The run key is ``{job}-{checkpoint id}-{attempt}``: a checkpoint that failed
-    is tried again at the next interval, as another attempt.
+    passed, or a run is working on the job. The run key is ``{job}-{checkpoint id}-{attempt}``: a failed checkpoint is
+    tried again at the next interval, as another attempt.
 
     Args:
         assets: What `flink_assets` returned.
@@ -120,11 +120,11 @@ def build_checkpoint_sensor(
         interval: Time from one trigger to the next. Default: set by ``env.enable_checkpointing``.
         min_pause: Minimum time from a completion to the next trigger. Default: 0.
         minimum_interval_seconds: Time between ticks.
-        default_status: Whether the sensor is on before anybody has switched it on.
+        default_status: Whether the sensor is on before anybody switches it.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
     Raises:
-        ConfigurationError: The assets are not from `flink_assets`, or there is no interval, or it is out of range.
+        ConfigurationError: The assets are not from `flink_assets`, or the interval is missing or out of range.
 
     Examples:
         .. code-block:: python

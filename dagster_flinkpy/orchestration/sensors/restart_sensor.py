@@ -1,4 +1,4 @@
-"""The sensor that restarts a failed job by a restart strategy (Flink: ``ExecutionFailureHandler``)."""
+"""The sensor that restarts a failed job according to a restart strategy (Flink: ``ExecutionFailureHandler``)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Restart:
     of: DagsterRun
     """The run that failed."""
     reason: str
-    """Which restart this is, for the log."""
+    """The number of the restart and its reason, for the log."""
 
 
 def next_restart(
@@ -65,7 +65,7 @@ def next_restart(
     hopeless: str | None,
     waits_for: str | None = None,
 ) -> Restart | str:
-    """Decides whether to restart a job; returns the restart, or why there is none.
+    """Decides whether to restart a job. Returns the restart, or why there is none.
 
     Args:
         target: The job.
@@ -90,7 +90,7 @@ def next_restart(
         )
     if hopeless is not None:
         return f"{job}: run {_short(last)} failed with {hopeless}, which a retry cannot fix."
-    # The jitter depends on the run, so each tick gives the same answer.
+    # The jitter depends on the run, so that each tick gives the same answer.
     decision = strategy.decide(_failures(runs, strategy), random=random.Random(last.run_id).random)
     if not decision.restart:
         return f"{job} has failed for good: {decision.reason}. Start it by hand to reset the strategy."
@@ -116,7 +116,7 @@ def build_restart_sensor(
     not fit, the configuration is wrong, or a newer run has fenced this one. A canceled run stays canceled.
 
     If a run has several jobs, only those whose step did not succeed are restarted. A job that the run did not reach,
-    because another one failed first, is restarted when that one has recovered.
+    because another job failed first, is restarted when that job has recovered.
 
     Args:
         assets: What `flink_assets` returned.
@@ -124,7 +124,7 @@ def build_restart_sensor(
             checkpoints. `restart_strategy_of` makes a strategy from Flink's options.
         name: Name of the sensor. Default: ``{job}_restart_sensor``.
         minimum_interval_seconds: Time between ticks. A restart may be this much later than the strategy says.
-        default_status: Whether the sensor is on before anybody has switched it on.
+        default_status: Whether the sensor is on before anybody switches it.
 
     Raises:
         ConfigurationError: The assets are not from `flink_assets`.
@@ -204,7 +204,7 @@ class _History:
 
     target: FlinkTarget
     runs: Sequence[RunRecord]
-    """The newest first. The status of the first is that of the job's step in it."""
+    """The runs, newest first. The status of the first is that of the job's step in it."""
     reached: bool = True
     """Whether the newest run, if it failed, reached the job."""
 
@@ -241,9 +241,10 @@ def _hopeless(instance: DagsterInstance, history: _History) -> str | None:
 
 
 def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
-    """Whether a finished run does not concern the sensor: a savepoint, or a rescale or the like that failed.
+    """Returns whether a finished run does not concern the sensor: a savepoint, or a failed rescale or the like.
 
-    Its failure is not one of the job, and its config is another. A rescale that succeeded counts as a start by hand.
+    Such a failure is not a failure of the job, and the run's config is not that of an epoch. A rescale that succeeded
+    counts as a start by hand.
     """
     verbs = _NO_ASSETS[:1] if run.status == DagsterRunStatus.SUCCESS else _NO_ASSETS
     return run.is_finished and run.job_name in {f"{target.dagster_name}_{verb}" for verb in verbs}

@@ -43,7 +43,7 @@ def build_job_status_sensors(
         assets: What `flink_assets` returned.
         checkpoint_sensor: What `build_checkpoint_sensor` returned. It must be in the same code location.
         minimum_interval_seconds: Time between ticks.
-        default_status: Whether the sensors are on before anybody has switched them on.
+        default_status: Whether the sensors are on before anybody switches them.
 
     Raises:
         ConfigurationError: The assets are not from `flink_assets`.
@@ -100,7 +100,7 @@ def _job_of(instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkT
 def _overtaken(
     instance: DagsterInstance, run: DagsterRun, targets: Sequence[FlinkTarget], status: DagsterRunStatus
 ) -> str | None:
-    """Says why this change no longer counts. The sensors tick independently, so they may see changes in any order."""
+    """Returns why this change no longer counts. The sensors tick independently, so changes may arrive in any order."""
     if status == _ON:
         now = instance.get_run_by_id(run.run_id)
         if now is not None and now.status in _OFF:
@@ -109,5 +109,7 @@ def _overtaken(
     for target in (one for one in targets if works_on(instance, run, one.job_id, one.keys)):
         newest = next((r.dagster_run for r in recent_runs(instance, target.job_id, target.keys)), run)
         if newest.run_id != run.run_id and newest.status not in _OFF:
-            return f"Run {run.run_id} is {status.value.lower()}, and job {target.job_id} has run {newest.run_id} since."
+            return (
+                f"Run {run.run_id} is {status.value.lower()}, but job {target.job_id} has a newer run {newest.run_id}."
+            )
     return None

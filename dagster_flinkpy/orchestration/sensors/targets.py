@@ -25,7 +25,7 @@ class FlinkTarget:
     interval: timedelta | None
     """Time between checkpoints, if the program sets it."""
     partitioned: bool = False
-    """Whether it has time partitions, and so a checkpoint for each instead of one at an interval."""
+    """Whether the job has time partitions, so that it takes a checkpoint for each instead of one per interval."""
 
     @property
     def dagster_name(self) -> str:
@@ -33,10 +33,10 @@ class FlinkTarget:
         return dagster_name(self.job_id)
 
     def asset_job(self, suffix: str, description: str) -> UnresolvedAssetJobDefinition:
-        """Builds the asset job ``{job}_{suffix}``, whose runs are found by their tag."""
+        """Builds the asset job ``{job}_{suffix}``. Its runs have the tag of the job."""
         return define_asset_job(
             f"{self.dagster_name}_{suffix}",
-            AssetSelection.assets(*self.keys).without_checks(),  # which read all state
+            AssetSelection.assets(*self.keys).without_checks(),  # they read all state
             description=description,
             tags={JOB_TAG: self.job_id},
         )

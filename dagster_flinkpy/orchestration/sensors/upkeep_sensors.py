@@ -57,20 +57,21 @@ def build_savepoint_sensor(
 ) -> SensorDefinition:
     """Builds a sensor that takes savepoints: at an interval, if a condition holds for the last checkpoint, or both.
 
-    It takes at most one savepoint of a checkpoint, and none while a run is working on the job. A run that failed is
-    tried again at the next two ticks, under the run key ``{job}-savepoint-of-{checkpoint id}-{attempt}``. After that
-    the sensor waits for the next interval, or for the next checkpoint for which the condition holds. A canceled run is
-    not tried again.
+    It takes at most one savepoint of a checkpoint, and none while a run is working on the job. A failed run is tried
+    again at the next two ticks, with the run key ``{job}-savepoint-of-{checkpoint id}-{attempt}``. After that the
+    sensor waits for the next interval, or for the next checkpoint for which the condition holds. A canceled run is not
+    tried again.
 
     Args:
         assets: What `flink_assets` returned.
         jobs: What `build_flink_jobs` returned for the same program.
         interval: Time from one savepoint to the next.
-        condition: Called with the metadata of the last completed checkpoint; True takes a savepoint of it.
+        condition: Function of the metadata of the last completed checkpoint. If it returns True, a savepoint of that
+            checkpoint is taken.
         config: Config of the savepoint runs.
         name: Name of the sensor. Default: ``{job}_savepoint_sensor``.
         minimum_interval_seconds: Time between ticks.
-        default_status: Whether the sensor is on before anybody has switched it on.
+        default_status: Whether the sensor is on before anybody switches it.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
     Raises:
@@ -148,10 +149,10 @@ def build_retention_sensor(
         assets: What `flink_assets` returned.
         jobs: What `build_flink_jobs` returned for the same program.
         interval: Time from one sweep to the next. Default: 1 day.
-        config: Config of the sweep runs. Default: unreferenced files after 24 h, savepoints never.
+        config: Config of the sweep runs. Default: deletes unreferenced files after 24 h, and no savepoints.
         name: Name of the sensor. Default: ``{job}_retention_sensor``.
         minimum_interval_seconds: Time between ticks.
-        default_status: Whether the sensor is on before anybody has switched it on.
+        default_status: Whether the sensor is on before anybody switches it.
 
     Raises:
         ConfigurationError: The jobs belong to another program, or the interval is not positive.
@@ -197,13 +198,13 @@ def build_retention_sensor(
 
 @dataclass
 class _Cursor:
-    """What a sensor remembers of each job: when it last requested a run, and for which checkpoint."""
+    """What a sensor remembers for each job: when it last requested a run, and for which checkpoint."""
 
     jobs: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @staticmethod
     def parse(text: str | None) -> _Cursor:
-        """Parses what :meth:`__str__` wrote. Ignores another version: the runs tell what was requested."""
+        """Parses what :meth:`__str__` wrote. Ignores other versions, because the runs show what was requested."""
         try:
             data = json.loads(text or "{}")
             return _Cursor(dict(data["jobs"])) if data.get("version") == _CURSOR_VERSION else _Cursor()
@@ -221,9 +222,9 @@ class _Asked:
     checkpoint_id: int
     at_ms: int
     tries: int
-    """How often it was requested in a row, this time included."""
+    """How many times it was requested in a row, including this time."""
     failed_in: DagsterRun | None
-    """The run, if it failed and Dagster does not retry it by itself."""
+    """The run, if it failed and Dagster does not itself retry it."""
 
     @property
     def is_to_be_tried_again(self) -> bool:
@@ -233,7 +234,7 @@ class _Asked:
     def find(
         instance: DagsterInstance, target: FlinkTarget, latest: CheckpointMetadata | None, noted: dict[str, int] | None
     ) -> _Asked | None:
-        """Finds it in the cursor, or else by the runs for the last checkpoint; None if none was ever requested."""
+        """Finds the request in the cursor or in the runs for the last checkpoint; None if there was none."""
         if noted is not None:
             checkpoint_id = noted["checkpoint_id"]
         elif latest is not None:
@@ -262,7 +263,7 @@ def _no_savepoint(
     condition: Callable[[CheckpointMetadata], bool] | None,
     now_ms: int,
 ) -> str | None:
-    """Says why no savepoint is due; None if one is."""
+    """Returns why no savepoint is due, or None if one is."""
     job = f"Job {target.job_id}"
     if latest is None:
         return f"{job} has no completed checkpoint yet."
@@ -284,7 +285,7 @@ def _no_savepoint(
 
 
 def _left(last_ms: int, interval: timedelta, now_ms: int) -> timedelta | None:
-    """The time until the next run is due, or None if it is due now."""
+    """Returns the time until the next run is due, or None if it is due now."""
     left = timedelta(milliseconds=last_ms - now_ms) + interval
     return timedelta(seconds=round(left.total_seconds())) if left > timedelta(0) else None
 

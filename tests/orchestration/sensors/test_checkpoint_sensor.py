@@ -42,7 +42,7 @@ MINUTE = timedelta(minutes=1)
 
 ENDED = (
     "Job words is finished: checkpoint 4 holds the end of its input. "
-    + "If more has come since, a run that you start tells."
+    + "If more input has arrived since, a run that you start by hand reports it."
 )
 
 

@@ -140,5 +140,5 @@ def test_what_later_runs_have_overtaken_changes_nothing(
     assert location.is_on is None
     restarted = run(STARTED)
     assert "switched on" in location.happens(STARTED, restarted)
-    assert f"has run {restarted.run_id} since" in location.happens(FAILURE, failed)
+    assert f"has a newer run {restarted.run_id}" in location.happens(FAILURE, failed)
     assert location.is_on
