@@ -1,4 +1,4 @@
-"""The Spark that runs the pipelines, and where their state is kept."""
+"""The Spark that runs the pipelines, and the storage of their state."""
 
 from pathlib import Path
 
