@@ -102,7 +102,7 @@ def _java() -> Finding:
 
 
 def _spark(remote: str | None) -> Finding:
-    from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+    from dagster_flinkpy.spark.sessions import SparkSettings, get_session, server_log
 
     settings = SparkSettings() if remote is None else SparkSettings("remote", remote=remote)
     started = time.monotonic()
@@ -112,6 +112,8 @@ def _spark(remote: str | None) -> Finding:
         (row,) = session.range(1, numPartitions=1).mapInArrow(_worker, "python string, version string").collect()
         took = f"connected in {connected - started:.1f} s, first job {time.monotonic() - connected:.1f} s"
         detail = f"Spark {session.version}, {took}; workers run Python {row.python} with dagster-flinkpy {row.version}"
+        if (log := server_log(session)) is not None:
+            detail += f"; its log is {log.path}"
     finally:
         session.stop()
     ours = sys.version.split()[0]

@@ -37,6 +37,7 @@ def test_a_machine_that_is_fine(tmp_path: Path) -> None:
     broken = [finding for finding in findings.values() if finding.verdict is Verdict.BROKEN]
     assert not broken
     assert "workers run Python" in findings["Spark"].detail
+    assert Path(findings["Spark"].detail.rpartition("its log is ")[2]).exists()
     assert "honours conditional writes" in findings["store"].detail
 
 

@@ -63,6 +63,8 @@ class ServerState:
     supervisor: ProcessId
     owners: tuple[ProcessId, ...]
     """The server ends with the last of these."""
+    log: str
+    """The file that has the output of the server and its Python workers."""
     port: int | None = None
     """None while it is starting."""
     server: ProcessId | None = None
@@ -104,14 +106,9 @@ class ServerState:
 
 @dataclass(frozen=True)
 class StateFile:
-    """A `ServerState` on disk, beside its lock and the server's log. Read and written under the lock only."""
+    """A `ServerState` on disk, beside its lock. Read and written under the lock only."""
 
     path: Path
-
-    @property
-    def log(self) -> Path:
-        """The output of the server and its Python workers."""
-        return self.path.with_suffix(".log")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -135,6 +132,7 @@ class StateFile:
                 token=str(stored["token"]),
                 supervisor=ProcessId(**stored["supervisor"]),
                 owners=tuple(ProcessId(**owner) for owner in stored["owners"]),
+                log=str(stored["log"]),
                 port=None if port is None else int(port),
                 server=None if server is None else ProcessId(**server),
                 scratch=None if scratch is None else str(scratch),

@@ -33,12 +33,13 @@ from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.java import find_java_home
 from dagster_flinkpy.spark.processes import ProcessId, find_owner
 from dagster_flinkpy.spark.server import ServerOrder
+from dagster_flinkpy.spark.server_log import ServerLog, new_log
 from dagster_flinkpy.spark.server_state import ServerState, StateFile, runtime_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkMode", "SparkSettings", "announce_job", "get_session", "lost_server", "stop_server"]
+__all__ = ["SparkMode", "SparkSettings", "announce_job", "get_session", "lost_server", "server_log", "stop_server"]
 
 _log = logging.getLogger(__name__)
 
@@ -82,6 +83,7 @@ _LOCAL_RETRIES = 3
 _connected = threading.Event()
 _supervisors: list[subprocess.Popen[bytes]] = []
 _open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
+_server_logs: weakref.WeakKeyDictionary[SparkSession, ServerLog] = weakref.WeakKeyDictionary()
 
 
 SparkMode = Literal["local", "remote", "classic"]
@@ -156,9 +158,16 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
         return _connect(settings.remote, conf=conf, advice="start one there, or correct the URL")
     state_file = _state_file(settings)
     state = _local_server(settings, state_file)
-    session = _connect(f"sc://localhost:{state.port}", shared_by=state.token, advice=f"see {state_file.log}")
+    log = ServerLog.from_now_on(Path(state.log))
+    session = _connect(f"sc://localhost:{state.port}", shared_by=state.token, advice=f"see {log.path}")
     session.client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])
+    _server_logs[session] = log
     return session
+
+
+def server_log(session: SparkSession) -> ServerLog | None:
+    """Returns what the local server of a session has logged since the session began; None for a server elsewhere."""
+    return _server_logs.get(session)
 
 
 def announce_job(settings: SparkSettings, what: str) -> AbstractContextManager[list[str]]:
@@ -173,11 +182,12 @@ def announce_job(settings: SparkSettings, what: str) -> AbstractContextManager[l
     return CurrentJobs(_state_file(settings).path.with_suffix(".jobs")).announce(what)
 
 
-def lost_server(settings: SparkSettings, error: BaseException) -> SparkUnavailableError | None:
+def lost_server(settings: SparkSettings, session: SparkSession, error: BaseException) -> SparkUnavailableError | None:
     """The error to raise for one that says that the Spark Connect server has gone; None for all others.
 
     Args:
         settings: Which Spark.
+        session: The session on it.
         error: What was raised; what caused it counts, too.
     """
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
@@ -191,8 +201,11 @@ def lost_server(settings: SparkSettings, error: BaseException) -> SparkUnavailab
     if not unreachable and not str(cause.getCondition()).startswith("INVALID_HANDLE.SESSION"):
         return None
     if settings.mode == "local":
-        advice = f"The next run starts another; the log of this one is {_state_file(settings).log}"
-        return SparkUnavailableError(f"The local Spark server ended while the job was at work. {advice}")
+        log = server_log(session)
+        return SparkUnavailableError(
+            "The local Spark server ended while the job was at work. The next run starts another. "
+            + ("" if log is None else log.quote())
+        )
     advice = "The next run connects again. See whether the server runs, and its log"
     url = str(settings.remote).partition("/;")[0]
     return SparkUnavailableError(f"The Spark Connect server at {url} ended, or started anew, meanwhile. {advice}.")
@@ -246,7 +259,7 @@ def _local_server(settings: SparkSettings, state_file: StateFile) -> ServerState
         if stale is not None:
             stale.destroy()
         if launched is not None:
-            return _await_launched(launched, state_file)
+            return _await_launched(*launched, state_file)
         assert state is not None
         if state.port is not None:
             return state
@@ -254,15 +267,15 @@ def _local_server(settings: SparkSettings, state_file: StateFile) -> ServerState
         if time.monotonic() > deadline:
             raise SparkUnavailableError(
                 f"The local Spark server that {starter} starts did not answer within {_START_TIMEOUT_SECONDS} s: end "
-                f"that process, and the next run starts another server. See {state_file.log}"
+                f"that process, and the next run starts another server. See {state.log}"
             )
         if not said:
-            _log.warning("Waiting for the local Spark server that %s starts; its log is %s", starter, state_file.log)
+            _log.warning("Waiting for the local Spark server that %s starts; its log is %s", starter, state.log)
             said = True
         time.sleep(_LOOK_SECONDS)
 
 
-def _launch_server(settings: SparkSettings, state_file: StateFile) -> subprocess.Popen[bytes]:
+def _launch_server(settings: SparkSettings, state_file: StateFile) -> tuple[subprocess.Popen[bytes], ServerLog]:
     """Launches a supervisor, which starts the server, and notes it in the state file."""
     import pyspark
 
@@ -274,8 +287,9 @@ def _launch_server(settings: SparkSettings, state_file: StateFile) -> subprocess
         spark_home=str(Path(pyspark.__file__).parent),
         conf=_server_conf(settings),
     )
-    _log.info("Starting a local Spark server that ends with process %d; its log is %s", order.owner.pid, state_file.log)
-    with state_file.log.open("wb") as errors:
+    log = new_log(state_file.path)
+    _log.info("Starting a local Spark server that ends with process %d; its log is %s", order.owner.pid, log)
+    with log.open("ab") as errors:
         supervisor = subprocess.Popen(
             [sys.executable, "-m", "dagster_flinkpy.spark.server"],
             stdin=subprocess.PIPE,
@@ -287,16 +301,16 @@ def _launch_server(settings: SparkSettings, state_file: StateFile) -> subprocess
     process = ProcessId.of(supervisor.pid)
     if process is None:
         raise SparkUnavailableError(
-            f"The local Spark server did not start: its supervisor failed. See {state_file.log}"
+            f"The local Spark server did not start: its supervisor failed. {ServerLog(log).quote()}"
         )
-    state_file.write(ServerState(order.token, process, (order.owner,)))
+    state_file.write(ServerState(order.token, process, (order.owner,), str(log)))
     assert supervisor.stdin is not None
     with contextlib.suppress(BrokenPipeError), supervisor.stdin as orders:
         orders.write(order.to_json().encode())
-    return supervisor
+    return supervisor, ServerLog(log)
 
 
-def _await_launched(supervisor: subprocess.Popen[bytes], state_file: StateFile) -> ServerState:
+def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_file: StateFile) -> ServerState:
     assert supervisor.stdout is not None
     with supervisor.stdout as answers:
         timely = select.select([answers], [], [], _START_TIMEOUT_SECONDS)[0]
@@ -311,7 +325,7 @@ def _await_launched(supervisor: subprocess.Popen[bytes], state_file: StateFile) 
     reason = answer.get(
         "error", f"no answer within {_START_TIMEOUT_SECONDS} s" if not timely else "its supervisor failed"
     )
-    raise SparkUnavailableError(f"The local Spark server did not start: {reason}. See {state_file.log}")
+    raise SparkUnavailableError(f"The local Spark server did not start: {reason}. {log.quote()}")
 
 
 # --- sessions ---------------------------------------------------------------------------------------------------------

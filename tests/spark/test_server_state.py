@@ -29,6 +29,7 @@ def state(tmp_path: Path) -> Iterator[ServerState]:
             server=here,
             supervisor=here,
             owners=(here,),
+            log=str(tmp_path / "spark-1.log"),
             scratch=str(tmp_path / "scratch"),
         )
 
@@ -45,7 +46,7 @@ def test_a_state_is_read_as_it_was_written(tmp_path: Path, state: ServerState) -
 
 def test_a_server_that_starts_is_stale_when_its_supervisor_has_ended(tmp_path: Path) -> None:
     here, state_file = ProcessId.current(), StateFile(tmp_path / "spark-1.json")
-    starting = ServerState("secret", here, (here,))
+    starting = ServerState("secret", here, (here,), "spark-1.log")
     state_file.write(starting)
     assert state_file.read() == starting and starting.staleness() is None
     assert "supervisor 999999999 has ended" in str(replace(starting, supervisor=GONE).staleness())

@@ -74,7 +74,7 @@ class JobSession:
             try:
                 yield spark
             except Exception as error:
-                lost = lost_server(self._settings, error)
+                lost = lost_server(self._settings, spark, error)
                 if lost is None:
                     raise
                 raise lost from error

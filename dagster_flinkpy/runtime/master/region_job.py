@@ -27,6 +27,8 @@ from dagster_flinkpy.runtime.task.task import StageTask
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from dagster_flinkpy.spark.server_log import ServerLog
+
 __all__ = ["error_in_task", "run_region"]
 
 _WORKER_DIED = "Python worker exited unexpectedly"
@@ -53,18 +55,23 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     try:
         table = rows.toArrow()
     except PySparkException as e:
-        raise _translated(e, job) from e
+        from dagster_flinkpy.spark.sessions import server_log  # here, because workers import this module, too
+
+        raise _translated(e, job, server_log(spark)) from e
     for batch in table.to_batches():
         yield from rows_of(batch)
 
 
-def _translated(error: Exception, job: EpochJob) -> FlinkPyError:
+def _translated(error: Exception, job: EpochJob, log: ServerLog | None) -> FlinkPyError:
     if _WORKER_DIED in str(error):
         return _lost_worker(str(error), job)
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return error_in_task(error) or CheckpointError(
-        f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r} failed: " + "\n".join(lines[:30])
-    )
+    if (ours := error_in_task(error)) is not None:
+        return ours
+    lines = [line for line in str(error).splitlines() if line.strip()][:30]
+    if log is not None:
+        lines.append(log.quote())
+    failed = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r} failed"
+    return CheckpointError(f"{failed}: " + "\n".join(lines))
 
 
 def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:

@@ -86,7 +86,7 @@ def test_a_server_that_dies_between_epochs_is_named_and_replaced(
         assert server is not None and server.server is not None
         os.kill(server.server.pid, signal.SIGKILL)
         assert server.supervisor.await_end(60)
-        named = rf"The local Spark server ended while .* The next run starts another; .*{state_path.stem}.log"
+        named = f"The local Spark server ended while .* The next run starts another. .*{server.log}"
         with pytest.raises(SparkUnavailableError, match=named):
             attempt.run_epoch()
     try:

@@ -1,0 +1,57 @@
+"""What a failed Spark job is reported as. Spark is faked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from dagster_flinkpy.errors import CheckpointError, StorageError
+from dagster_flinkpy.runtime.master.region_job import run_region
+from dagster_flinkpy.spark import sessions
+from dagster_flinkpy.spark.server_log import ServerLog
+from tests.runtime.harness import collect_graph, make_job
+from tests.runtime.programs import environment, events
+
+
+class FailingSpark:
+    """A session whose every Spark job fails."""
+
+    def __init__(self, message: str) -> None:
+        self._message = message
+
+    def range(self, *args: Any) -> FailingSpark:
+        return self
+
+    mapInArrow = range
+
+    def toArrow(self) -> Any:
+        raise PySparkException(self._message)
+
+
+def failure(spark: FailingSpark, folder: Path) -> Exception:
+    graph = collect_graph(events(environment(1), [("a", 1, 0)]).map(lambda value: value).uid("same"))
+    with pytest.raises((CheckpointError, StorageError)) as raised:
+        list(run_region(spark, make_job(graph, folder)))  # type: ignore[arg-type]
+    return raised.value
+
+
+def test_the_end_of_sparks_log_is_in_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "spark-1.log"
+    log.write_text("ERROR TaskSetManager: Task 0 failed\njava.lang.OutOfMemoryError: Java heap space\n")
+    monkeypatch.setattr(sessions, "server_log", lambda session: ServerLog(log))
+    error = failure(FailingSpark("[INTERNAL_ERROR] Java heap space"), tmp_path)
+    assert isinstance(error, CheckpointError)
+    assert "[INTERNAL_ERROR] Java heap space" in str(error)
+    assert "ERROR TaskSetManager: Task 0 failed" in str(error)
+    assert "spark.driver.memory" in str(error)
+    ours = failure(FailingSpark("dagster_flinkpy.errors.StorageError: no bucket"), tmp_path)
+    assert isinstance(ours, StorageError), "an error of ours says all there is to say"
+    assert str(ours) == "no bucket"
+
+
+def test_of_a_spark_elsewhere_there_is_no_log(tmp_path: Path) -> None:
+    error = failure(FailingSpark("a task failed\n\nfor good"), tmp_path)
+    assert str(error).endswith("failed: a task failed\nfor good")
