@@ -1,4 +1,4 @@
-"""Functions that wrap simpler functions of the user in the form that an operator runs."""
+"""Functions that wrap simpler user functions in the form that an operator runs."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class _CoMap(_Adapter):
 
 
 class CoMapAdapter(_CoMap, CoProcessFunction):
-    """Wraps a CoMapFunction; a result of None is left out, as in PyFlink."""
+    """Wraps a CoMapFunction. Results that are None are dropped, as in PyFlink."""
 
 
 class KeyedCoMapAdapter(_CoMap, KeyedCoProcessFunction):

@@ -91,7 +91,7 @@ class WithKeyAndWindow(ProcessWindowFunction[Any, Any, Any, Any]):
 def key_fields(
     selector: object, key_type: TypeInformation | None, record_type: TypeInformation, what: str
 ) -> tuple[list[str], list[TypeInformation]]:
-    """Returns the names and types of the fields that a key takes up in a result.
+    """Returns the names and types of the fields of a key in a result.
 
     Args:
         selector: What the stream is keyed by.
@@ -116,7 +116,7 @@ def key_fields(
 
 
 def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | None, TypeInformation | None]:
-    """Returns the index and type of a field: None and the type for plain values, None twice if there is none."""
+    """Returns the index and type of a field: ``(None, type)`` for plain values, ``(None, None)`` if there is none."""
     if isinstance(record_type, (RowTypeInfo, TupleTypeInfo)):
         if isinstance(position, str):
             names = record_type.field_names if isinstance(record_type, RowTypeInfo) else ()
@@ -132,10 +132,10 @@ def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | N
 
 
 def check_field(record_type: TypeInformation, position: int | str, what: str) -> None:
-    """Makes sure that records have a field, as far as their type says.
+    """Checks that records have a field, as far as their type is known.
 
     Raises:
-        ConfigurationError: They have no such field; the message lists those there are.
+        ConfigurationError: They have no such field; the message lists the existing ones.
     """
     if isinstance(record_type, TupleTypeInfo):
         last = len(record_type.field_types) - 1
@@ -157,7 +157,7 @@ def check_is_number(record_type: TypeInformation, position: int | str, what: str
     """Checks that a field is an integer or a floating-point number.
 
     Raises:
-        ConfigurationError: It is not, or there is no such field.
+        ConfigurationError: It is not a number, or there is no such field.
     """
     _, kind = field_of(record_type, position)
     if not isinstance(kind, BasicTypeInfo) or kind.name not in _NUMBERS:

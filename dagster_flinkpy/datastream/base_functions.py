@@ -1,6 +1,6 @@
 """The functions that a state descriptor may hold, without the life cycle of a user function.
 
-`functions` adds it: ``open`` is given a runtime context, which gives access to state, which is declared by descriptors.
+`functions` adds that: its ``open`` takes a runtime context, which provides the state that descriptors declare.
 """
 
 from __future__ import annotations

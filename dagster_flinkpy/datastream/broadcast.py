@@ -23,7 +23,7 @@ S = TypeVar("S")
 
 
 class BroadcastStream(Generic[S]):
-    """A stream whose records go to every subtask, which keeps them in broadcast state; made by ``broadcast()``.
+    """A stream whose records go to every subtask, which keeps them in broadcast state. ``broadcast()`` creates it.
 
     It can only be connected to another stream.
     """
@@ -37,7 +37,7 @@ class BroadcastStream(Generic[S]):
 
 
 class BroadcastConnectedStream(Generic[S]):
-    """A stream and a broadcast stream that one function reads; made by ``DataStream.connect()``."""
+    """A stream and a broadcast stream that one function reads. ``DataStream.connect()`` creates them."""
 
     def __init__(self, upstream: Upstream[S], broadcast_stream: BroadcastStream[S]) -> None:
         upstream.check_same_program(broadcast_stream._upstream)
@@ -53,8 +53,8 @@ class BroadcastConnectedStream(Generic[S]):
         """Applies a function to both streams.
 
         Args:
-            func: A `KeyedBroadcastProcessFunction` if the stream has keys, else a `BroadcastProcessFunction`.
-            output_type: The type of the records it yields. Default: they travel pickled.
+            func: A `KeyedBroadcastProcessFunction` if the stream is keyed, otherwise a `BroadcastProcessFunction`.
+            output_type: The type of the records that it yields. Default: they are pickled.
         """
         keyed = self._upstream.keyed
         if isinstance(func, KeyedBroadcastProcessFunction) and keyed:

@@ -38,7 +38,7 @@ class CheckpointConfig:
     barriers_per_job: int = 1
     """The number of checkpoints that one Spark job takes, one after another."""
     unaligned: bool = False
-    """Whether an input gate that aligns for too long takes its snapshot with the waiting input."""
+    """Whether an input gate that aligns for too long takes its snapshot early, including the waiting input."""
     aligned_timeout: timedelta = timedelta(0)
     """How long an input gate aligns, if checkpoints may be unaligned."""
     retention: ExternalizedCheckpointRetention = ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
@@ -115,9 +115,9 @@ class CheckpointConfig:
         return self.tolerable_failed
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
-        """Has no effect: a checkpoint belongs to an epoch, so one that fails ends the attempt.
+        """Has no effect: a checkpoint belongs to an epoch, so a failed checkpoint ends the attempt.
 
-        The next attempt reads the same input again, from the last completed checkpoint. How often it tries depends on
+        The next attempt reads the same input again, from the last completed checkpoint. The number of tries depends on
         the step's retry policy, the restart sensor and the checkpoint sensor.
         """
         self.tolerable_failed = tolerable_checkpoint_failure_number
@@ -154,7 +154,7 @@ class CheckpointConfig:
         return self.retention
 
     def is_externalized_checkpoints_enabled(self) -> bool:
-        """Returns whether checkpoints are kept after some ends of a run."""
+        """Returns whether checkpoints are kept in some of the cases in which a run ends."""
         return self.retention is not ExternalizedCheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
 
     def set_externalized_checkpoint_retention(
@@ -175,11 +175,11 @@ class CheckpointConfig:
         return self
 
     def is_unaligned_checkpoints_enabled(self) -> bool:
-        """Returns whether an input gate that aligns for too long takes its snapshot with the waiting input."""
+        """Returns whether an input gate that aligns for too long takes its snapshot early, with the waiting input."""
         return self.unaligned
 
     def enable_unaligned_checkpoints(self, enabled: bool = True) -> CheckpointConfig:
-        """Lets an input gate that aligns for too long take its snapshot with the waiting input."""
+        """Lets an input gate that aligns for too long take its snapshot early, with the waiting input."""
         self.unaligned = enabled
         return self
 

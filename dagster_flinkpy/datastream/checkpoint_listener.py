@@ -6,10 +6,10 @@ __all__ = ["CheckpointListener"]
 
 
 class CheckpointListener:
-    """Is told on the driver how checkpoints end: the base class of sink committers and master hooks.
+    """Is notified on the driver of how checkpoints end. Sink committers and master hooks extend it.
 
-    User functions are not told, because they live as long as the Spark job of an epoch, and no checkpoint completes
-    before it ends. As in Flink, a notification is lost if the attempt dies before it.
+    User functions are not notified, because they live only as long as the Spark job of an epoch, and no checkpoint
+    completes before that job ends. As in Flink, a notification is lost if the attempt dies before it is sent.
     """
 
     def notify_checkpoint_complete(self, checkpoint_id: int) -> None:

@@ -9,7 +9,7 @@ __all__ = ["CloseableIterator"]
 
 
 class CloseableIterator(Iterator[Any]):
-    """Iterates over the records of a program, which runs meanwhile; ``with`` or `close` ends it early.
+    """Iterates over the records of a program while it runs. ``with`` or `close` ends the program early.
 
     Args:
         records: A generator.

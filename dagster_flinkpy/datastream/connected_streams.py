@@ -28,7 +28,7 @@ S = TypeVar("S")
 
 
 class ConnectedStreams(Generic[S]):
-    """Two streams that one function reads; made by ``DataStream.connect()``. They may differ in type."""
+    """Two streams that one function reads. ``DataStream.connect()`` creates them. They may differ in type."""
 
     def __init__(self, first: Upstream[S], second: Upstream[S]) -> None:
         first.check_same_program(second)

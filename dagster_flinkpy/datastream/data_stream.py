@@ -174,7 +174,7 @@ class DataStream(_Configurable):
         return self._upstream.program.config
 
     def get_execution_environment(self) -> ExecutionEnvironment:
-        """Returns the environment that the stream was made with."""
+        """Returns the environment that created the stream."""
         return self._upstream.program.environment
 
     @property
@@ -195,7 +195,7 @@ class DataStream(_Configurable):
         return DataStream(self._upstream.partitioned(partitioner), self._transformation)
 
     def map(self, func: MapFunction | Callable[[Any], Any], output_type: TypeInformation | None = None) -> DataStream:
-        """Turns each record into one record. Without ``output_type``, records travel pickled."""
+        """Turns each record into one record. Without ``output_type``, the new records are pickled."""
         as_callable(func, MapFunction, "map")
         return self._then("Map", MapSpec(func), output_type)
 
@@ -239,7 +239,7 @@ class DataStream(_Configurable):
 
         Args:
             key_selector: A function of the record, a `KeySelector`, or the name or names of its key fields. Names are
-                fastest, because whole columns are hashed.
+                the fastest, because whole columns are hashed.
             key_type: The type of the key. Default: LONG for ``int``, DOUBLE for ``float``, STRING for ``str``.
         """
         return KeyedStream(self._upstream.key_by(key_selector, key_type), self._transformation)
@@ -290,11 +290,11 @@ class DataStream(_Configurable):
     def blocking(self) -> DataStream:
         """Writes the stream to the store once, for every operator that reads the result. Not in PyFlink.
 
-        The operators after it form a pipelined region of their own: a job and a Dagster step that can be rerun, also at
-        another parallelism, without the operators before it. Call it before ``key_by()``, ``rebalance()`` and the like.
+        The operators after it form a separate pipelined region: a job and a Dagster step that can be rerun without the
+        operators before it, also at another parallelism. Call it before ``key_by()``, ``rebalance()`` and the like.
 
         Raises:
-            JobGraphError: The stream is keyed, or its records have no type (stored records are not pickled).
+            JobGraphError: The stream is keyed, or its records have no type (stored records are never pickled).
         """
         if self.is_keyed:
             raise JobGraphError(
@@ -311,11 +311,12 @@ class DataStream(_Configurable):
         """Applies a function to the records as a Spark DataFrame. Not in PyFlink.
 
         The function runs on the driver, once for each completed checkpoint upstream, with the records of that epoch
-        only: an aggregation covers one epoch. Epochs without records are skipped. The stream is written to the store
-        first, as by `blocking`, so the operators from here on form a pipelined region of their own.
+        only: an aggregation covers one epoch. Epochs without records are skipped. The stream is first written to the
+        store, as by `blocking`, so the operators from here on form a separate pipelined region.
 
         The DataFrame has the fields of the records and a column ``rowtime``: the event time in milliseconds, or null.
-        If the result has a column ``rowtime``, too, it becomes the event time of the new records; else they have none.
+        If the result also has a column ``rowtime``, it becomes the event time of the new records. Otherwise they have
+        no event time.
 
         Args:
             func: Takes a DataFrame and returns another one.
@@ -327,7 +328,7 @@ class DataStream(_Configurable):
             JobGraphError: The stream is keyed or partitioned, or its records have no fields or a field ``rowtime``.
             ConfigurationError: No ``Types`` fits the type of a column, or the type is required and missing.
             UserFunctionError: The function failed on the empty DataFrame that was used to find the type.
-            TypeMismatchError: It did not return a DataFrame that can be read.
+            TypeMismatchError: The function did not return a DataFrame that can be read.
         """
         upstream, input_type = self.blocking()._upstream, self.get_type()
         if any(i.partitioner.kind is not PartitionerKind.FORWARD for i in upstream.inputs):
@@ -351,7 +352,7 @@ class DataStream(_Configurable):
         return self._partitioned(StreamPartitioner(PartitionerKind.RESCALE))
 
     def shuffle(self) -> DataStream:
-        """Sends each record to a random subtask downstream; a replay sends it to the same one."""
+        """Sends each record to a random subtask downstream. A replay sends it to the same one."""
         return self._partitioned(StreamPartitioner(PartitionerKind.SHUFFLE))
 
     def partition_custom(
@@ -368,7 +369,7 @@ class DataStream(_Configurable):
         return self._partitioned(StreamPartitioner(PartitionerKind.CUSTOM, key_selector, custom=partitioner))
 
     def forward(self) -> DataStream:
-        """Sends the records of subtask i to subtask i; the default. Between different parallelisms it rebalances."""
+        """Sends the records of subtask i to subtask i. This is the default. It rebalances if parallelisms differ."""
         return self._partitioned(StreamPartitioner(PartitionerKind.FORWARD))
 
     def rebalance(self) -> DataStream:
@@ -394,7 +395,7 @@ class DataStream(_Configurable):
 
         Args:
             broadcast_state_descriptor: Broadcast state that a function keeps. The result can then be connected to
-                another one.
+                another stream.
             other_broadcast_state_descriptors: Further broadcast state.
         """
         stream = self._partitioned(StreamPartitioner(PartitionerKind.BROADCAST))
@@ -414,7 +415,7 @@ class DataStream(_Configurable):
         return DataStreamSink(self._then("Sink", SinkSpec(sink), self.get_type())._transformation)
 
     def print(self, sink_identifier: str | None = None) -> DataStreamSink:
-        """Prints the records where the program was started, after the checkpoint that covers them has completed.
+        """Prints the records where the program was started, once the checkpoint that covers them is complete.
 
         Args:
             sink_identifier: The prefix of each line. With several subtasks, the number of the subtask follows it.
@@ -435,7 +436,7 @@ class DataStream(_Configurable):
     ) -> CloseableIterator | list[Any]:
         """Runs the program and returns the records of this stream, for tests and notebooks.
 
-        The program runs while the records are read. The environment forgets the program, as with ``env.execute()``.
+        The program runs while the records are read. Afterwards the environment is empty, as after ``env.execute()``.
 
         Args:
             job_execution_name: The name of the job.
@@ -538,11 +539,11 @@ class KeyedStream(DataStream):
         return self._accumulate("max", position_to_max)
 
     def min_by(self, position_to_min_by: int | str = 0) -> DataStream:
-        """Emits the record with the least value of a field per key so far; of equal ones, the first."""
+        """Emits the record with the least value of a field per key so far. If values are equal, the first record."""
         return self._accumulate("min_by", position_to_min_by)
 
     def max_by(self, position_to_max_by: int | str = 0) -> DataStream:
-        """Emits the record with the greatest value of a field per key so far; of equal ones, the first."""
+        """Emits the record with the greatest value of a field per key so far. If values are equal, the first record."""
         return self._accumulate("max_by", position_to_max_by)
 
     def _accumulate(self, fold: AccumulateType, position: int | str) -> DataStream:

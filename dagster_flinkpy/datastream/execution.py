@@ -1,4 +1,4 @@
-"""How a program is run: a protocol, because this floor knows nothing of Spark."""
+"""The interface through which programs are run. This floor knows nothing of Spark, so it is only a protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _without_spark: ContextVar[bool] = ContextVar("without_spark", default=False)
 
 @dataclass(frozen=True)
 class ExecutionSettings:
-    """What the environment says about a run."""
+    """The settings of the environment for a run."""
 
     job_name: str
     checkpoint_dir: str | None = None
@@ -55,7 +55,7 @@ class ProgramExecutor(Protocol):
         """Runs until all input has been read and committed."""
 
     def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
-        """Runs and brings back the records of the graph's collect operators, each with the operator's uid."""
+        """Runs the program and yields the records of its collect operators, each with the uid of the operator."""
 
 
 def get_executor() -> ProgramExecutor:
@@ -70,7 +70,7 @@ def get_executor() -> ProgramExecutor:
 
 @contextmanager
 def without_spark() -> Iterator[None]:
-    """Forbids programs declared inside to ask Spark for types, because a Dagster code location loads without it."""
+    """Keeps programs that are declared inside from asking Spark for types: a Dagster code location loads without it."""
     token = _without_spark.set(True)
     try:
         yield

@@ -149,7 +149,7 @@ class FlatMapFunction(Function, ABC):
 
 
 class CoMapFunction(Function, ABC):
-    """Turns each record of either input into one record; a result of None is left out."""
+    """Turns each record of either input into one record. Results that are None are dropped."""
 
     @abstractmethod
     def map1(self, value: Any) -> Any:
@@ -220,7 +220,7 @@ class ProcessFunction(Function, ABC):
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """Processes a record; yields records, or ``(output_tag, record)`` for side outputs."""
+        """Processes a record. Yields records, or ``(output_tag, record)`` for side outputs."""
 
 
 class KeyedProcessFunction(Function, ABC):
@@ -242,10 +242,10 @@ class KeyedProcessFunction(Function, ABC):
 
     @abstractmethod
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any] | None:
-        """Processes a record; yields records, or ``(output_tag, record)`` for side outputs."""
+        """Processes a record. Yields records, or ``(output_tag, record)`` for side outputs."""
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
-        """Is called when a timer fires; yields like ``process_element``."""
+        """Is called when a timer fires. Yields like ``process_element``."""
 
 
 class CoProcessFunction(Function, ABC):
@@ -285,7 +285,7 @@ class KeyedCoProcessFunction(Function, ABC):
         """Processes a record of the second input."""
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
-        """Is called when a timer fires; yields like ``process_element1``."""
+        """Is called when a timer fires. Yields like ``process_element1``."""
 
 
 class WindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
@@ -293,7 +293,7 @@ class WindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
 
     @abstractmethod
     def apply(self, key: KEY, window: W, inputs: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``inputs`` is the single aggregate if the window aggregates."""
+        """Yields records. ``inputs`` has only the aggregate if the window aggregates."""
 
 
 class AllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
@@ -301,7 +301,7 @@ class AllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
 
     @abstractmethod
     def apply(self, window: W, inputs: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``inputs`` is the single aggregate if the window aggregates."""
+        """Yields records. ``inputs`` has only the aggregate if the window aggregates."""
 
 
 class ProcessWindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
@@ -326,7 +326,7 @@ class ProcessWindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
         def window_state(self) -> KeyedStateStore:
             """Returns state of the current key and window. Clear it in `ProcessWindowFunction.clear`.
 
-            Its names must differ from those in ``global_state()``. Windows that merge have no such state.
+            Names of states must differ from those in ``global_state()``. Windows that merge have no such state.
             """
 
         @abstractmethod
@@ -335,7 +335,7 @@ class ProcessWindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):
 
     @abstractmethod
     def process(self, key: KEY, context: ProcessWindowFunction.Context[W], elements: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``elements`` is the single aggregate if the window aggregates."""
+        """Yields records. ``elements`` has only the aggregate if the window aggregates."""
 
     def clear(self, context: ProcessWindowFunction.Context[W]) -> None:
         """Is called when a window ends, and should clear its state."""
@@ -361,7 +361,7 @@ class ProcessAllWindowFunction(Function, ABC, Generic[IN, OUT, W]):
 
     @abstractmethod
     def process(self, context: ProcessAllWindowFunction.Context[W], elements: Iterable[IN]) -> Iterable[OUT]:
-        """Yields records; ``elements`` is the single aggregate if the window aggregates."""
+        """Yields records. ``elements`` has only the aggregate if the window aggregates."""
 
     def clear(self, context: ProcessAllWindowFunction.Context[W]) -> None:
         """Is called when a window ends, and should clear its state."""
@@ -415,7 +415,7 @@ class BroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[IN1, I
 
     @abstractmethod
     def process_broadcast_element(self, value: IN2, ctx: Any) -> Iterable[Any] | None:
-        """Processes a record of the broadcast stream. All subtasks do, and must change broadcast state alike."""
+        """Processes a record of the broadcast stream. All subtasks must change broadcast state in the same way."""
 
 
 class KeyedBroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[KEY, IN1, IN2, OUT]):
@@ -428,7 +428,7 @@ class KeyedBroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[K
         def apply_to_keyed_state(self, state_descriptor: StateDescriptor, function: Callable[[Any, Any], None]) -> None:
             """Calls ``function(key, state)`` for each key of this subtask that has a value. It may change the value.
 
-            In Flink, but not in PyFlink. Reads all keys of the state from storage.
+            This is in Flink, but not in PyFlink. It reads all keys of the state from storage.
 
             Args:
                 state_descriptor: The descriptor of the keyed state.
@@ -459,7 +459,7 @@ class KeyedBroadcastProcessFunction(BaseBroadcastProcessFunction, ABC, Generic[K
 
     @abstractmethod
     def process_broadcast_element(self, value: IN2, ctx: Any) -> Iterable[Any] | None:
-        """Processes a record of the broadcast stream. All subtasks do, and must change broadcast state alike."""
+        """Processes a record of the broadcast stream. All subtasks must change broadcast state in the same way."""
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
-        """Is called when a timer fires; yields like ``process_element``."""
+        """Is called when a timer fires. Yields like ``process_element``."""

@@ -62,7 +62,7 @@ class StreamPartitioner:
 
     kind: PartitionerKind
     selector: Selector | None = None
-    """HASH and CUSTOM: the key of a record, as a function, or as the name or names of its fields."""
+    """HASH and CUSTOM: the key of a record: a function, or the name or names of fields."""
     key_type: TypeInformation | None = None
     """HASH: the declared type of the key, or None if the first key decides."""
     custom: Partitioner | Callable[[Any, int], int] | None = None
@@ -105,7 +105,7 @@ class JobVertex:
     job_parameters: tuple[tuple[str, str], ...] = ()
     """The parameters that its functions read with ``get_job_parameter``."""
     python: PythonDependencies = field(default_factory=PythonDependencies)
-    """What functions of the program need on the workers; the same for all its operators."""
+    """What functions of the program need on the workers. The same for all of its operators."""
     strict: bool = False
     """Whether a timer for a time in the past is an error."""
 
@@ -136,7 +136,7 @@ class JobGraph:
             if v.parallelism > v.max_parallelism:
                 raise ParallelismError(
                     f"operator {v.uid!r}: parallelism {v.parallelism} is above its max parallelism {v.max_parallelism}"
-                    "; lower it, or raise the other with set_max_parallelism() (before the first checkpoint)"
+                    "; lower it, or raise the maximum with set_max_parallelism() (before the first checkpoint)"
                 )
 
     @cached_property
@@ -163,15 +163,15 @@ class JobGraph:
         return [e for e in self.edges if e.source == uid]
 
     def without_uid(self) -> list[JobVertex]:
-        """Returns the operators that need a uid of their own and have none."""
+        """Returns the operators that need their own uid and have none."""
         exchanging = {uid for e in self.edges if e.blocking for uid in (e.source, e.target)}
         return [v for v in self.vertices if (v.spec.keeps_state or v.uid in exchanging) and not v.uid_set]
 
     def require_uids(self) -> None:
-        """Checks that all stateful operators have a uid of their own.
+        """Checks that all stateful operators have their own uid.
 
         Raises:
-            MissingUidError: Some have none; the message names all of them.
+            MissingUidError: Some have no uid; the message names all of them.
         """
         missing = self.without_uid()
         if missing:
@@ -182,7 +182,7 @@ class JobGraph:
 
     @cached_property
     def stages(self) -> dict[str, int]:
-        """The stage of each operator: 0 for sources, and one more after each shuffle."""
+        """The stage of each operator: 0 for sources, and one higher after each shuffle."""
         stage: dict[str, int] = {}
         for v in self.vertices:
             depth = 0
@@ -230,7 +230,7 @@ class JobGraph:
         return _in_order(parts)
 
     def parts(self) -> list[JobGraph]:
-        """Returns the parts that no edge joins."""
+        """Returns the parts of the graph that no pipelined edge connects."""
         parent = {v.uid: v.uid for v in self.vertices}
 
         def root(uid: str) -> str:
@@ -255,13 +255,13 @@ class JobGraph:
         return JobGraph(graph.vertices, tuple(_fit(e, graph) for e in graph.edges))
 
     def with_parallelism(self, parallelism: int) -> JobGraph:
-        """Returns the same program at another parallelism. Operators with a parallelism of their own keep it.
+        """Returns the same program at another parallelism. Operators for which a parallelism is set keep it.
 
         A max parallelism that was not set follows from the parallelism, as in Flink
         (``KeyGroupRangeAssignment.computeDefaultMaxParallelism``). A restore adopts the stored one.
 
         Raises:
-            ParallelismError: It is above a max parallelism that was set, or is no whole number.
+            ParallelismError: It is above a max parallelism that was set, or is not a whole number.
         """
         check_whole_number("parallelism", parallelism)
 
@@ -295,7 +295,7 @@ class JobGraph:
 
 
 def _fit(edge: JobEdge, graph: JobGraph) -> JobEdge:
-    """Returns the edge as it has to be between the parallelisms of its ends."""
+    """Returns the edge with the partitioner that the parallelisms of its ends require."""
     if not edge.forward:
         return edge
     equal = graph.vertex(edge.source).parallelism == graph.vertex(edge.target).parallelism
@@ -309,8 +309,8 @@ def _declared(edge: JobEdge) -> PartitionerKind:
 def _split(graph: JobGraph) -> JobGraph:
     """Returns the graph with a sink and a source in place of each blocking edge.
 
-    A stream has one sink, and a source for each operator that reads it. A Spark transform is itself such a source; the
-    streams united in it share one sink.
+    A stream has one sink, and one source for each operator that reads it. A Spark transform is itself such a source,
+    and the streams that are united in it share one sink.
     """
     behind: dict[str, dict[str, JobVertex]] = {}
     before: dict[str, dict[str, JobVertex]] = {}
@@ -351,7 +351,7 @@ def _split(graph: JobGraph) -> JobGraph:
 
 
 def _edge_end(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeInformation, uid_set: bool) -> JobVertex:
-    """Returns one end of a blocking edge, with the parallelism of the operator beside it."""
+    """Returns one end of a blocking edge, with the parallelism of the operator next to it."""
     return replace(
         beside,
         uid=uid,
@@ -364,7 +364,7 @@ def _edge_end(beside: JobVertex, uid: str, spec: OperatorSpec, type_info: TypeIn
 
 
 def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
-    """Returns the regions, each after those whose segments it reads."""
+    """Returns the regions in an order in which each comes after those whose segments it reads."""
     home = {v.uid: i for i, region in enumerate(regions) for v in region.vertices}
     reads = [
         {home[v.spec.source.sink_uid]: v for v in region.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
@@ -385,7 +385,7 @@ def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
 
 
 def _edge_into(vertex: JobVertex) -> str:
-    """Returns the blocking edge that a source reads, for people."""
+    """Describes the blocking edge that a source reads, for a message."""
     if isinstance(vertex.spec, SparkTransformSpec):
         return f"{vertex.spec.source.sink_uid.removesuffix('.exchange')} -> {vertex.uid}"
     return vertex.uid.replace(".exchange.", " -> ")
@@ -419,7 +419,7 @@ def build_job_graph(vertices: Iterable[JobVertex], edges: Iterable[JobEdge]) -> 
 
 
 def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
-    """Raises `JobGraphError` if inputs of an operator have different key types, as far as they are declared."""
+    """Raises `JobGraphError` if inputs of an operator have different declared key types."""
     known = [(e, kind) for e in graph.inputs(vertex.uid) if (kind := _key_type(e)) is not None]
     for e, kind in known[1:]:
         first, first_kind = known[0]
@@ -431,7 +431,7 @@ def _check_key_types(vertex: JobVertex, graph: JobGraph) -> None:
 
 
 def _key_type(edge: JobEdge) -> TypeInformation | None:
-    """Returns the type of the keys of an edge, or None if it has no keys or only the first key will tell."""
+    """Returns the declared type of the keys of an edge, or None if there is none or the edge has no keys."""
     partitioner, record = edge.partitioner, edge.type_info
     if partitioner.kind is not PartitionerKind.HASH:
         return None

@@ -47,7 +47,7 @@ class MasterTriggerRestoreHook(ABC):
         """
 
     def reset(self) -> None:
-        """Is called instead if an attempt starts without a checkpoint. Does nothing by default."""
+        """Is called instead of `restore_checkpoint` if there is no checkpoint. Does nothing by default."""
         return
 
     def close(self) -> None:

@@ -68,7 +68,7 @@ Selector = KeySelector | Callable[[Any], Any] | str | tuple[str, ...]
 
 
 def shown(function: Any) -> str:
-    """Returns what was given as a function, for a message; of a class it says that an instance is needed."""
+    """Describes the value that was passed as a function, for a message. For a class, asks for an instance."""
     if isinstance(function, type):
         return f"the class {function.__name__}: pass an instance, {function.__name__}()"
     return repr(function)
@@ -78,7 +78,7 @@ def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
     """Returns the only method of a function object, or a plain callable unchanged.
 
     Raises:
-        ConfigurationError: It is neither of them.
+        ConfigurationError: It is neither.
     """
     if isinstance(function, base):
         bound: Callable[..., Any] = getattr(function, method)
@@ -90,7 +90,7 @@ def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """Base class of the specs. Subclasses without further fields omit the decorator, which takes time to import."""
+    """Base class of the specs. Subclasses without further fields omit the decorator, which costs import time."""
 
     kind: ClassVar[str] = "operator"
     stateful: ClassVar[bool] = False
@@ -219,7 +219,7 @@ class ReduceSpec(_FunctionSpec):
     function: ReduceFunction | Callable[[Any, Any], Any]
     type_info: TypeInformation
     final_only: bool = False
-    """Whether each key has a single result, when all input has ended (``RuntimeExecutionMode.BATCH``)."""
+    """Whether each key has a single result at the end of all input (``RuntimeExecutionMode.BATCH``)."""
     kind: ClassVar[str] = "reduce"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
@@ -249,7 +249,7 @@ class RollingAggregateSpec(OperatorSpec):
 
 @dataclass(frozen=True)
 class WindowSpec(OperatorSpec):
-    """Windows of keyed records, with either ``reduce``, ``aggregate`` or neither (then all elements are kept)."""
+    """Windows of keyed records, with ``reduce``, ``aggregate`` or neither. Without them, all elements are kept."""
 
     assigner: WindowAssigner[Any, Any]
     element_type: TypeInformation
@@ -266,7 +266,7 @@ class WindowSpec(OperatorSpec):
         | None
     ) = None
     allowed_lateness: int = 0
-    """The milliseconds that the state of a window is kept after its end."""
+    """How long the state of a window is kept after its end, in milliseconds."""
     late_tag: str | None = None
     """The side output of records that arrive later than that."""
     kind: ClassVar[str] = "window"

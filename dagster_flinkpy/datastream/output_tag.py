@@ -13,10 +13,10 @@ class OutputTag:
 
     Args:
         tag_id: The name. Two tags with the same name are the same side output.
-        type_info: The type of its records. Default: they travel pickled.
+        type_info: The type of its records. Default: they are pickled.
 
     Raises:
-        ConfigurationError: The name is empty, or the type is none.
+        ConfigurationError: The name is empty, or the type is not a type from ``Types``.
     """
 
     def __init__(self, tag_id: str, type_info: TypeInformation | None = None) -> None:

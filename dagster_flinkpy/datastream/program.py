@@ -1,7 +1,7 @@
-"""The program that streams are written down in: its operators, its settings, and the job graph they make.
+"""The program that streams declare: its operators, its settings, and the job graph built from them.
 
 Streams, windowed streams and connected streams hold an `Upstream`, which knows its `StreamProgram`. So none of them
-imports the environment, and those that only lead back to a data stream do not import that either: the program makes it.
+imports the environment. Windowed and connected streams do not import data streams either: the program creates them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = ["FORWARD", "ExecutionEnvironment", "StreamProgram", "Upstream"]
 S = TypeVar("S")
 
 FORWARD = StreamPartitioner(PartitionerKind.FORWARD)
-"""How the next operator reads a stream that nobody has partitioned."""
+"""How the next operator reads a stream without a partitioner."""
 
 
 class ExecutionEnvironment(Protocol):
@@ -75,8 +75,8 @@ class StreamProgram(Generic[S]):
     """The operators of a program, and the settings that apply to all of them.
 
     Args:
-        environment: The environment in front of the program.
-        make_stream: Makes a stream of the output of an operator.
+        environment: The environment of the program.
+        make_stream: Creates a stream from the output of an operator.
     """
 
     def __init__(
@@ -109,10 +109,10 @@ class StreamProgram(Generic[S]):
             name: The name of the operator.
             spec: What it does.
             inputs: What each of its inputs reads; none for a source.
-            output_type: The type of its records. Default: they travel pickled.
+            output_type: The type of its records. Default: they are pickled.
 
         Raises:
-            ConfigurationError: The type is none.
+            ConfigurationError: The type is not a type from ``Types``.
         """
         if output_type is not None and not isinstance(output_type, TypeInformation):
             raise ConfigurationError(f"operator {name!r} needs a type from Types.*, not {output_type!r}")
@@ -190,7 +190,7 @@ class StreamProgram(Generic[S]):
         )
 
     def _fit(self, spec: OperatorSpec) -> OperatorSpec:
-        """Returns the operator as it runs in this runtime mode."""
+        """Returns the operator in the form for the program's runtime mode."""
         if self.runtime_mode is not RuntimeExecutionMode.BATCH:
             return spec
         if isinstance(spec, (SourceSpec, TimestampsSpec)):
@@ -198,15 +198,15 @@ class StreamProgram(Generic[S]):
         return replace(spec, final_only=True) if isinstance(spec, ReduceSpec) else spec
 
     def _warn_of_missing_uids(self, missing: Sequence[JobVertex], stacklevel: int) -> None:
-        """Names each operator once, however often the program is built."""
+        """Warns of each operator once, however often the program is built."""
         missing = [v for v in missing if v.uid not in self._warned_of]
         if missing:
             self._warned_of |= {v.uid for v in missing}
             warnings.warn(
                 "stateful operators have no uid: "
                 + ", ".join(f"{v.name} ({v.spec.kind})" for v in missing)
-                + ". Where checkpoints are kept this is an error, because their state is only found again while the "
-                "program stays as it is. Call .uid('...') on each.",
+                + ". If checkpoints are kept, this is an error, because their state is only found again as long as the "
+                "program does not change. Call .uid('...') on each.",
                 MissingUidWarning,
                 stacklevel=stacklevel,
             )
@@ -214,7 +214,7 @@ class StreamProgram(Generic[S]):
     # --- running it --------------------------------------------------------------------------------------------------
 
     def settings(self, job_name: str | None) -> ExecutionSettings:
-        """Returns what the environment says about a run."""
+        """Returns the settings of the environment for a run."""
         return ExecutionSettings(
             job_name or "flink-job",
             self.checkpoint_config.storage_dir,
@@ -249,7 +249,7 @@ class StreamProgram(Generic[S]):
         graph = self.build([*self.transformations, *more])
         self.transformations.clear()
         if self.checkpoint_config.storage_dir is None:
-            # State ends with the program, so nobody asks how far its sources and sinks have come.
+            # State ends with the program, so the positions of its sources and sinks do not matter later.
             stateful = [v for v in graph.without_uid() if not isinstance(v.spec, (SourceSpec, SinkSpec))]
             self._warn_of_missing_uids(stateful, stacklevel)
         else:
@@ -264,9 +264,9 @@ class Upstream(Generic[S]):
 
     program: StreamProgram[S]
     inputs: tuple[Input, ...]
-    """More than one where streams are united."""
+    """More than one if streams are united."""
     keyed: bool = False
-    """Whether `key_by` was the last thing that happened to it."""
+    """Whether `key_by` was the last call on it."""
 
     @property
     def type_info(self) -> TypeInformation:
@@ -286,7 +286,7 @@ class Upstream(Generic[S]):
 
         Raises:
             JobGraphError: The key is a field that the records do not have.
-            ConfigurationError: The selector is no field, function or `KeySelector`, or the key type is none.
+            ConfigurationError: The selector is not a field, function or `KeySelector`, or the key type is not a type.
         """
         if isinstance(key_selector, (str, tuple)):
             self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
@@ -309,7 +309,7 @@ class Upstream(Generic[S]):
             raise JobGraphError(f"key_by({names!r}): no field {unknown}; the stream has {row_type.get_field_names()}")
 
     def key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        """Returns the names and types of the fields that the key of a keyed stream takes up in a result.
+        """Returns the names and types of the key's fields in a result of a keyed stream.
 
         Args:
             what: The caller, for the message.
@@ -343,7 +343,7 @@ def _with_upstream(roots: Sequence[Transformation]) -> list[Transformation]:
 
 
 def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:
-    """Returns the uid of each operator; without one it is the name, with a number where the name occurs again."""
+    """Returns the uid of each operator. Without a uid it is the name, with a number if the name repeats."""
     taken = {t.uid for t in transformations if t.uid is not None}
     uids: dict[int, str] = {}
     for t in transformations:
@@ -360,5 +360,5 @@ def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:
 
 
 def _collect(upstream: Upstream[Any], uid: str | None) -> Transformation:
-    # One subtask, as in Flink: so the records of one subtask upstream stay in order.
+    # One subtask, as in Flink, so that the records of one subtask upstream stay in order.
     return Transformation("Collect", CollectSpec(), [upstream.inputs], upstream.type_info, uid=uid, parallelism=1)

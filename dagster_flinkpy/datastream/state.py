@@ -72,7 +72,7 @@ class ValueState(State, Generic[T]):
 
     @abstractmethod
     def update(self, value: T | None) -> None:
-        """Sets the value; None clears it."""
+        """Sets the value. None clears it."""
 
 
 class ListState(MergingState[T, Iterable[T]]):
@@ -92,7 +92,7 @@ class ListState(MergingState[T, Iterable[T]]):
 
     @abstractmethod
     def update(self, values: list[T]) -> None:
-        """Replaces the list; an empty one clears it."""
+        """Replaces the list. An empty list clears the state."""
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.get())
@@ -249,7 +249,7 @@ class OperatorStateStore(ABC):
 
     @abstractmethod
     def get_union_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
-        """Returns a list that every subtask restores with the elements of all subtasks, at the start of each epoch."""
+        """Returns a list. At the start of each epoch, every subtask restores it with the elements of all subtasks."""
 
 
 class StateDescriptor:
@@ -272,7 +272,7 @@ class StateDescriptor:
         return self.name
 
     def enable_time_to_live(self, ttl_config: StateTtlConfig) -> None:
-        """Lets the state expire. Stored state with a time to live cannot be restored without one, or vice versa.
+        """Lets the state expire. State stored with a time to live cannot be restored without one, nor vice versa.
 
         Args:
             ttl_config: When it expires.
@@ -326,7 +326,7 @@ class MapStateDescriptor(StateDescriptor):
 
 
 class _ReduceCallable(BaseReduceFunction):
-    """Makes a reduce function of a plain callable."""
+    """Wraps a plain callable as a reduce function."""
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function = function

@@ -13,4 +13,4 @@ class StateBackendType(Enum):
     COLUMNAR = "columnar"
     """In sorted runs on the executor's disk. A checkpoint writes what changed. For state of any size."""
     HASHMAP = "hashmap"
-    """Entirely in memory. A checkpoint writes all of it, if it changed. For state of a few thousand keys."""
+    """Entirely in memory. A checkpoint writes all of it if it changed. For state of a few thousand keys."""

@@ -10,18 +10,18 @@ from dagster_flinkpy.errors import ConfigurationError
 __all__ = ["NonRestoredState", "RecoveryClaimMode", "may_stay_behind", "non_restored_state_of"]
 
 NonRestoredState = bool | Collection[str]
-"""Whether state whose operator is gone may be left behind: all of it, none, or that of these uids."""
+"""Whether state whose operator no longer exists may be left behind: all of it, none, or that of these uids."""
 
 
 def may_stay_behind(allowed: NonRestoredState, uid: str) -> bool:
     """Returns whether the state of an operator, or of a master hook, may be left behind.
 
     Args:
-        allowed: Yes, no, or the uids (of a hook: the identifiers) whose state may.
+        allowed: True, False, or the uids of operators and identifiers of hooks whose state may.
         uid: Uid of the operator, or identifier of the hook.
 
     Raises:
-        ConfigurationError: ``allowed`` is text.
+        ConfigurationError: ``allowed`` is a string.
     """
     if isinstance(allowed, str):
         raise ConfigurationError(f"allow_non_restored_state={allowed!r} is text; give true, false or a list of uids")

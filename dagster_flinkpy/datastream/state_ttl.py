@@ -13,11 +13,11 @@ __all__ = ["StateTtlConfig"]
 
 
 class StateTtlConfig:
-    """The time to live of a state, in processing time; made by `new_builder`.
+    """The time to live of a state, in processing time. `new_builder` starts one.
 
-    Each value has a time of its own, and so has each entry of a map state and each element of a list state. Expired
-    state is dropped when it is read, and when runs are merged. A value keeps the expiry it was written with, whatever
-    time to live the program sets later.
+    Each value, each entry of a map state and each element of a list state expires separately. Expired state is dropped
+    when it is read, and when runs are merged. A value keeps the expiry with which it was written, whatever time to live
+    the program sets later.
     """
 
     class UpdateType(Enum):
@@ -120,7 +120,7 @@ class StateTtlConfig:
             ttl: How long state lives.
 
         Raises:
-            ConfigurationError: It is not a time span above 0.
+            ConfigurationError: The time is not a span above 0.
         """
 
         def __init__(self, ttl: Time | Duration | timedelta) -> None:

@@ -1,4 +1,4 @@
-"""Where a program starts (``pyflink.datastream.stream_execution_environment``)."""
+"""The environment in which a program is declared (``pyflink.datastream.stream_execution_environment``)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class StreamExecutionEnvironment:
     # --- settings ----------------------------------------------------------------------------------------------------
 
     def set_parallelism(self, parallelism: int) -> StreamExecutionEnvironment:
-        """Sets the number of subtasks of operators declared from now on without one of their own; 1 by default."""
+        """Sets the default number of subtasks of the operators declared from now on; initially 1."""
         check_whole_number("parallelism", parallelism)
         self._program.parallelism = parallelism
         return self
@@ -84,7 +84,7 @@ class StreamExecutionEnvironment:
         return self._program.parallelism
 
     def set_max_parallelism(self, max_parallelism: int) -> StreamExecutionEnvironment:
-        """Sets the number of key groups of operators without one of their own."""
+        """Sets the default number of key groups of operators."""
         check_whole_number("max_parallelism", max_parallelism)
         self._program.max_parallelism = max_parallelism
         return self
@@ -246,7 +246,7 @@ class StreamExecutionEnvironment:
             type_info: The type of the records. Default: the type that the source produces.
 
         Raises:
-            ConfigurationError: The source or the strategy is none.
+            ConfigurationError: The source or the strategy is not a `Source` or `WatermarkStrategy`.
         """
         if not isinstance(source, Source):
             raise ConfigurationError(f"from_source() needs a source, such as ParquetSource(...), not {source!r}")
@@ -259,7 +259,7 @@ class StreamExecutionEnvironment:
         return self._source(source_name, spec, type_info or source.produced_type)
 
     def from_collection(self, collection: Sequence[Any], type_info: TypeInformation | None = None) -> DataStream:
-        """Returns a stream of the values of a collection. Without ``type_info`` they travel pickled."""
+        """Returns a stream of the values of a collection. Without ``type_info`` they are pickled."""
         type_info = type_info or PickledBytesTypeInfo()
         source = CollectionSource(list(collection), type_info)
         stream = self.from_source(source, WatermarkStrategy.no_watermarks(), "Collection Source")
@@ -289,7 +289,7 @@ class StreamExecutionEnvironment:
         """Returns a stream of the rows of a Spark DataFrame; not in PyFlink.
 
         The DataFrame is computed once, in the epoch that reads it. If that epoch fails, it is computed again, and
-        nothing of the first attempt is visible. The rows of a partition stay in order.
+        nothing from the first attempt is visible. The rows of a partition stay in order.
 
         Args:
             df_factory: Takes the ``SparkSession`` of the job and returns the DataFrame. It is called on the driver.
@@ -300,13 +300,14 @@ class StreamExecutionEnvironment:
             type_info: The columns to read, by name, and the types to cast them to. Default: all columns; Spark is asked
                 for their types when the program is declared. Required in a Dagster code location, which loads without
                 Spark.
-            bounded: Whether the input ends when the DataFrame has been read. If not, each run reads it, whole, in its
-                first epoch. Default: it ends when ``env.execute()`` runs the program, and each run reads it in Dagster.
+            bounded: Whether the input ends when the DataFrame has been read. If not, each run reads all of it in its
+                first epoch. Default: the input ends if ``env.execute()`` runs the program. In Dagster each run reads
+                it.
 
         Raises:
             ConfigurationError: No ``Types`` fits the type of a column, or the type is required and missing.
             UserFunctionError: The factory raised an error.
-            TypeMismatchError: It did not return a DataFrame that can be read.
+            TypeMismatchError: The factory did not return a DataFrame that can be read.
         """
         partitioned = _takes_partition(df_factory)
         if type_info is None:
@@ -337,15 +338,15 @@ class StreamExecutionEnvironment:
     def execute(self, job_name: str | None = None) -> JobExecutionResult:
         """Runs the program until its input has ended and all sinks have committed.
 
-        As in Flink, the environment then forgets it: what is declared afterwards is another program.
+        As in Flink, the environment is empty afterwards. Later declarations form a new program.
 
         Args:
             job_name: The name of the job. Default: ``flink-job``.
 
         Raises:
             JobGraphError: The uids, parallelisms or edges are wrong, or checkpoints are kept and stateful operators
-                have no uid. Where no checkpoints are kept, that is only a `MissingUidWarning`, and sources and sinks
-                need no uid.
+                have no uid. If no checkpoints are kept, that is only a `MissingUidWarning`, and sources and sinks need
+                no uid.
         """
         return self._program.execute(job_name)
 
@@ -355,7 +356,7 @@ def _takes_partition(df_factory: DataFrameFactory) -> bool:
     positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     try:
         parameters = signature(df_factory).parameters.values()
-    except (TypeError, ValueError):  # a callable of C has none
+    except (TypeError, ValueError):  # a callable written in C has no signature
         return False
     return sum(p.kind in positional and p.default is Parameter.empty for p in parameters) > 1
 

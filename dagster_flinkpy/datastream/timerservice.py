@@ -28,7 +28,7 @@ class TimerService(ABC):
         """Registers a timer that fires when processing time passes the timestamp, once per key and timestamp.
 
         A task reads the clock at the start of an epoch, after each batch, at watermarks and at the barrier. So a timer
-        that becomes due between two epochs fires at the start of the next one. As in Flink, timers that are still
+        that becomes due between two epochs fires at the start of the second one. As in Flink, timers that are still
         pending when a bounded input ends do not fire.
 
         Args:

@@ -24,7 +24,7 @@ class Transformation:
     uid: str | None = None
     parallelism: int | None = None
     default_parallelism: int | None = None
-    """Applies without ``parallelism``: the environment's at the time of declaration, or None for its latest."""
+    """Used if ``parallelism`` is not set: the environment's at the time of declaration, or None for its latest."""
     max_parallelism: int | None = None
     slot_sharing_group: str = "default"
     side_outputs: dict[str, TypeInformation] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Input:
     partitioner: StreamPartitioner
     side_output: str | None = None
     blocking: bool = False
-    """Whether it is written to the store for another pipelined region to read."""
+    """Whether the output is written to the store, for another pipelined region to read."""
 
     @property
     def type_info(self) -> TypeInformation:

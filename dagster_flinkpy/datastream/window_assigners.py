@@ -79,7 +79,7 @@ class WindowAssigner(ABC, Generic[T, W]):
 
     @abstractmethod
     def get_default_trigger(self, env: Any) -> Trigger[T, W]:
-        """Returns the trigger of windows for which none is set."""
+        """Returns the trigger of windows for which the program sets none."""
 
     @abstractmethod
     def get_window_serializer(self) -> TypeSerializer[W]:
@@ -394,7 +394,7 @@ class _Counting(WindowAssigner[T, CountWindow]):
         return position
 
     def get_default_trigger(self, env: Any) -> Trigger[T, CountWindow]:
-        # A full window gets no more records. PyFlink's trigger does not purge, and so keeps all of them for ever.
+        # A full window gets no further records. PyFlink's trigger does not purge, so it keeps all of them forever.
         return PurgingTrigger(CountTrigger(self._window_size))
 
     def get_window_serializer(self) -> CountWindowSerializer:

@@ -204,7 +204,7 @@ class _Min(ReduceFunction):
 
 
 class _ContinuousTrigger(_QuietTrigger[T, TimeWindow]):
-    """Fires at each multiple of the interval, and keeps the next one as state."""
+    """Fires at each multiple of the interval, and keeps the next time as state."""
 
     def __init__(self, interval: int) -> None:
         if interval <= 0:

@@ -30,7 +30,7 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 
 class SupportsMerge(Protocol[W_contra]):
-    """Is told which windows merge (`MergingWindowAssigner.MergeCallback`)."""
+    """Receives the windows that merge (`MergingWindowAssigner.MergeCallback`)."""
 
     def merge(self, to_be_merged: Iterable[W_contra], merge_result: W_contra) -> None:
         """Merges windows into ``merge_result``."""
@@ -94,7 +94,7 @@ class TimeWindow(_Bounds, Window):
 
 @dataclass(frozen=True)
 class CountWindow(Window):
-    """The window with index ``id`` of a count."""
+    """The window with index ``id`` among windows by count."""
 
     id: int
 

@@ -39,7 +39,7 @@ W = TypeVar("W", bound="_Windowed[Any]")
 
 
 class _Windowed(Generic[S]):
-    """What windowed streams with and without keys have in common."""
+    """The common part of windowed streams with and without keys."""
 
     _apply_functions: tuple[type[Function], ...]
     """Classes with an ``apply`` method."""
@@ -202,7 +202,7 @@ class _Windowed(Generic[S]):
         )
 
     def _key_fields(self, what: str) -> tuple[list[str], list[TypeInformation]]:
-        """Returns the names and types of the fields that the key takes up in a result."""
+        """Returns the names and types of the key's fields in a result."""
         return [], []
 
 

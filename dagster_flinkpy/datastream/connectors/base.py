@@ -47,7 +47,7 @@ def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) 
         least: The least allowed number.
 
     Raises:
-        ValueError: It is missing or has another type.
+        ValueError: It is missing, has another type, or is too small.
     """
     value = position.get(name)
     if type(value) is not kind or (isinstance(value, int) and value < least):
@@ -87,7 +87,7 @@ class SourceSplit:
         """Returns what `to_json` described.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The data does not describe a split.
         """
         return SourceSplit(
             position_field(data, "split_id", str),
@@ -107,9 +107,9 @@ class SplitEnumeratorContext:
     spark: Callable[[], AbstractContextManager[Any]]
     """Returns the job's Spark session, whose work is interrupted when the checkpoint expires."""
     run_id: str | None = None
-    """The run that the attempt belongs to, the same for all its tries; None: the attempt is a run of its own."""
+    """The run of the attempt, the same for all of its tries. None if the attempt does not belong to a run."""
     progress: Callable[[str], None] = lambda line: None
-    """Receives one-line messages for people. Default: they are dropped."""
+    """Receives one-line messages for people. Default: messages are dropped."""
 
 
 class SplitEnumerator(ABC):
@@ -145,7 +145,7 @@ class SplitEnumerator(ABC):
     def unread(self) -> Sequence[str]:
         """Returns the names of input that exists and has not been assigned, for messages.
 
-        It is called for a source that has ended: input that arrived since would never be read, which is an error.
+        It is called for a source that has ended. Input that arrived since then would never be read, so it is an error.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -231,10 +231,10 @@ class Sink(ABC):
 
     @abstractmethod
     def validate(self, type_info: TypeInformation | None) -> None:
-        """Checks that the sink can write records of a type, when the program is declared.
+        """Checks that the sink can write records of a type. It is called when the program is declared.
 
         Raises:
-            ConfigurationError: It cannot; the message says what to do.
+            ConfigurationError: The sink cannot write them; the message says what to do.
         """
 
     @abstractmethod
@@ -246,7 +246,7 @@ class Sink(ABC):
         return set()
 
     def uri(self) -> str | None:
-        """Returns where the records are, without credentials; ``dagster/uri`` of the asset. Default: not known."""
+        """Returns where the records are, without credentials, for ``dagster/uri`` of the asset. None if unknown."""
         return None
 
 
@@ -279,12 +279,12 @@ class SinkCommitter(ABC):
             The number of committables that had been committed before.
 
         Raises:
-            CommittableLostError: One is neither committed nor staged any more. The others were tried.
-            SinkCommitError: One cannot be committed, and a retry cannot fix it.
+            CommittableLostError: A committable is neither committed nor staged any longer. The others were tried.
+            SinkCommitError: A committable cannot be committed, and a retry cannot fix that.
         """
 
     def replace_partition(self, partition: str, checkpoint_id: int) -> int:
-        """Removes what older checkpoints committed to a partition, and returns how much.
+        """Removes what older checkpoints committed to a partition, and returns the number of removed items.
 
         It is called after a commit, in jobs partitioned by time, where a partition may run again. It is idempotent.
 
@@ -293,14 +293,14 @@ class SinkCommitter(ABC):
             checkpoint_id: The checkpoint that holds the partition now.
 
         Raises:
-            ConfigurationError: The sink does not support it.
+            ConfigurationError: The sink does not support this.
         """
         raise ConfigurationError(
             f"{type(self).__qualname__} cannot replace partition {partition!r}: it has no replace_partition method"
         )
 
     def last_committed(self) -> int | None:
-        """Returns the newest checkpoint that this job and uid committed something of, or None if unknown.
+        """Returns the newest checkpoint from which this job and uid committed anything, or None if unknown.
 
         It is called if the job's own record is lost. Default: None.
         """
@@ -316,7 +316,7 @@ class SinkCommitter(ABC):
 
 
 class TwoPhaseCommittingSink(Sink):
-    """A sink that commits what its writers prepared after the checkpoint has completed."""
+    """A sink that commits, after the checkpoint has completed, what its writers prepared."""
 
     @abstractmethod
     def create_committer(self, context: CommitterInitContext) -> SinkCommitter:

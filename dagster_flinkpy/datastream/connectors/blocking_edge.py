@@ -1,7 +1,7 @@
 """The two ends of a blocking edge: a sink at the end of one pipelined region, and a source at the start of another.
 
 They mirror Flink's ``BoundedBlockingSubpartition``, which is written once and read any number of times. The registry
-knows what executes them. Where the segments are is known when the job runs.
+names the code that executes them. The place of the segments is only known when the job runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlockingEdgeSink(TwoPhaseCommittingSink):
     """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
 
     def validate(self, type_info: TypeInformation | None) -> None:
-        """Takes records of any type."""
+        """Accepts records of any type."""
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
         writer: SinkWriter = resolve("blocking_edge_writer")(self, context, type_info)

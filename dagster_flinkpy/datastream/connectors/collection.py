@@ -25,7 +25,7 @@ class CollectionSource(Source):
         batch_size: The number of records in a batch.
 
     Raises:
-        ConfigurationError: The type is none.
+        ConfigurationError: The type is not a type from ``Types``.
         TypeMismatchError: A record does not have the type.
     """
 
@@ -39,7 +39,7 @@ class CollectionSource(Source):
     ) -> None:
         if not isinstance(type_info, TypeInformation):
             raise ConfigurationError(f"a collection needs a type from Types.*, not {type_info!r}")
-        # Values without a type are pickled by the worker that reads them: their classes travel with the program.
+        # Values without a type are pickled only by the worker that reads them: their classes travel with the program.
         untyped = isinstance(type_info, PickledBytesTypeInfo)
         self._values = list(values) if untyped else type_info.to_arrow(values)
         self._type_info = type_info

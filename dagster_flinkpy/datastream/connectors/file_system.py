@@ -1,6 +1,6 @@
 """Files as source and sink (``pyflink.datastream.connectors.file_system``).
 
-These are declarations. The registry knows what reads and writes the files.
+These are declarations. The registry names the code that reads and writes the files.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class FileSource(Source):
     paths: tuple[str, ...]
     """Files and folders, local or ``s3://bucket/prefix``."""
     bounded: bool | None = None
-    """Whether it ends with the files that existed at the start. None: it ends when ``env.execute()`` runs the
-    program, and goes on from run to run in Dagster."""
+    """Whether the input ends with the files that existed at the start. None: it ends if ``env.execute()`` runs the
+    program, and continues from run to run in Dagster."""
 
     @staticmethod
     def for_record_stream_format(stream_format: StreamFormat, *paths: str) -> FileSourceBuilder:
@@ -134,7 +134,7 @@ class FileSource(Source):
 
 @dataclass(frozen=True)
 class RollingPolicy:
-    """When a file is closed and a new one started. A checkpoint always closes it."""
+    """When a file is closed and a new one is started. A checkpoint always closes it."""
 
     part_size: int | None = None
     """The number of bytes after which a file is full, or None if only checkpoints close it."""
@@ -148,7 +148,7 @@ class RollingPolicy:
         Args:
             part_size: The size in bytes.
             rollover_interval: Has no effect: no file outlives its checkpoint.
-            inactivity_interval: Has no effect, either.
+            inactivity_interval: Has no effect either.
         """
         if part_size <= 0:
             raise ConfigurationError(f"part_size must be positive, not {part_size}")
@@ -183,7 +183,7 @@ class BucketAssigner:
 
         Args:
             format_str: Java's ``yyyy``, ``MM``, ``dd``, ``HH``, ``mm`` and ``ss``, and text between single quotes;
-                other letters are refused.
+                other letters are an error.
             timezone_id: A time zone such as ``Europe/Berlin``. Default: that of the machine.
         """
         parts = format_str.split("'")
@@ -259,7 +259,7 @@ class FileSink(TwoPhaseCommittingSink):
     """A folder, local or ``s3://bucket/prefix``."""
     encoder: Encoder
     bucket_assigner: BucketAssigner = BucketAssigner("%Y-%m-%d--%H")
-    """Default: a folder per hour, as in Flink."""
+    """The folders below ``base_path``. Default: one per hour, as in Flink."""
     rolling_policy: RollingPolicy = RollingPolicy()
     output_file_config: OutputFileConfig = OutputFileConfig()
 
@@ -303,7 +303,7 @@ class FileSink(TwoPhaseCommittingSink):
             return self._sink
 
     def validate(self, type_info: TypeInformation | None) -> None:
-        pass  # everything has a text
+        pass  # everything can be written as text
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
         writer: SinkWriter = resolve("file_writer")(self, context, type_info)

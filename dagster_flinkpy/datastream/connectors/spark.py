@@ -1,6 +1,6 @@
 """Spark DataFrames in a program: as a source, and as a transformation of a stream.
 
-The registry knows what executes them. Their functions run on the driver, so they are not shipped with the program.
+The registry names the code that executes them. Their functions run on the driver, so they are not sent to the workers.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ ROWTIME = "rowtime"
 
 @dataclass(frozen=True)
 class SparkSource(Source):
-    """Reads a DataFrame, all of it in one epoch: once, or once in each run."""
+    """Reads a whole DataFrame in one epoch: once, or once in each run."""
 
     df_factory: Callable[..., DataFrame] | None
-    """Returns the DataFrame; None on the workers."""
+    """Function that returns the DataFrame; None on the workers."""
     type_info: TypeInformation
     location: Any = None
     """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
     uid: str = ""
     """The uid of the operator; set when the job runs."""
     bounded: bool | None = None
-    """Whether the input ends when the DataFrame has been read; if not, each run reads it. None: it ends when
-    ``env.execute()`` runs the program, and each run reads it in Dagster."""
+    """Whether the input ends when the DataFrame has been read. If not, each run reads it again. None: it ends if
+    ``env.execute()`` runs the program, and in Dagster each run reads it again."""
 
     @property
     def produced_type(self) -> TypeInformation:
@@ -65,7 +65,7 @@ class SparkSource(Source):
 
 @dataclass(frozen=True)
 class PartitionedSparkSource(SparkSource, PartitionedSource):
-    """Reads the DataFrame of a partition of time, for which the factory has a second argument."""
+    """Reads the DataFrame of a time partition, which the factory takes as its second argument."""
 
     def for_partition(self, partition: TimePartition) -> SparkSource:
         factory = self.df_factory
@@ -80,7 +80,7 @@ class SparkTransform(BlockingEdgeSource):
     """Reads what the sink of a blocking edge has written as a DataFrame, and applies a function to it."""
 
     function: DataFrameFunction | None = None
-    """Takes the records of one checkpoint; None on the workers."""
+    """Function of the records of one checkpoint; None on the workers."""
     input_type: RowTypeInfo | TupleTypeInfo | None = None
     """The type of the stream; None on the workers."""
     uid: str = ""
