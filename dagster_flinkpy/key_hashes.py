@@ -14,6 +14,7 @@ Long           int (within 64 bits), numpy.int64       int64
 Float          numpy.float32                           float
 Double         float, numpy.float64                    double
 String         str                                     string, large_string
+BigDecimal     decimal.Decimal, unless NaN or infinite (not as an Arrow column)
 sql.Date       datetime.date                           date32
 sql.Time       datetime.time without zone              time64[us]
 sql.Timestamp  datetime.datetime without zone          timestamp[us]
@@ -32,6 +33,7 @@ Source: Flink's ``KeyGroupRangeAssignment``, ``MathUtils.murmurHash``, ``Tuple2`
 from __future__ import annotations
 
 import datetime
+import decimal
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -110,7 +112,7 @@ def java_hash_code(key: object) -> int:
         reason = "bytes are a byte[], which Java hashes by identity; use a str, or a Row with a bytes field"
     else:
         reason = (
-            f"{type(key).__qualname__} is not a key type; use bool, int, float, str, date, time, datetime, "
+            f"{type(key).__qualname__} is not a key type; use bool, int, float, str, Decimal, date, time, datetime, "
             "or a tuple or Row of these"
         )
     raise UnsupportedKeyTypeError(reason)
@@ -154,6 +156,18 @@ def _float_hash_code(key: np.float32) -> int:
 def _string_hash_code(key: str) -> int:
     # Java counts UTF-16 code units; a Python str may hold lone surrogates, as a Java String may.
     return _signed(_fold(np.frombuffer(key.encode("utf-16-le", "surrogatepass"), dtype="<u2").tolist(), 0))
+
+
+@java_hash_code.register
+def _decimal_hash_code(key: decimal.Decimal) -> int:
+    # BigDecimal.hashCode: numbers of different scale differ. Its unscaled value hashes by words of 32 bits.
+    sign, digits, exponent = key.as_tuple()
+    if not isinstance(exponent, int):
+        raise UnsupportedKeyTypeError(f"Decimal {key} is not a key, because Java has no such BigDecimal; use a str")
+    unscaled = int("".join(map(str, digits)))
+    words = unscaled.to_bytes((unscaled.bit_length() + 31) // 32 * 4, "big")
+    hashed = _fold(np.frombuffer(words, dtype=">u4").tolist(), 0)
+    return _signed(31 * (-hashed if sign else hashed) - exponent)
 
 
 @java_hash_code.register

@@ -14,7 +14,7 @@ import pyarrow as pa
 from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.errors import TypeMismatchError
 
-__all__ = ["BasicColumn", "basic_column"]
+__all__ = ["BasicColumn", "basic_column", "decimal_column", "without_zeros"]
 
 _ARROW_REFUSES = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
@@ -28,7 +28,7 @@ _ARROW_TYPES: dict[str, pa.DataType] = {
     "FLOAT": pa.float32(),
     "DOUBLE": pa.float64(),
     "CHAR": pa.string(),
-    "BIG_DEC": pa.decimal128(38, 18),
+    "BIG_DEC": pa.string(),
     "SQL_DATE": pa.date32(),
     "SQL_TIME": pa.time64("us"),
     "SQL_TIMESTAMP": pa.timestamp("us"),
@@ -79,7 +79,7 @@ class BasicColumn:
                 self._build([value])
             except _ARROW_REFUSES:
                 far = isinstance(value, int) and pa.types.is_integer(self.arrow_type) and not isinstance(value, bool)
-                why = ", out of its range" if far else ""
+                why = ", out of its range" if far else self._why(value)
                 if isinstance(value, (datetime, time)) and value.tzinfo is not None:
                     why = (
                         f" with a time zone, which {self.name} does not keep; give it without one, such as "
@@ -87,6 +87,10 @@ class BasicColumn:
                     )
                 return f"a value that is not: {value!r} is {type(value).__name__}{why}"
         return "values of several types"
+
+    def _why(self, value: Any) -> str:
+        """Returns what a message adds about a value that does not fit."""
+        return ""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
         """See ``TypeInformation.from_arrow``."""
@@ -123,13 +127,47 @@ class _BytesColumn(BasicColumn):
 
 
 class _BigDecColumn(BasicColumn):
-    """``Decimal``, without the trailing zeros that its column adds."""
+    """Any ``Decimal``, as text: ``str`` of a Decimal is exact, and keeps its scale."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if not _DECIMALS.issuperset(map(type, values)) and not all(map(_is_decimal, values)):
+            raise TypeError("not Decimal")
+        return pa.array([None if v is None else str(v) for v in values], type=self.arrow_type)
+
+    def _why(self, value: Any) -> str:
+        return "; convert it first, such as Decimal(str(value))" if isinstance(value, (float, str)) else ""
 
     def from_arrow(self, column: pa.Array) -> list[Any]:
-        return [None if v is None else _without_zeros(v) for v in column.to_pylist()]
+        return [None if v is None else decimal.Decimal(v) for v in column.to_pylist()]
 
 
-def _without_zeros(value: decimal.Decimal) -> decimal.Decimal:
+class _DecimalColumn(BasicColumn):
+    """``Decimal`` with a fixed number of digits after the point."""
+
+    def _build(self, values: Sequence[Any]) -> pa.Array:
+        if not _DECIMALS.issuperset(map(type, values)) and not all(map(_is_decimal, values)):
+            raise TypeError("not Decimal")  # Arrow would take text, and convert it
+        return super()._build(values)
+
+    def _why(self, value: Any) -> str:
+        if not _is_decimal(value):
+            return ""
+        kind: Any = self.arrow_type
+        return (
+            f"; it has at most {kind.precision - kind.scale} digits before the point and {kind.scale} after it, so "
+            "round the value, or declare a wider type; Types.BIG_DEC() takes any Decimal"
+        )
+
+
+_DECIMALS = frozenset({decimal.Decimal, int, type(None)})
+
+
+def _is_decimal(value: Any) -> bool:
+    return value is None or (isinstance(value, (decimal.Decimal, int)) and not isinstance(value, bool))
+
+
+def without_zeros(value: decimal.Decimal) -> decimal.Decimal:
+    """Returns a number without the zeros at the end of its digits after the point."""
     digits = format(value, "f")
     return decimal.Decimal(digits.rstrip("0").rstrip(".") if "." in digits else digits)
 
@@ -166,3 +204,10 @@ def basic_column(name: str) -> BasicColumn:
         "INSTANT": _InstantColumn,
     }
     return kinds.get(name, BasicColumn)(name, _ARROW_TYPES[name])
+
+
+@cache
+def decimal_column(precision: int, scale: int) -> BasicColumn:
+    """Returns the column of ``Types.DECIMAL(precision, scale)``."""
+    make = pa.decimal128 if precision <= 38 else pa.decimal256
+    return _DecimalColumn(f"DECIMAL({precision}, {scale})", make(precision, scale))

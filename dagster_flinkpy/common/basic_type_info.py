@@ -7,14 +7,21 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.type_information import Json, TypeInformation
-from dagster_flinkpy.errors import TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from dagster_flinkpy.common.basic_columns import BasicColumn
 
-__all__ = ["BASIC_TYPES", "BasicTypeInfo", "PickledBytesTypeInfo"]
+__all__ = [
+    "BASIC_TYPES",
+    "BIG_DEC_JSON",
+    "BasicTypeInfo",
+    "DecimalTypeInfo",
+    "PickledBytesTypeInfo",
+    "StoredBigDecTypeInfo",
+]
 
 BASIC_TYPES = {
     "STRING": "string",
@@ -26,7 +33,7 @@ BASIC_TYPES = {
     "FLOAT": "float",
     "DOUBLE": "double",
     "CHAR": "string",
-    "BIG_DEC": "decimal128(38, 18)",
+    "BIG_DEC": "string",
     "SQL_DATE": "date32[day]",
     "SQL_TIME": "time64[us]",
     "SQL_TIMESTAMP": "timestamp[us]",
@@ -35,6 +42,12 @@ BASIC_TYPES = {
     "INSTANT": "timestamp[us, tz=UTC]",
 }
 """The name of the Arrow type of each basic type."""
+
+MAX_DECIMAL_PRECISION = 76
+"""Digits of the widest decimal column of Arrow and Parquet."""
+
+BIG_DEC_JSON = "BIG_DEC_TEXT"
+"""What stored types call ``Types.BIG_DEC()``. Earlier releases wrote ``BIG_DEC``, which is decimal128(38, 18)."""
 
 
 class BasicTypeInfo(TypeInformation):
@@ -68,10 +81,62 @@ class BasicTypeInfo(TypeInformation):
         return self._column.from_arrow(column)
 
     def to_json(self) -> Json:
-        return {"type": self.name}
+        return {"type": BIG_DEC_JSON if self.name == "BIG_DEC" else self.name}
 
     def __repr__(self) -> str:
         return f"Types.{self.name}()"
+
+
+class DecimalTypeInfo(BasicTypeInfo):
+    """A ``decimal.Decimal`` with a fixed number of digits after the point.
+
+    Args:
+        precision: The number of digits, 1 to 76. Spark has 38 at most.
+        scale: How many of them are after the point.
+
+    Raises:
+        ConfigurationError: A number is out of range.
+    """
+
+    def __init__(self, precision: int, scale: int) -> None:
+        if type(precision) is not int or not 1 <= precision <= MAX_DECIMAL_PRECISION:
+            raise ConfigurationError(f"precision={precision!r} must be a whole number, 1 to {MAX_DECIMAL_PRECISION}")
+        if type(scale) is not int or not 0 <= scale <= precision:
+            raise ConfigurationError(f"scale={scale!r} must be a whole number from 0 to the precision, {precision}")
+        super().__init__(f"DECIMAL({precision}, {scale})")
+        self.precision = precision
+        self.scale = scale
+
+    @property
+    def _column(self) -> BasicColumn:
+        from dagster_flinkpy.common.basic_columns import decimal_column
+
+        return decimal_column(self.precision, self.scale)
+
+    @property
+    def arrow_name(self) -> str:
+        return f"decimal{128 if self.precision <= 38 else 256}({self.precision}, {self.scale})"
+
+    def to_json(self) -> Json:
+        return {"type": "DECIMAL", "precision": self.precision, "scale": self.scale}
+
+    def __repr__(self) -> str:
+        return f"Types.{self.name}"
+
+
+class StoredBigDecTypeInfo(DecimalTypeInfo):
+    """``Types.BIG_DEC()`` as earlier releases stored it: 38 digits, 18 of them after the point, read without zeros."""
+
+    def __init__(self) -> None:
+        super().__init__(38, 18)
+
+    def from_arrow(self, column: pa.Array) -> list[Any]:
+        from dagster_flinkpy.common.basic_columns import without_zeros
+
+        return [None if v is None else without_zeros(v) for v in column.to_pylist()]
+
+    def to_json(self) -> Json:
+        return {"type": "BIG_DEC"}
 
 
 class PickledBytesTypeInfo(TypeInformation):

@@ -20,6 +20,7 @@ _KEY_TYPES: dict[type, Callable[[], TypeInformation]] = {
     int: Types.LONG,
     float: Types.DOUBLE,
     str: Types.STRING,
+    decimal.Decimal: Types.BIG_DEC,
     datetime.date: Types.SQL_DATE,
     datetime.time: Types.SQL_TIME,
     datetime.datetime: Types.SQL_TIMESTAMP,
@@ -49,9 +50,9 @@ def infer_key_type(key: Any, field: str = "key") -> TypeInformation:
         return RowTypeInfo(types, None if key._names is None else names)
     if isinstance(key, tuple):
         return TupleTypeInfo([infer_key_type(v, f"{field}[{i}]") for i, v in enumerate(key)])
-    if isinstance(key, (bytes, decimal.Decimal, list, dict, set)):
+    if isinstance(key, (bytes, list, dict, set)):
         hint = "use a str, an int or a tuple of them"
     else:
-        hint = "keys may be bool, int, float, str, date, time, datetime, or tuples and Rows of them"
+        hint = "keys may be bool, int, float, str, Decimal, date, time, datetime, or tuples and Rows of them"
     shown = "None" if key is None else f"{type(key).__name__}: {key!r}"
     raise UnsupportedKeyTypeError(f"{field} is {shown}; {hint}")

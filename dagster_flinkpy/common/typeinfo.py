@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from dagster_flinkpy.common.basic_type_info import BASIC_TYPES, BasicTypeInfo, PickledBytesTypeInfo
+from dagster_flinkpy.common.basic_type_info import (
+    BASIC_TYPES,
+    BIG_DEC_JSON,
+    BasicTypeInfo,
+    DecimalTypeInfo,
+    PickledBytesTypeInfo,
+    StoredBigDecTypeInfo,
+)
 from dagster_flinkpy.common.composite_type_info import ListTypeInfo, MapTypeInfo, RowTypeInfo, TupleTypeInfo
 from dagster_flinkpy.common.type_information import Json, TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
+    "BIG_DEC_JSON",
     "BasicTypeInfo",
+    "DecimalTypeInfo",
     "ListTypeInfo",
     "MapTypeInfo",
     "PickledBytesTypeInfo",
@@ -76,8 +85,26 @@ class Types:
 
     @staticmethod
     def BIG_DEC() -> TypeInformation:
-        """``decimal.Decimal``; 38 digits, 18 of them after the point."""
+        """Any ``decimal.Decimal``, with the digits and the scale it has. Its column is text.
+
+        As a key, ``1.10`` and ``1.1`` differ, as Java's ``BigDecimal`` objects do. A table needs :meth:`DECIMAL`.
+        """
         return BasicTypeInfo("BIG_DEC")
+
+    @staticmethod
+    def DECIMAL(precision: int, scale: int) -> TypeInformation:
+        """``decimal.Decimal`` in a column of a fixed scale, as tables have it: ``1.1`` is ``1.10`` in scale 2.
+
+        A value with more digits is a `TypeMismatchError`. PyFlink has this type in its Table API only.
+
+        Args:
+            precision: The number of digits, 1 to 76. Spark has 38 at most.
+            scale: How many of them are after the point.
+
+        Raises:
+            ConfigurationError: A number is out of range.
+        """
+        return DecimalTypeInfo(precision, scale)
 
     @staticmethod
     def BIG_INT() -> TypeInformation:
@@ -166,9 +193,12 @@ def type_from_json(description: Json) -> TypeInformation:
 
 def _from_json(description: Json) -> TypeInformation:
     name = description.get("type")
-    if name in BASIC_TYPES:
+    if name in BASIC_TYPES and name != "BIG_DEC":
         return BasicTypeInfo(name)
     builders: dict[str, Callable[[], TypeInformation]] = {
+        BIG_DEC_JSON: Types.BIG_DEC,
+        "BIG_DEC": StoredBigDecTypeInfo,
+        "DECIMAL": lambda: DecimalTypeInfo(description["precision"], description["scale"]),
         "PICKLED_BYTE_ARRAY": PickledBytesTypeInfo,
         "ROW": lambda: RowTypeInfo([type_from_json(f) for f in description["fields"]], description["names"]),
         "TUPLE": lambda: TupleTypeInfo([type_from_json(f) for f in description["fields"]]),

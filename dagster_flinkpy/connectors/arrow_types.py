@@ -58,7 +58,7 @@ def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) 
     if pa.types.is_time(arrow_type):
         return Types.SQL_TIME()
     if pa.types.is_decimal(arrow_type):
-        return Types.BIG_DEC()
+        return Types.DECIMAL(arrow_type.precision, arrow_type.scale)
     if pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type):
         return Types.LIST(type_info_of(arrow_type.value_type, f"{name}[]", instants=instants))
     if pa.types.is_map(arrow_type):

@@ -6,6 +6,7 @@ uploads after the checkpoint. It recognises an upload that is already completed 
 
 from __future__ import annotations
 
+from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import (
@@ -40,6 +41,7 @@ class ParquetSink(TwoPhaseCommittingSink):
                 f"the Parquet sink {self.location.url} needs typed records: declare output_type=..., such as "
                 "Types.ROW_NAMED([...], [...]), on the operator before it"
             )
+        check_has_scale(type_info, f"the Parquet sink {self.location.url}")
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
         from dagster_flinkpy.connectors.parquet_writer import ParquetWriter

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
 from dagster_flinkpy.connectors.ranged_file import RangedFile
@@ -67,7 +68,7 @@ class ParquetSource(PartitionedSource):
         batch_rows: Maximum number of records in a batch.
 
     Raises:
-        ConfigurationError: A number is not positive.
+        ConfigurationError: A number is not positive, or a decimal has no scale.
     """
 
     def __init__(
@@ -95,6 +96,8 @@ class ParquetSource(PartitionedSource):
         self.max_files_per_epoch = max_files_per_epoch
         self.partition_format = partition_format
         self.batch_rows = batch_rows
+        if row_type is not None:
+            check_has_scale(row_type, f"row_type of the Parquet source {self.location.url}")
         self._row_type = row_type
         self._before: str | None = None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import decimal
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeVar, cast
 
@@ -195,7 +196,13 @@ def _greatest(first: Any, second: Any) -> Any:
     return second if second > first else first
 
 
+_EXACT = decimal.Context(prec=100)
+"""Python's own context would round sums to 28 digits."""
+
+
 def _sum(first: Any, second: Any) -> Any:
+    if isinstance(first, decimal.Decimal) and isinstance(second, (decimal.Decimal, int)):
+        return _EXACT.add(first, second)
     return first + second
 
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    DecimalTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.functions import AggregateFunction, ProcessWindowFunction
 from dagster_flinkpy.errors import ConfigurationError
@@ -18,6 +25,7 @@ __all__ = [
     "check_is_number",
     "field_of",
     "key_fields",
+    "type_of_sum",
 ]
 
 
@@ -113,6 +121,26 @@ def key_fields(
     if isinstance(key_type, TupleTypeInfo):
         return [f"key_{i}" for i in range(len(key_type.field_types))], list(key_type.field_types)
     return ["key"], [key_type]
+
+
+def type_of_sum(record_type: TypeInformation, position: int | str) -> TypeInformation:
+    """Returns the type of records with the sum of a field in it: a decimal gets ten more digits, as in Spark.
+
+    Args:
+        record_type: The type of the records.
+        position: The index or name of the field.
+    """
+    index, kind = field_of(record_type, position)
+    if not isinstance(kind, DecimalTypeInfo):
+        return record_type
+    most = 38 if kind.precision <= 38 else 76
+    total = Types.DECIMAL(min(kind.precision + 10, most), kind.scale)
+    if index is None or not isinstance(record_type, (RowTypeInfo, TupleTypeInfo)):
+        return total
+    types = [total if i == index else each for i, each in enumerate(record_type.field_types)]
+    if isinstance(record_type, TupleTypeInfo):
+        return TupleTypeInfo(types)
+    return RowTypeInfo(types, record_type.field_names if record_type.named else None)
 
 
 def field_of(record_type: TypeInformation, position: int | str) -> tuple[int | None, TypeInformation | None]:

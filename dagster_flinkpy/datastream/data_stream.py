@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -18,7 +19,13 @@ from dagster_flinkpy.datastream.adapters import (
     KeyedMapAdapter,
     WithKey,
 )
-from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, check_field, check_is_number
+from dagster_flinkpy.datastream.aggregations import (
+    CountAggregate,
+    MeanAggregate,
+    check_field,
+    check_is_number,
+    type_of_sum,
+)
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
@@ -37,6 +44,7 @@ from dagster_flinkpy.datastream.functions import (
     ReduceFunction,
 )
 from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
+from dagster_flinkpy.datastream.operator_settings import DataStreamSink, OperatorSettings
 from dagster_flinkpy.datastream.operator_specs import (
     FilterSpec,
     FlatMapSpec,
@@ -66,7 +74,6 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.datastream.windowed_stream import AllWindowedStream, WindowedStream
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
-from dagster_flinkpy.key_groups import check_whole_number
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.spark import DataFrameFunction
@@ -81,62 +88,10 @@ __all__ = [
     "WindowedStream",
 ]
 
-S = TypeVar("S", bound="_Configurable")
+S = TypeVar("S", bound=OperatorSettings)
 
 
-class _Configurable:
-    """The settings that every operator has."""
-
-    def __init__(self, transformation: Transformation) -> None:
-        self._transformation = transformation
-
-    @property
-    def _operator(self) -> Transformation:
-        """The operator that the settings belong to."""
-        return self._transformation
-
-    def uid(self: S, uid: str) -> S:
-        """Sets the operator's id, under which its state is stored and restored."""
-        self._operator.uid = uid
-        return self
-
-    def name(self: S, name: str) -> S:
-        """Sets the operator's display name."""
-        self._operator.name = name
-        return self
-
-    def set_parallelism(self: S, parallelism: int) -> S:
-        """Sets the number of subtasks."""
-        check_whole_number("parallelism", parallelism)
-        self._operator.parallelism = parallelism
-        return self
-
-    def set_max_parallelism(self: S, max_parallelism: int) -> S:
-        """Sets the number of key groups, which no parallelism can exceed."""
-        check_whole_number("max_parallelism", max_parallelism)
-        self._operator.max_parallelism = max_parallelism
-        return self
-
-    def slot_sharing_group(self: S, slot_sharing_group: str) -> S:
-        """Puts the operator into a slot-sharing group."""
-        self._operator.slot_sharing_group = slot_sharing_group
-        return self
-
-    def set_description(self: S, description: str) -> S:
-        """Sets a longer description than the name. It is not shown anywhere."""
-        self._operator.description = description
-        return self
-
-    def disable_chaining(self: S) -> S:
-        """Has no effect: the edges decide which operators are chained, and chaining does not change results."""
-        return self
-
-
-class DataStreamSink(_Configurable):
-    """The end of a stream."""
-
-
-class DataStream(_Configurable):
+class DataStream(OperatorSettings):
     """A stream of records."""
 
     def __init__(self, upstream: Upstream[DataStream], transformation: Transformation) -> None:
@@ -340,6 +295,9 @@ class DataStream(_Configurable):
             )
         if any(ROWTIME in t.field_names for t in (input_type, output_type) if t is not None):
             raise JobGraphError(f"transform_spark(): {ROWTIME!r} is the column of event time; rename the field")
+        for each in (input_type, output_type):
+            if each is not None:
+                check_has_scale(each, "transform_spark()")
         name = "Spark Transform"
         if output_type is None:
             output_type = spark_row_type("spark_transform_type", func, input_type, operator=name)
@@ -550,7 +508,8 @@ class KeyedStream(DataStream):
         if not isinstance(position, (int, str)):
             raise ConfigurationError(f"{fold}() needs the index or the name of a field, not {position!r}")
         check_field(self.get_type(), position, f"{fold}()")
-        return self.reduce(Accumulation(fold, position)).name(fold.title())
+        result_type = type_of_sum(self.get_type(), position) if fold == "sum" else self.get_type()
+        return self._then(fold.title(), ReduceSpec(Accumulation(fold, position), result_type), result_type)
 
     def count(self) -> DataStream:
         """Emits the number of records per key so far: rows with the key's fields and ``count``."""

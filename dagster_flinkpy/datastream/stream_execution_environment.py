@@ -11,6 +11,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
@@ -317,6 +318,7 @@ class StreamExecutionEnvironment:
                     "type_info=Types.ROW_NAMED([...], [...])"
                 )
             type_info = spark_row_type("spark_source_type", df_factory, operator=source_name)
+        check_has_scale(type_info, f"operator {source_name!r}: type_info")
         kind = PartitionedSparkSource if partitioned else SparkSource
         source = kind(df_factory, type_info, bounded=bounded)
         strategy = watermark_strategy or WatermarkStrategy.no_watermarks().with_idleness(Duration.of_millis(1))

@@ -13,6 +13,7 @@ from dagster_flinkpy.datastream.aggregations import (
     WithKeyAndWindow,
     check_field,
     check_is_number,
+    type_of_sum,
 )
 from dagster_flinkpy.datastream.functions import (
     AggregateFunction,
@@ -168,7 +169,9 @@ class _Windowed(Generic[S]):
 
     def _accumulate(self, fold: AccumulateType, field: int | str) -> S:
         check_field(self.get_input_type(), field, f"{fold}()")
-        return self._reduce(Accumulation(fold, field), None, None)
+        record_type = self.get_input_type()
+        result_type = type_of_sum(record_type, field) if fold == "sum" else record_type
+        return self._window(result_type, reduce=Accumulation(fold, field), accumulator_type=result_type)
 
     def count(self) -> S:
         """Emits the number of records per window: the key's fields, ``window_start``, ``window_end`` and ``count``.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
-from dagster_flinkpy.datastream.state import StateDescriptor
+from dagster_flinkpy.datastream.state import MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import (
     ConfigurationError,
     StateSchemaError,
@@ -38,7 +39,7 @@ from dagster_flinkpy.state.layout import (
 )
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import RunFiles
-from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, stored_key_type
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
@@ -220,6 +221,10 @@ class ColumnarKeyedStateBackend:
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
         """
         handles = self._handles((False, descriptor.name))
+        restored = self._restored.get((False, descriptor.name))
+        if restored is not None and restored.map_key_type is not None and isinstance(descriptor, MapStateDescriptor):
+            descriptor = copy.copy(descriptor)
+            descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key_type), descriptor.key_type_info)
         state = make_state(descriptor, namespace_type, self._keys, self._files, handles)
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
@@ -229,6 +234,13 @@ class ColumnarKeyedStateBackend:
             if state.table.ttl and config is not None and config.get_cleanup_strategies().in_full_snapshot():
                 self._full_cleanup.add((False, descriptor.name))
         return self._states[descriptor.name]
+
+    def key_group_of(self, key: Any) -> int | None:
+        """Returns the key group of a key, or None while there are no keys and so no type of them."""
+        if self._key_type is None:
+            return None
+        hashes = hash_keys(self._key_type, self._key_type.to_arrow([key]))
+        return int(key_groups_of_hashes(hashes, self._max_parallelism)[0])
 
     def read(self, name: str, key: Any) -> Any:
         """Reads a state of one key, for tests and debugging; afterwards no key is current.

@@ -7,16 +7,17 @@ import struct
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import DecimalTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
-from dagster_flinkpy.key_hashes import StructAs, java_hash_codes
+from dagster_flinkpy.key_hashes import StructAs, java_hash_code, java_hash_codes
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.layout import SortKeys, equal_rows, hashes_of
 
@@ -24,6 +25,7 @@ __all__ = ["KeyCodec", "KeySlots", "TouchedKeys", "hash_keys"]
 
 Convert = Callable[[Any], Any]
 
+_BIG_DEC = Types.BIG_DEC()
 _DOUBLE, _FLOAT = struct.Struct(">d"), struct.Struct(">f")
 
 
@@ -31,7 +33,7 @@ class KeyCodec:
     """Turns keys (and namespaces and map keys) into dict keys that are equal when the keys are equal in Java.
 
     Most types are their own dict keys. Floating point numbers are told apart by their bits (one NaN, -0.0 is not 0.0),
-    and rows become tuples.
+    ``Types.BIG_DEC()`` by its text (1.10 is not 1.1), and rows become tuples.
 
     Args:
         kind: A basic type, or a tuple or Row of them.
@@ -75,6 +77,10 @@ def _encode_double(value: Any) -> Any:
     return _DOUBLE.pack(math.nan if value != value else value)
 
 
+def _encode_decimal(value: Any) -> Any:
+    return None if value is None else str(value)
+
+
 def _in_order(value: Any, names: tuple[str, ...]) -> Iterable[Any]:
     """Returns the fields of a row in the order of its type: by name, if it has these names."""
     if isinstance(value, Mapping):
@@ -102,6 +108,8 @@ def _encoder(kind: TypeInformation) -> Convert | None:
             )
 
         return encode
+    if kind == _BIG_DEC:
+        return _encode_decimal
     return {pa.float32(): _encode_float, pa.float64(): _encode_double}.get(kind.arrow_type)
 
 
@@ -125,6 +133,8 @@ def _decoder(kind: TypeInformation) -> Convert | None:
             return row
 
         return decode
+    if kind == _BIG_DEC:
+        return lambda value: None if value is None else Decimal(value)
     number = {pa.float32(): _FLOAT, pa.float64(): _DOUBLE}.get(kind.arrow_type)
     return None if number is None else lambda value: None if value is None else number.unpack(value)[0]
 
@@ -134,7 +144,23 @@ def hash_keys(key_type: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[n
     struct_as: StructAs = "tuple"
     if isinstance(key_type, RowTypeInfo):
         struct_as = "named_row" if key_type.named else "row"
-    return java_hash_codes(column, struct_as=struct_as)
+    return java_hash_codes(_with_decimal_hashes(key_type, column), struct_as=struct_as)
+
+
+def _with_decimal_hashes(kind: TypeInformation, column: pa.Array[Any]) -> pa.Array[Any]:
+    """Returns keys with the hashes of decimals in place of them: an ``int`` hashes to itself."""
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)) and isinstance(column, pa.StructArray):
+        fields = column.flatten()
+        hashed = list(map(_with_decimal_hashes, kind.field_types, fields))
+        if all(before is after for before, after in zip(fields, hashed, strict=True)):
+            return column
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(hashed, names=list(kind.field_names), mask=mask)
+    if kind != _BIG_DEC and not isinstance(kind, DecimalTypeInfo):
+        return column
+    encoded = column.dictionary_encode()
+    distinct = kind.from_arrow(encoded.dictionary)
+    return pa.array(list(map(java_hash_code, distinct)), type=pa.int32()).take(encoded.indices)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle
 from dagster_flinkpy.state.keys import KeyCodec
 from dagster_flinkpy.state.layout import check_key_like
 from dagster_flinkpy.state.operator_state import read_partitions, write_partitions
-from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, evolve
+from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, evolve, stored_key_type
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["RAW_STATE", "OperatorStateBackend"]
@@ -254,6 +254,9 @@ class OperatorStateBackend(OperatorStateStore):
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
         self._check(state_descriptor, MapStateDescriptor)
         key_type = state_descriptor.key_type_info
+        restored = self._restored.get(state_descriptor.name)
+        if restored is not None and "key" in restored.types:
+            key_type = stored_key_type(type_from_json(restored.types["key"]), key_type)
         check_key_like(key_type, f"the key of broadcast state {state_descriptor.name!r}")
         state = self._state(
             state_descriptor.name,

@@ -1,7 +1,8 @@
 """Which changes of a state's type a restore accepts, and how old values become new ones.
 
 Flink: the schema evolution of POJO and Avro types. A named row may gain fields, which are null in old values, and lose
-fields; a number may become a wider one of its kind. Both hold in rows, tuples, lists and maps, too.
+fields; a number may become a wider one of its kind. Both hold in rows, tuples, lists and maps, too. What earlier
+releases stored as ``Types.BIG_DEC()`` may become any decimal.
 """
 
 from __future__ import annotations
@@ -13,18 +14,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dagster_flinkpy.common.basic_type_info import StoredBigDecTypeInfo
+from dagster_flinkpy.common.decimals import as_stored_before
 from dagster_flinkpy.common.typeinfo import (
     BasicTypeInfo,
+    DecimalTypeInfo,
     ListTypeInfo,
     MapTypeInfo,
     RowTypeInfo,
     TupleTypeInfo,
     TypeInformation,
+    Types,
 )
+from dagster_flinkpy.errors import StateSchemaError
 
-__all__ = ["ALLOWED", "can_evolve", "evolve"]
+__all__ = ["ALLOWED", "can_evolve", "evolve", "stored_key_type", "upgraded"]
 
-ALLOWED = "fields of a named row may come and go, and numbers may become wider (INT to LONG, FLOAT to DOUBLE)"
+ALLOWED = (
+    "fields of a named row may come and go, and numbers may become wider (INT to LONG, FLOAT to DOUBLE, DECIMAL(9, 2) "
+    "to DECIMAL(12, 2) or BIG_DEC)"
+)
 """Describes the allowed changes in messages."""
 
 _WIDER = {
@@ -39,6 +48,17 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
     """Returns whether values of a stored type can become values of a declared one. Equal types can."""
     if stored == declared:
         return True
+    if isinstance(stored, DecimalTypeInfo) and isinstance(declared, BasicTypeInfo):
+        return declared == Types.BIG_DEC() or (
+            isinstance(declared, DecimalTypeInfo)
+            and (
+                isinstance(stored, StoredBigDecTypeInfo)  # its precision says nothing about its values
+                or (
+                    declared.scale >= stored.scale
+                    and declared.precision - declared.scale >= stored.precision - stored.scale
+                )
+            )
+        )
     if isinstance(stored, BasicTypeInfo) and isinstance(declared, BasicTypeInfo):
         return declared.name in _WIDER.get(stored.name, ())
     if isinstance(stored, RowTypeInfo) and isinstance(declared, RowTypeInfo) and stored.named and declared.named:
@@ -58,8 +78,18 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
         same = stored.to_json()["type"] == declared.to_json()["type"]
         return same and can_evolve(stored.elem_type, declared.elem_type)
     if isinstance(stored, MapTypeInfo) and isinstance(declared, MapTypeInfo):
-        return stored.key_type == declared.key_type and can_evolve(stored.value_type, declared.value_type)
+        return stored.key_type in (declared.key_type, as_stored_before(declared.key_type)) and can_evolve(
+            stored.value_type, declared.value_type
+        )
     return False
+
+
+def stored_key_type(stored: TypeInformation, declared: TypeInformation) -> TypeInformation:
+    """Returns the type of the keys of a map state that is restored: the stored one, if an earlier release had that.
+
+    Keys that were ``Types.BIG_DEC()`` have lost their scale. They stay as they are, so 1.10 and 1.1 stay one key.
+    """
+    return stored if stored == as_stored_before(declared) else declared
 
 
 def evolve(column: pa.Array[Any], types: Sequence[TypeInformation]) -> pa.Array[Any]:
@@ -75,6 +105,12 @@ def evolve(column: pa.Array[Any], types: Sequence[TypeInformation]) -> pa.Array[
     for stored, declared in itertools.pairwise(types):
         column = _evolve(column, stored, declared)
     return column
+
+
+def upgraded(column: pa.Array[Any], declared: TypeInformation) -> pa.Array[Any]:
+    """Returns records that an earlier release has written as a column of their type; others as they are."""
+    stored = as_stored_before(declared)
+    return _evolve(column, stored, declared) if column.type == stored.arrow_type else column
 
 
 def _evolve(column: pa.Array[Any], stored: TypeInformation, declared: TypeInformation) -> pa.Array[Any]:
@@ -97,10 +133,20 @@ def _evolve(column: pa.Array[Any], stored: TypeInformation, declared: TypeInform
         kinds = [pa.field("key", stored.key_type.arrow_type, nullable=False), ("value", stored.value_type.arrow_type)]
         lists = anything.cast(pa.list_(pa.struct(kinds)))
         keys, items = lists.flatten().flatten()
-        items = _evolve(items, stored.value_type, declared.value_type)
+        keys, items = (
+            _evolve(keys, stored.key_type, declared.key_type),
+            _evolve(items, stored.value_type, declared.value_type),
+        )
         offsets = _offsets(lists.value_lengths().fill_null(0).to_numpy())
         return pa.MapArray.from_arrays(offsets, keys, items, type=declared.arrow_type, mask=missing)
-    return column.cast(declared.arrow_type)
+    if isinstance(stored, DecimalTypeInfo) and not isinstance(declared, DecimalTypeInfo):
+        return declared.to_arrow(stored.from_arrow(column))
+    try:
+        return column.cast(declared.arrow_type)
+    except pa.ArrowInvalid as error:
+        raise StateSchemaError(
+            f"a stored value of {stored} does not fit {declared}, which is declared now: {error}; declare a wider type"
+        ) from error
 
 
 def _offsets(lengths: Any) -> pa.Array[Any]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.common.decimals import column_of
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
 from dagster_flinkpy.datastream.state import (
     AggregatingStateDescriptor,
@@ -188,10 +189,10 @@ def _column(data: pa.Table, names: Columns, kind: TypeInformation, what: str) ->
     if isinstance(names, str):
         column = _named(data, names, what)
         try:
-            return _one_chunk(column.cast(kind.arrow_type))
-        except pa.ArrowException as error:
+            return column_of(kind, _one_chunk(column))
+        except (pa.ArrowException, TypeMismatchError) as error:
             raise TypeMismatchError(
-                f"{what} is column {names!r} of {column.type}, which cannot become {kind.arrow_type}: {error}"
+                f"{what} is column {names!r} of {column.type}, which cannot become {kind}: {error}"
             ) from error
     if not isinstance(kind, (RowTypeInfo, TupleTypeInfo)):
         raise ConfigurationError(f"{what} is {kind!r}: pass one column, not {list(names)}")

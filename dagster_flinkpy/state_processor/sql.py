@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import (
+    BasicTypeInfo,
+    DecimalTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state_processor.reader import SavepointReader
@@ -73,7 +81,7 @@ def key_from_text(text: str, key_type: TypeInformation) -> Any:
     if key_type == Types.STRING():
         return text
     try:
-        value = json.loads(text)
+        value = _typed(json.loads(text, parse_float=Decimal), key_type)
     except ValueError as e:
         raise TypeMismatchError(f"{text!r} is not a key of type {key_type}: write it as JSON") from e
     if isinstance(key_type, RowTypeInfo) and isinstance(value, list):
@@ -83,6 +91,15 @@ def key_from_text(text: str, key_type: TypeInformation) -> Any:
     if isinstance(key_type, BasicTypeInfo) and isinstance(value, (list, dict)):
         raise TypeMismatchError(f"{text!r} is not a key of type {key_type}")
     return value
+
+
+def _typed(value: Any, kind: TypeInformation) -> Any:
+    """Returns a key of JSON with its numbers as floats, except for decimals."""
+    if isinstance(kind, (RowTypeInfo, TupleTypeInfo)) and isinstance(value, list):
+        types = [*kind.field_types, *[Types.DOUBLE()] * len(value)]  # the wrong number of values is an error later
+        return [_typed(each, field) for each, field in zip(value, types, strict=False)]
+    decimals = kind == Types.BIG_DEC() or isinstance(kind, DecimalTypeInfo)
+    return float(value) if isinstance(value, Decimal) and not decimals else value
 
 
 def _rows(state: StoredState, keys: list[str]) -> pa.Table:

@@ -15,6 +15,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskSta
 from dagster_flinkpy.checkpoint.savepoint import as_savepoint, copy_files
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.decimals import column_of
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, StateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError, StateSchemaError
@@ -199,7 +200,7 @@ class SavepointWriter:
         self, uid: str, name: str, mode: DistributionMode, columns: Mapping[str, tuple[TypeInformation, Iterable[Any]]]
     ) -> SavepointWriter:
         arrays = {
-            column: values.cast(kind.arrow_type) if isinstance(values, pa.Array) else kind.to_arrow(list(values))
+            column: column_of(kind, values) if isinstance(values, pa.Array) else kind.to_arrow(list(values))
             for column, (kind, values) in columns.items()
         }
         types = {column: kind.to_json() for column, (kind, _) in columns.items()}

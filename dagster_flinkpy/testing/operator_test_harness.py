@@ -43,7 +43,6 @@ from dagster_flinkpy.datastream.state import MapStateDescriptor
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import compute_operator_index_for_key_group
-from dagster_flinkpy.key_hashes import assign_to_key_group
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.subtask_inputs import SubtaskInputs, inputs_after, inputs_of_plan
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
@@ -387,7 +386,7 @@ class OperatorTestHarness:
         if not subtasks:
             raise ConfigurationError(f"operator {uid!r} has no keyed state")
         vertex = self._graph.vertex(uid)
-        group = assign_to_key_group(key, vertex.max_parallelism)
+        group = next((g for s in subtasks if (g := s.backend.key_group_of(key)) is not None), 0)
         owner = compute_operator_index_for_key_group(vertex.max_parallelism, vertex.parallelism, group)
         return subtasks[owner].backend.read(name, key)
 

@@ -315,7 +315,7 @@ def test_row_type_of_every_kind_of_column():
             Types.STRING(),
             Types.SQL_TIMESTAMP(),
             Types.LIST(Types.ROW_NAMED(["x"], [Types.FLOAT()])),
-            Types.MAP(Types.STRING(), Types.BIG_DEC()),
+            Types.MAP(Types.STRING(), Types.DECIMAL(9, 2)),
             Types.SQL_TIME(),
         ],
     )

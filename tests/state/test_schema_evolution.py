@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,8 @@ EVOLVING: list[tuple[TypeInformation, TypeInformation, list[Any], list[Any]]] = 
     (INT, LONG, [1, None, -(2**31)], [1, None, -(2**31)]),
     (Types.BYTE(), INT, [1, None], [1, None]),
     (Types.FLOAT(), Types.DOUBLE(), [0.5, None], [0.5, None]),
+    (Types.DECIMAL(3, 1), Types.DECIMAL(5, 2), [Decimal("1.5"), None], [Decimal("1.50"), None]),
+    (Types.DECIMAL(3, 2), Types.BIG_DEC(), [Decimal("1.5"), None], [Decimal("1.50"), None]),
     (named(a=INT), named(a=INT, b=STRING), [{"a": 1}, None], [{"a": 1, "b": None}, None]),
     (named(a=INT, b=STRING), named(b=STRING), [{"a": 1, "b": "x"}, None], [{"b": "x"}, None]),
     (named(a=INT, b=STRING), named(b=STRING, a=LONG), [{"a": 1, "b": "x"}], [{"b": "x", "a": 1}]),
@@ -72,6 +75,10 @@ def test_values_evolve(stored: Any, declared: Any, before: list[Any], after: lis
 
 
 REFUSED = [
+    (Types.BIG_DEC(), Types.DECIMAL(38, 18)),
+    (Types.DECIMAL(5, 2), Types.DECIMAL(5, 3)),
+    (Types.DECIMAL(5, 2), Types.DECIMAL(4, 2)),
+    (Types.DECIMAL(5, 2), Types.DOUBLE()),
     (LONG, INT),
     (INT, Types.DOUBLE()),
     (LONG, STRING),

@@ -69,5 +69,7 @@ class BlockingEdgeSource(Source):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(self.location, self.sink_uid, split)
+        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(
+            self.location, self.sink_uid, split, self.produced_type
+        )
         return batches

@@ -53,7 +53,9 @@ class SparkSource(Source):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(self.location, self.uid, split)
+        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(
+            self.location, self.uid, split, self.produced_type
+        )
         return batches
 
     def continuous(self) -> SparkSource:
@@ -92,7 +94,9 @@ class SparkTransform(BlockingEdgeSource):
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         """Yields structs of ``value`` and ``timestamp``."""
-        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(self.location, self.uid, split)
+        batches: Iterator[tuple[pa.Array, int]] = resolve("blocking_edge_reader")(
+            self.location, self.uid, split, self.produced_type
+        )
         return batches
 
     def __reduce__(self) -> tuple[Any, ...]:

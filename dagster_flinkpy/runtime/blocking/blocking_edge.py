@@ -38,6 +38,7 @@ from dagster_flinkpy.errors import (
     StorageError,
 )
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
+from dagster_flinkpy.state.schema_evolution import upgraded
 from dagster_flinkpy.storage import ObjectStore, StorageLocation, check_relative
 
 __all__ = [
@@ -258,13 +259,16 @@ def _read_marker(store: ObjectStore, key: str) -> Json:
     return marker
 
 
-def read_segments(location: StorageLocation, folder: str, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+def read_segments(
+    location: StorageLocation, folder: str, split: SourceSplit, type_info: TypeInformation
+) -> Iterator[tuple[pa.Array, int]]:
     """Reads the records of a split as structs of ``value`` and ``timestamp``.
 
     Args:
         location: Where the segments of the program are.
         folder: Of the writer, below it.
         split: Names the segments.
+        type_info: Of the records.
 
     Raises:
         SourceReadError: A segment cannot be read; names it.
@@ -273,7 +277,8 @@ def read_segments(location: StorageLocation, folder: str, split: SourceSplit) ->
     for segment in split.properties["segments"]:
         for batch in read_segment(store, segment):
             offset += batch.num_rows
-            yield batch.to_struct_array(), offset
+            value = upgraded(batch.column("value"), type_info)
+            yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
 
 
 def read_segment(store: ObjectStore, segment: Json) -> Iterator[pa.RecordBatch]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
@@ -89,6 +90,11 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
         column = column.combine_chunks()
     if not isinstance(column, pa.Array):
         raise TypeMismatchError(f"{what}: need an Arrow array, not {type(column).__name__}")
+    if find_big_dec(kind) is not None:
+        try:
+            return column_of(kind, column)
+        except TypeMismatchError as e:
+            raise TypeMismatchError(f"{what}: {e}") from e
     if column.type == kind.arrow_type:
         return column
     if not _alike(column.type, kind.arrow_type):

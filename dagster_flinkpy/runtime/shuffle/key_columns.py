@@ -15,8 +15,8 @@ from dagster_flinkpy.datastream.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.operator_specs import as_callable
 from dagster_flinkpy.datastream.windowed_stream import NullByteKeySelector
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
-from dagster_flinkpy.key_hashes import StructAs, java_hash_codes
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
+from dagster_flinkpy.state.keys import hash_keys
 
 __all__ = ["field_positions", "key_column", "key_of_fields"]
 
@@ -43,10 +43,7 @@ def key_column(partitioner: StreamPartitioner, batch: StreamBatch) -> KeyColumn:
         key_type = partitioner.key_type or infer_key_type(keys[0])
         column = key_type.to_arrow(keys)
         _check_no_null("the key", column, batch)
-    struct_as: StructAs = "tuple"
-    if isinstance(key_type, RowTypeInfo):
-        struct_as = "named_row" if key_type.named else "row"
-    return KeyColumn(key_type, column, java_hash_codes(column, struct_as=struct_as))
+    return KeyColumn(key_type, column, hash_keys(key_type, column))
 
 
 def _check_no_null(name: str, column: pa.Array, batch: StreamBatch) -> None:

@@ -22,6 +22,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.shuffle.key_columns import key_of_fields
+from dagster_flinkpy.state.schema_evolution import upgraded
 
 __all__ = [
     "COLLECTED",
@@ -179,6 +180,8 @@ def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch
         key_type = _key_type(metadata[b"key_type"])
         column = batch.column("key") if "key" in names else key_of_fields(values, json.loads(metadata[b"key_fields"]))
         keys = KeyColumn(key_type, column, batch.column("hash").to_numpy())
+    if values.type != type_info.arrow_type:  # in-flight data of an earlier release
+        values = upgraded(values, type_info)
     return StreamBatch(type_info, timestamps, column=values, keys=keys)
 
 

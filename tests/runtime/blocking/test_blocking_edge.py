@@ -4,17 +4,22 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dagster_flinkpy.common.decimals import as_stored_before
 from dagster_flinkpy.common.time import Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction, TumblingEventTimeWindows
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import JobGraphError, SinkCommitError, SourceReadError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -287,3 +292,17 @@ def test_on_s3_after_the_upstream_region_was_rescaled(s3_location: StorageLocati
         attempt.run_epoch()
         assert attempt.finished
         assert Counter(collected(attempt.graph, attempt.collected)) == Counter(COUNTS)
+
+
+def test_segments_with_decimals_of_an_earlier_release_are_read(tmp_path: Path) -> None:
+    kind = Types.TUPLE([Types.LONG(), Types.BIG_DEC()])
+    before = as_stored_before(kind)
+    stored = pa.table([before.to_arrow([(1, Decimal("2.5"))]), pa.array([7])], names=["value", "timestamp"])
+    folder = tmp_path / "up"
+    folder.mkdir()
+    with pa.ipc.new_stream(folder / "s.arrow", stored.schema) as stream:
+        stream.write_table(stored)
+    segment = {"key": "s.arrow", "bytes": (folder / "s.arrow").stat().st_size}
+    source = BlockingEdgeSource("up", kind, location=StorageLocation(str(tmp_path)))
+    ((batch, offset),) = source.read(SourceSplit("1-0", {"segments": [segment]}))
+    assert (kind.from_arrow(batch.field("value")), offset) == ([(1, Decimal("2.5"))], 1)

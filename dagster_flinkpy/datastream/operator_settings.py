@@ -1,0 +1,64 @@
+"""What is set on every operator: its uid, name and parallelism (``pyflink.datastream.data_stream``)."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from dagster_flinkpy.datastream.transformation import Transformation
+from dagster_flinkpy.key_groups import check_whole_number
+
+__all__ = ["DataStreamSink", "OperatorSettings"]
+
+S = TypeVar("S", bound="OperatorSettings")
+
+
+class OperatorSettings:
+    """The settings that every operator has."""
+
+    def __init__(self, transformation: Transformation) -> None:
+        self._transformation = transformation
+
+    @property
+    def _operator(self) -> Transformation:
+        """The operator that the settings belong to."""
+        return self._transformation
+
+    def uid(self: S, uid: str) -> S:
+        """Sets the operator's id, under which its state is stored and restored."""
+        self._operator.uid = uid
+        return self
+
+    def name(self: S, name: str) -> S:
+        """Sets the operator's display name."""
+        self._operator.name = name
+        return self
+
+    def set_parallelism(self: S, parallelism: int) -> S:
+        """Sets the number of subtasks."""
+        check_whole_number("parallelism", parallelism)
+        self._operator.parallelism = parallelism
+        return self
+
+    def set_max_parallelism(self: S, max_parallelism: int) -> S:
+        """Sets the number of key groups, which no parallelism can exceed."""
+        check_whole_number("max_parallelism", max_parallelism)
+        self._operator.max_parallelism = max_parallelism
+        return self
+
+    def slot_sharing_group(self: S, slot_sharing_group: str) -> S:
+        """Puts the operator into a slot-sharing group."""
+        self._operator.slot_sharing_group = slot_sharing_group
+        return self
+
+    def set_description(self: S, description: str) -> S:
+        """Sets a longer description than the name. It is not shown anywhere."""
+        self._operator.description = description
+        return self
+
+    def disable_chaining(self: S) -> S:
+        """Has no effect: the edges decide which operators are chained, and chaining does not change results."""
+        return self
+
+
+class DataStreamSink(OperatorSettings):
+    """The end of a stream."""
