@@ -64,7 +64,7 @@ simulate: install
 PYFLINK := .cache/pyflink-venv
 pyflink-suite: install
 	@test -x $(PYFLINK)/bin/pip || $(BIN)/python -m venv $(PYFLINK)
-	$(PYFLINK)/bin/pip install --quiet --disable-pip-version-check --no-deps apache-flink==2.3.0
+	$(PYFLINK)/bin/pip install --quiet --disable-pip-version-check --no-deps apache-flink==2.3.0 wheel
 	@$(BIN)/python -c 'import site; print("import site;", "".join(f"site.addsitedir({p!r});" for p in site.getsitepackages()))' \
 	  > "$$($(PYFLINK)/bin/python -c 'import site; print(site.getsitepackages()[0])')/zz_project.pth"
 	$(PYFLINK)/bin/python -m tests.pyflink.suite $(if $(FLINK),--tests '$(FLINK)')

@@ -20,6 +20,13 @@ class ExecutionConfig:
         self._latency_tracking_interval = 0
         self._strict = False
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ExecutionConfig) and vars(self) == vars(other)
+
+    def __hash__(self) -> int:
+        values = {**vars(self), "_global_job_parameters": frozenset(self._global_job_parameters.items())}
+        return hash(frozenset(values.items()))
+
     def get_global_job_parameters(self) -> dict[str, str]:
         """Returns the parameters that functions read with ``runtime_context.get_job_parameter()``."""
         return dict(self._global_job_parameters)

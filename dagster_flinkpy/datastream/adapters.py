@@ -54,7 +54,7 @@ class _Adapter(Function):
 
 
 class WithKey(MapFunction):
-    """Puts the key in front of each record.
+    """Puts the key in front of each record: ``Row(f0=key, f1=record)``.
 
     Args:
         selector: What the stream is keyed by: a function, a `KeySelector`, or the names of one or more fields.
@@ -66,10 +66,12 @@ class WithKey(MapFunction):
     def map(self, value: Any) -> Row:
         selector = self._selector
         if isinstance(selector, str):
-            return Row(getattr(value, selector), value)
-        if isinstance(selector, tuple):
-            return Row(tuple(getattr(value, name) for name in selector), value)
-        return Row(selector.get_key(value) if isinstance(selector, KeySelector) else selector(value), value)
+            key = getattr(value, selector)
+        elif isinstance(selector, tuple):
+            key = tuple(getattr(value, name) for name in selector)
+        else:
+            key = selector.get_key(value) if isinstance(selector, KeySelector) else selector(value)
+        return Row(f0=key, f1=value)
 
 
 class KeyedMapAdapter(_Adapter, KeyedProcessFunction):

@@ -422,7 +422,7 @@ class KeyedStream(DataStream):
     def execute_and_collect(
         self, job_execution_name: str | None = None, limit: int | None = None
     ) -> CloseableIterator | list[Any]:
-        """Runs the program and returns a ``Row(key, record)`` for each record, as PyFlink does.
+        """Runs the program and returns a ``Row(f0=key, f1=record)`` for each record, as PyFlink does.
 
         Args:
             job_execution_name: The name of the job.
@@ -473,6 +473,10 @@ class KeyedStream(DataStream):
         raise JobGraphError("the records of a keyed stream go to the subtask of their key; call this before key_by()")
 
     rescale = rebalance = forward = shuffle
+
+    def broadcast(self, *args: MapStateDescriptor) -> DataStream:  # type: ignore[override]
+        """Raises `JobGraphError`, like `shuffle`."""
+        return self.shuffle()
 
     def partition_custom(
         self, partitioner: Partitioner | Callable[[Any, int], int], key_selector: KeySelector | Callable[[Any], Any]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dagster_flinkpy.common import Configuration, Duration, Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Duration, ExecutionConfig, Types, WatermarkStrategy
 from dagster_flinkpy.datastream import CheckpointingMode, RuntimeExecutionMode, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
@@ -129,10 +129,20 @@ def test_streams_that_are_no_operator_refuse_settings(env: StreamExecutionEnviro
         numbers.key_by(lambda v: v).set_parallelism(2)
 
 
-@pytest.mark.parametrize("method", ["shuffle", "rescale", "rebalance", "forward"])
+@pytest.mark.parametrize("method", ["shuffle", "rescale", "rebalance", "forward", "broadcast"])
 def test_keyed_streams_cannot_be_partitioned_otherwise(env: StreamExecutionEnvironment, method: str) -> None:
     keyed = env.from_collection([1], Types.INT()).key_by(lambda v: v)
     with pytest.raises(JobGraphError, match=r"before key_by\(\)"):
         getattr(keyed, method)()
     with pytest.raises(JobGraphError, match=r"before key_by\(\)"):
         keyed.partition_custom(lambda key, n: 0, lambda v: v)
+
+
+def test_execution_configs_with_the_same_settings_are_equal() -> None:
+    some, other = ExecutionConfig(), ExecutionConfig()
+    some.set_global_job_parameters({"a": 1, "b": 2})
+    assert some != other
+    other.set_global_job_parameters({"b": 2, "a": 1})
+    assert some == other
+    assert hash(some) == hash(other)
+    assert some.set_strict(True) != other

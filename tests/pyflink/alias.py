@@ -19,7 +19,9 @@ from typing import Any, NoReturn
 
 import pytest
 
-from dagster_flinkpy.common import Configuration, Row
+from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.text import to_text
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import TimestampAssigner
 from dagster_flinkpy.datastream import DataStream, RuntimeExecutionMode, StreamExecutionEnvironment
 from dagster_flinkpy.runtime.epoch import EpochJob
@@ -35,6 +37,8 @@ _WITHOUT = {
     "pyflink.java_gateway": NO_JVM,
     "pyflink.util": NO_JVM,
     "pyflink.fn_execution": NO_JVM,
+    "pyflink.find_flink_home": NO_JVM,
+    "pyflink.datastream.formats": "Spark reads and writes formats",
 }
 _ABSENT = {path: why for why, paths in ABSENT.items() for path in paths.split()}
 _RESULTS: dict[int, list[Any]] = {}
@@ -95,7 +99,9 @@ def _module(name: str, ours: ModuleType | None, reason: str | None) -> ModuleTyp
 
 class _Finder(MetaPathFinder, Loader):
     def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
-        return ModuleSpec(fullname, self, is_package=True) if fullname.split(".")[0] == "pyflink" else None
+        # `from a import B` looks for a module `a.B` if `a` has no B; no module of PyFlink has such a name.
+        is_pyflink = fullname.split(".")[0] == "pyflink" and fullname.islower()
+        return ModuleSpec(fullname, self, is_package=True) if is_pyflink else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         name = spec.name
@@ -107,7 +113,8 @@ class _Finder(MetaPathFinder, Loader):
         try:
             return _module(name, importlib.import_module(name.replace("pyflink", "dagster_flinkpy", 1)), None)
         except ModuleNotFoundError:
-            return _module(name, None, None)
+            reason = NO_JVM if name.startswith("pyflink.datastream.connectors.") else None
+            return _module(name, None, reason)
 
     def exec_module(self, module: ModuleType) -> None:
         pass
@@ -133,12 +140,12 @@ def install() -> None:
 def _add_sink(stream: DataStream, sink: Any) -> DataStream:
     if not isinstance(sink, DataStreamTestSinkFunction):
         leave_out(NO_JVM)
-    return DataStream.map(stream, partial(_keep, id(sink)))
+    return DataStream.map(stream, partial(_keep, id(sink), stream.get_type()))
 
 
-def _keep(sink: int, value: Any) -> None:
+def _keep(sink: int, type_info: TypeInformation, value: Any) -> None:
     # Found again by name: this module may travel by value.
-    importlib.import_module("tests.pyflink.alias")._RESULTS.setdefault(sink, []).append(value)
+    importlib.import_module("tests.pyflink.alias")._RESULTS.setdefault(sink, []).append((type_info, value))
 
 
 def _init_configuration(self: Configuration, init: Any, *arguments: Any, j_configuration: Any = None) -> None:
@@ -157,23 +164,6 @@ def get_j_env_configuration(environment: Any) -> Any:
     return _Settings()
 
 
-def java_text(value: Any) -> str:
-    """A value as Java's ``toString()`` shows it."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Row):
-        return f"{value.get_row_kind()}[{', '.join(java_text(each) for each in value)}]"
-    if isinstance(value, tuple):
-        return f"({','.join(java_text(each) for each in value)})"
-    if isinstance(value, list):
-        return f"[{', '.join(java_text(each) for each in value)}]"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{java_text(k)}={java_text(v)}' for k, v in value.items())}}}"
-    return str(value)
-
-
 class DataStreamTestSinkFunction:
     """Keeps what ``add_sink`` gets."""
 
@@ -181,8 +171,8 @@ class DataStreamTestSinkFunction:
         """What came since the last call: as Java shows it, or as Python objects."""
         found = _RESULTS.pop(id(self), [])
         if not is_python_object:
-            return [java_text(value) for value in found]
-        return [str(value) for value in found] if stringify else found
+            return [to_text(type_info, value) for type_info, value in found]
+        return [str(value) if stringify else value for _, value in found]
 
     def clear(self) -> None:
         """Forgets what came."""

@@ -130,11 +130,6 @@ ABSENT = {
 }
 """Why -> what of PyFlink is deliberately not there."""
 
-OTHERWISE = {
-    "datastream.KeyedStream.broadcast": "refused there; here it has the signature of DataStream.broadcast",
-}
-"""What has another signature, and why."""
-
 
 def differences(path: str, wanted: dict[str, Any], there: Any) -> Iterator[tuple[str, str]]:
     """Name and kind of what differs."""
@@ -171,8 +166,7 @@ def test_the_snapshot_is_of_public_classes() -> None:
 
 
 def test_signatures_are_those_of_pyflink() -> None:
-    differing = {name: how for name, how in found_differences().items() if how != "absent" and name not in OTHERWISE}
-    assert differing == {}
+    assert {name: how for name, how in found_differences().items() if how != "absent"} == {}
 
 
 def test_what_is_absent_is_known_and_only_that() -> None:

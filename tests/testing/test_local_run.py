@@ -106,11 +106,14 @@ def test_the_order_of_records_is_kept() -> None:
 def test_a_keyed_stream_gives_keys_and_records_as_pyflink_does() -> None:
     env = local_environment()
     words = env.from_collection(["ant", "bee"], Types.STRING())
-    assert list(words.key_by(lambda word: word[0]).execute_and_collect()) == [Row("a", "ant"), Row("b", "bee")]
+    assert list(words.key_by(lambda word: word[0]).execute_and_collect()) == [
+        Row(f0="a", f1="ant"),
+        Row(f0="b", f1="bee"),
+    ]
     rows = env.from_collection([Row(1, "x")], Types.ROW_NAMED(["id", "name"], [Types.LONG(), Types.STRING()]))
-    assert rows.key_by("id").execute_and_collect(limit=1) == [Row(1, Row(id=1, name="x"))]
+    assert rows.key_by("id").execute_and_collect(limit=1) == [Row(f0=1, f1=Row(id=1, name="x"))]
     rows = env.from_collection([Row(1, "x")], Types.ROW_NAMED(["id", "name"], [Types.LONG(), Types.STRING()]))
-    assert rows.key_by(("id", "name")).execute_and_collect("both", 1) == [Row((1, "x"), Row(id=1, name="x"))]
+    assert rows.key_by(("id", "name")).execute_and_collect("both", 1) == [Row(f0=(1, "x"), f1=Row(id=1, name="x"))]
 
 
 def test_a_side_output_that_nothing_reads_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
