@@ -1,1 +1,1 @@
-"""Floor 4: when a checkpoint is taken, what it says, where it is kept and how it is restored."""
+"""Checkpoints: when they are taken, what they contain, where they are stored and how they are restored."""

@@ -80,20 +80,20 @@ __all__ = ["CheckpointCoordinator"]
 _RECENT_IDS = 16  # Flink: NUM_GHOST_CHECKPOINT_IDS
 _STORY_LENGTH = 50
 _FAILED_BEFORE_ID = (CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING, CheckpointFailureReason.IO_EXCEPTION)
-"""Requests that were chosen, but could not be carried out, count as failed checkpoints."""
+"""Requests that were chosen but could not be carried out count as failed checkpoints."""
 
 
 class CheckpointCoordinator:
     """Takes the checkpoints of one execution attempt.
 
     Args:
-        job_id: Messages of other jobs are ignored.
-        fencing_token: Of the execution attempt; messages of other attempts are ignored.
-        plan: Who takes part.
+        job_id: Id of the job. Messages of other jobs are ignored.
+        fencing_token: Fencing token of the execution attempt. Messages of other attempts are ignored.
+        plan: Which subtasks, coordinators and hooks take part.
         config: When checkpoints are taken.
-        restored: The checkpoint that the attempt started from; its files are never discarded.
+        restored: The checkpoint that the attempt started from. Its files are never discarded.
         retained: Ids of the completed checkpoints in the store.
-        statistics: Those of earlier attempts, which this one continues.
+        statistics: The statistics of earlier attempts, which this attempt continues. Default: none.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class CheckpointCoordinator:
         # Flink: the interval is at least the pause.
         self._interval_ms = None if config.interval is None else to_millis(max(config.interval, config.min_pause))
         self.statistics = statistics or CheckpointStatistics()
-        """Of all checkpoints of the job."""
+        """Statistics of all checkpoints of the job."""
         if restored is not None:
             self.statistics.record_restore()
 
@@ -153,8 +153,8 @@ class CheckpointCoordinator:
         self._story.append(_event(stimulus))
         instructions = self._handle(stimulus)
         if self._garbage and not self._pending and self._triggering is None:
-            # State files are named by content: while a checkpoint is under way, one of its tasks may write a file of
-            # the same name again. So the files of aborted checkpoints wait for a quiet moment.
+            # State files are named by content, so a task of a pending checkpoint may write a file of the same name
+            # again. So the files of aborted checkpoints are deleted when no checkpoint is pending.
             files = frozenset(self._garbage) - self._named_by_latest
             self._garbage.clear()
             if files:
@@ -191,7 +191,7 @@ class CheckpointCoordinator:
         self._last_id = stimulus.checkpoint_id
         request, self._triggering = self._triggering, None
         if request is None:
-            return []  # rejected meanwhile
+            return []  # the request was rejected in the meantime
         if refusal := self._refusal(request) or self._tasks_missing(request):
             return [self._reject(refusal), *self._next_request(stimulus.now_ms)]
         pending = PendingCheckpoint(stimulus.checkpoint_id, request, stimulus.now_ms, self._plan)
@@ -277,7 +277,7 @@ class CheckpointCoordinator:
         return None
 
     def _tasks_missing(self, request: TriggerRequested) -> Dropped | None:
-        """Flink: ``DefaultCheckpointPlanCalculator.checkAllTasksInitiated`` and its like."""
+        """Flink: ``DefaultCheckpointPlanCalculator.checkAllTasksInitiated`` and similar checks."""
         reason = CheckpointFailureReason.NOT_ALL_REQUIRED_TASKS_RUNNING
         if not self._running:
             return Dropped(request, reason, "the job is not running")
@@ -323,7 +323,7 @@ class CheckpointCoordinator:
             self._triggering = None
         instructions: list[Instruction] = [Rejected(r.request_id, reason, reason.value) for r in requests]
         for pending in list(self._pending.values()):
-            # One that is being written may complete all the same, so it is neither aborted nor are its files discarded.
+            # A checkpoint that is being written may still complete, so it is not aborted, and its files are kept.
             if pending.can_abort:
                 instructions += self._abort(pending, now_ms, reason, promote=False)
         return instructions
@@ -388,7 +388,7 @@ class CheckpointCoordinator:
             return []
         if not pending.can_abort:
             raise self._error(
-                f"{_task(message)} declined checkpoint {message.checkpoint_id}, which all had acknowledged"
+                f"{_task(message)} declined checkpoint {message.checkpoint_id}, which all tasks had acknowledged"
             )
         detail = message.cause.get("message", message.reason.value)
         return self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}", by_task=True)
@@ -410,7 +410,7 @@ class CheckpointCoordinator:
     @_handle.register
     def _(self, stimulus: MetadataWritten) -> list[Instruction]:
         if stimulus.checkpoint_id in self._recent:
-            return []  # subsumed meanwhile
+            return []  # it was subsumed in the meantime
         pending = self._in_stage(stimulus.checkpoint_id, Stage.WRITING_METADATA)
         if pending.request.kind is CheckpointKind.SAVEPOINT and not pending.request.stop:
             self._succeeded(pending, stimulus.now_ms)
@@ -428,7 +428,7 @@ class CheckpointCoordinator:
             # It may be complete, so nothing that its tasks prepared may be aborted. The next attempt finds out.
             self._remove(pending)
             self._record(pending, stimulus.now_ms, CheckpointStatus.FAILED, reason)
-            message = f"whether checkpoint {pending.checkpoint_id} is complete is unknown: {stimulus.cause}"
+            message = f"it is unknown whether checkpoint {pending.checkpoint_id} is complete: {stimulus.cause}"
             return [FailJob(pending.checkpoint_id, reason, message)]
         instructions = self._abort(
             pending, stimulus.now_ms, reason, stimulus.cause, discard=not stimulus.unknown_outcome
@@ -505,13 +505,13 @@ class CheckpointCoordinator:
         """Aborts a checkpoint.
 
         Args:
-            pending: Which one.
-            now_ms: Milliseconds since 1970.
-            reason: Why.
-            detail: Why, for messages.
-            discard: Whether it is certain that nothing else names its files.
+            pending: The checkpoint.
+            now_ms: The time, in milliseconds since 1970.
+            reason: The reason.
+            detail: More about the reason, for messages.
+            discard: Whether it is certain that nothing else names the checkpoint's files.
             promote: Whether to start the next request.
-            by_task: Whether a task declined; then the checkpoint is retried if nothing else is waiting.
+            by_task: Whether a task declined the checkpoint. It is then retried if no other request is waiting.
         """
         self._remove(pending)
         if discard:
@@ -587,7 +587,7 @@ def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:
 
 
 def _event(stimulus: Stimulus) -> str:
-    """One line; the state in an acknowledgement is left out."""
+    """Describes a stimulus in one line, without the state in an acknowledgement."""
     if isinstance(stimulus, Acknowledge | Decline):
         message = stimulus.message
         what = f"checkpoint_id={message.checkpoint_id} {_task(message)}"

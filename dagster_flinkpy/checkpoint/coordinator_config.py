@@ -16,7 +16,7 @@ from dagster_flinkpy.errors import ConfigurationError
 __all__ = ["DEFAULT_NUM_RETAINED", "CoordinatorConfig"]
 
 DEFAULT_NUM_RETAINED = 3
-"""How many completed checkpoints of a job are kept unless the deployment sets a number. Flink keeps 1."""
+"""How many completed checkpoints of a job are kept, unless the deployment sets a number. Flink keeps 1."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class CoordinatorConfig:
     """When checkpoints are taken and how many are kept (Flink: ``CheckpointCoordinatorConfiguration``)."""
 
     interval: timedelta | None = None
-    """Time between periodic checkpoints; at least 10 ms. Default: None, checkpoints are taken on request only."""
+    """Time between periodic checkpoints; at least 10 ms. Default: None, which takes checkpoints on request only."""
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
-    """Default: EXACTLY_ONCE."""
+    """Whether each record affects state exactly once or at least once. Default: EXACTLY_ONCE."""
     timeout: timedelta = timedelta(minutes=10)
     """A checkpoint that some subtask has not acknowledged by then is aborted; at least 10 ms. Default: 10 minutes."""
     min_pause: timedelta = timedelta(0)
@@ -34,15 +34,15 @@ class CoordinatorConfig:
     max_concurrent: int = 1
     """How many checkpoints may be pending at once. Default: 1."""
     tolerable_failed: int = 0
-    """How many checkpoints in a row may fail before the job does. Default: 0, the first failure fails the job."""
+    """How many checkpoints in a row may fail before the job fails. Default: 0, so the first failure fails the job."""
     unaligned: bool = False
     """Whether an input gate that aligns for too long takes its snapshot without the missing barriers. The input before
-    them is stored with the checkpoint, which then cannot be restored at another parallelism. Needs EXACTLY_ONCE.
-    Default: False."""
+    those barriers is stored with the checkpoint, which then cannot be restored at another parallelism. Needs
+    EXACTLY_ONCE. Default: False."""
     aligned_timeout: timedelta = timedelta(0)
-    """How long a gate aligns if checkpoints may be unaligned. Default: 0, gates do not align at all."""
+    """How long a gate aligns if checkpoints may be unaligned. Default: 0, so gates do not align at all."""
     num_retained: int = 1
-    """How many completed checkpoints are kept. Default: 1; jobs are given 3 (`of_program`)."""
+    """How many completed checkpoints are kept. Default: 1; for jobs, `of_program` sets 3."""
     retention: ExternalizedCheckpointRetention = ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
     """What happens to completed checkpoints when a run ends. Default: they are kept for the next run."""
     claim_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
@@ -50,15 +50,15 @@ class CoordinatorConfig:
     state_backend: StateBackendType = StateBackendType.COLUMNAR
     """How a task holds keyed state while it runs. Default: in columnar runs."""
     master_hooks: tuple[MasterTriggerRestoreHook, ...] = ()
-    """Called on the driver at each checkpoint and restore. Default: none."""
+    """Hooks that are called on the driver at each checkpoint and restore. Default: none."""
 
     @staticmethod
     def of_program(declared: CheckpointConfig, *, num_retained: int = DEFAULT_NUM_RETAINED) -> CoordinatorConfig:
-        """Returns what a program declares with ``env.get_checkpoint_config()``.
+        """Returns the settings that a program declares with ``env.get_checkpoint_config()``.
 
         Args:
             declared: The settings of the program.
-            num_retained: How many completed checkpoints are kept; the deployment decides that. Default: 3.
+            num_retained: How many completed checkpoints are kept. The deployment sets it, not the program. Default: 3.
         """
         return CoordinatorConfig(
             interval=declared.interval,
@@ -102,4 +102,4 @@ class CoordinatorConfig:
         identifiers = [hook.get_identifier() for hook in self.master_hooks]
         for identifier in identifiers:
             if identifiers.count(identifier) > 1:
-                raise ConfigurationError(f"two master hooks have the identifier {identifier!r}; give each its own")
+                raise ConfigurationError(f"two master hooks have the identifier {identifier!r}; make them unique")

@@ -31,7 +31,13 @@ class Counter:
 
 
 def read_counter(store: ObjectStore) -> tuple[Counter, str] | None:
-    """Returns ``counter`` of the job whose prefix ``store`` is rooted at, and its ETag; or None.
+    """Reads the ``counter`` of a job.
+
+    Args:
+        store: The object store, rooted at the job's prefix.
+
+    Returns:
+        The counter and its ETag, or None if there is no counter.
 
     Raises:
         CorruptMetadataError: The object is not a counter.
@@ -47,5 +53,5 @@ def read_counter(store: ObjectStore) -> tuple[Counter, str] | None:
     except ValueError as error:
         raise CorruptMetadataError(
             f"{store.url}/{COUNTER_KEY} does not say which checkpoint id was taken last: {error}. Make sure that no "
-            "run of the job is alive, then delete the object: the next id follows those that other objects name."
+            "run of the job is active, then delete the object: the next id follows the ids that other objects name."
         ) from error

@@ -22,11 +22,11 @@ class Dropped:
     reason: CheckpointFailureReason
     message: str
     retry_ms: int | None = None
-    """When a periodic request is due again; None unless the pause is the reason."""
+    """When a periodic request is due again; None unless the minimum pause is the reason."""
 
 
 class CheckpointRequestDecider:
-    """A queue in order of priority: savepoints, forced requests, requests of people, the oldest.
+    """A queue in order of priority: savepoints, forced requests, requests of people, then the oldest.
 
     Args:
         max_concurrent: How many checkpoints may be pending at once.
@@ -40,16 +40,16 @@ class CheckpointRequestDecider:
 
     @property
     def queued(self) -> int:
-        """Returns how many requests wait."""
+        """Returns how many requests are waiting."""
         return len(self._queue)
 
     def submit(self, request: TriggerRequested) -> list[Dropped]:
-        """Queues a request; returns those that had to be dropped.
+        """Queues a request, and returns the requests that had to be dropped.
 
-        At most one periodic request waits: a second one would ask for the same checkpoint.
+        At most one periodic request is queued: a second one would ask for the same checkpoint.
         """
         if request.periodic and any(queued.periodic for queued in self._queue):
-            return [_no_room(request, "a periodic checkpoint is queued already")]
+            return [_no_room(request, "a periodic checkpoint is already queued")]
         insort(self._queue, request, key=_priority)
         if len(self._queue) <= MAX_QUEUED_REQUESTS:
             return []
@@ -61,13 +61,16 @@ class CheckpointRequestDecider:
     def choose(
         self, now_ms: int, *, pending: int, triggering: bool, last_completion_ms: int | None
     ) -> TriggerRequested | Dropped | None:
-        """Takes the next request from the queue, to be carried out or dropped; returns None if all have to wait.
+        """Takes the next request from the queue, to be carried out or dropped.
 
         Args:
-            now_ms: Milliseconds since 1970.
+            now_ms: The time, in milliseconds since 1970.
             pending: How many checkpoints are pending.
             triggering: Whether a request was chosen whose checkpoint is not pending yet.
-            last_completion_ms: When a checkpoint of this attempt was last completed.
+            last_completion_ms: When a checkpoint of this attempt was last completed, or None.
+
+        Returns:
+            The request to carry out, the dropped request, or None if all requests have to wait.
         """
         if triggering or not self._queue:
             return None

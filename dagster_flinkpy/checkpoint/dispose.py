@@ -16,20 +16,20 @@ __all__ = ["dispose_savepoint"]
 
 
 def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> None:
-    """Deletes a savepoint, or a checkpoint that was left unclaimed.
+    """Deletes a savepoint, or a checkpoint that its job does not own.
 
-    A savepoint's files are deleted first and its ``_metadata`` last, so that a crash can be followed by another call.
+    A savepoint's files are deleted first and its ``_metadata`` last, so that the call can be repeated after a crash.
     Other files in its folder stay.
 
     Args:
         location: The folder of a savepoint, or ``chk-n`` of a job.
-        owner: Names the caller, for a run that is active.
-        now_ms: Milliseconds since 1970.
+        owner: Names the caller, for messages of other runs.
+        now_ms: The time, in milliseconds since 1970.
 
     Raises:
         RestoreError: There is no such savepoint or checkpoint.
         CorruptMetadataError: Its metadata cannot be read, so its files are unknown.
-        CheckpointError: Its job retains the checkpoint, or a retained checkpoint needs its files; or a run is active.
+        CheckpointError: Its job retains the checkpoint, a retained checkpoint needs its files, or a run may be active.
     """
     folder = location.open()
     metadata = load_savepoint(folder)
@@ -41,7 +41,7 @@ def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> 
     found = read_head(jobs.store)
     for checkpoint_id in found[0].kept if found else ():
         if any(path.startswith(f"{name}/") for path in jobs.load(checkpoint_id).files()):
-            raise CheckpointError(f"{location.url} has state files that checkpoint {checkpoint_id} of its job needs")
+            raise CheckpointError(f"checkpoint {checkpoint_id} of the job needs state files of {location.url}")
     folder.delete_many(sorted(metadata.files()))
     folder.delete(METADATA_NAME)
 
@@ -49,12 +49,12 @@ def dispose_savepoint(location: StorageLocation, *, owner: str, now_ms: int) -> 
 def _dispose_checkpoint(jobs: CompletedCheckpointStore, name: str, owner: str, now_ms: int) -> None:
     match = re.fullmatch(r"chk-(\d+)", name)
     if match is None:
-        raise CheckpointError(f"{jobs.store.url}/{name} is a copy of a checkpoint, whose files are elsewhere")
+        raise CheckpointError(f"{jobs.store.url}/{name} is a copy of a checkpoint, and its files are elsewhere")
     leader = jobs.leader()
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
-            f"{leader.owner!r} may be at work on {jobs.store.url}, and what it is about to complete may need a file "
-            "that would be deleted. Let it end first; if it is dead, run 'flinkpy leader release'."
+            f"{leader.owner!r} may still be running {jobs.store.url}, and its next checkpoint may need a file that "
+            "would be deleted. Wait until it ends; if it is dead, run 'flinkpy leader release'."
         )
     attempt = jobs.begin_attempt(owner, now_ms)
     try:

@@ -1,4 +1,4 @@
-"""What has changed in a program since a checkpoint was taken, and what that means for its state. Nothing is read."""
+"""Finds out what has changed in a program since a checkpoint, and what becomes of its state. Reads no state files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Change(Enum):
     CHANGED = "changed"
     UNCHANGED = "unchanged"
     UNKNOWN = "unknown"
-    """The checkpoint does not say what the operator did."""
+    """The checkpoint does not record what the operator did."""
 
 
 class StateOutcome(Enum):
@@ -33,10 +33,10 @@ class StateOutcome(Enum):
     KEPT = "kept"
     DROPPED = "dropped"
     REFUSED = "refused"
-    """It has no operator, and may not be left behind: the restore fails."""
+    """The state has no operator and may not be left behind, so the restore fails."""
     EMPTY = "starts empty"
     NONE = "none"
-    """There is none, before or after."""
+    """The operator has no state, neither in the checkpoint nor in the program."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class OperatorEvolution:
     change: Change
     state: StateOutcome
     rows: int = 0
-    """Rows of keyed state and timers in the checkpoint, as they are stored: a key may have several."""
+    """Number of stored rows of keyed state and timers in the checkpoint. A key may have several rows."""
     details: tuple[str, ...] = ()
-    """Which settings have changed, and how."""
+    """The settings that have changed, and how."""
 
     def __str__(self) -> str:
         said = self.change.value
@@ -71,15 +71,15 @@ class Evolution:
     """What has changed between a checkpoint and a program."""
 
     since: str
-    """The checkpoint or savepoint, for people."""
+    """The checkpoint or savepoint, for messages."""
     operators: tuple[OperatorEvolution, ...]
-    """The program's operators in their order, then those that are gone. Those without state and uid are left out."""
+    """The program's operators in their order, then removed operators. Operators without state and uid are left out."""
     not_needed: tuple[str, ...] = ()
-    """What ``allow_non_restored_state`` names although no such state would be left behind."""
+    """The names in ``allow_non_restored_state`` for which there is no state to leave behind."""
 
     @property
     def changes(self) -> tuple[OperatorEvolution, ...]:
-        """The operators that are not as they were."""
+        """The operators that have changed."""
         return tuple(o for o in self.operators if o.change not in (Change.UNCHANGED, Change.UNKNOWN))
 
     @property
@@ -89,7 +89,7 @@ class Evolution:
 
     @property
     def lines(self) -> list[str]:
-        """What there is to say, for a log; nothing if nothing has changed."""
+        """The changes and remarks as lines for a log; empty if there are none."""
         lines = []
         if self.changes:
             counts = Counter(o.change.value for o in self.changes)
@@ -99,18 +99,18 @@ class Evolution:
 
     @property
     def remarks(self) -> list[str]:
-        """What there is to say beside the changes: what is unknown, and what was allowed for nothing."""
+        """Remarks besides the changes: which operators cannot be compared, and which permissions are not needed."""
         lines = []
         unknown = [o.uid for o in self.operators if o.change is Change.UNKNOWN]
         if unknown:
             uids = ", ".join(map(repr, unknown[:5])) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
             lines.append(
-                f"{self.since} does not say what {uids} did, so whether that has changed is unknown; the next "
-                "checkpoint will say it"
+                f"{self.since} does not record what {uids} did, so it is unknown whether that has changed; the next "
+                "checkpoint will record it"
             )
         if self.not_needed:
             names = ", ".join(map(repr, self.not_needed))
-            lines.append(f"allow_non_restored_state names {names}, of which {self.since} has no state to leave behind")
+            lines.append(f"allow_non_restored_state names {names}, but {self.since} has no such state to leave behind")
         return lines
 
 
@@ -119,13 +119,15 @@ def evolution_since(
 ) -> Evolution:
     """Compares a program with a checkpoint or savepoint.
 
-    An operator is found by its uid. It has changed if its kind, one of its settings, its key selector or the code of a
-    function of it has. Code that these functions call is not compared; nor is bytecode of two Python versions.
+    Operators are matched by uid. An operator has changed if its kind, a setting, its key selector or the code of one
+    of its functions has changed. Code that these functions call is not compared. Bytecode is compared only if both
+    have the same Python version.
 
     Args:
         metadata: The checkpoint or savepoint.
         graph: The program.
-        allow_non_restored_state: Whether state without an operator may be left behind, or the uids of which it may.
+        allow_non_restored_state: Whether state without an operator may be left behind: True for any state, or a list
+            of uids.
     """
     stored = {operator.uid: operator for operator in metadata.operators}
     stateful = {v.uid: v.spec.keeps_state for v in graph.vertices}
@@ -167,7 +169,7 @@ def _details(before: OperatorProgram, now: OperatorProgram) -> tuple[str, ...]:
     if before.kind != now.kind:
         return (f"was {before.kind.replace('_', ' ')}, is now {now.kind.replace('_', ' ')}",)
     same_python = before.python == now.python
-    # A setting that only one side has is one that another release does not know.
+    # If only one side has a setting, the other is of a release that does not know it.
     changes = (
         describe_setting_change(name, before.settings[name], text, same_python=same_python)
         for name, text in now.settings.items()

@@ -20,10 +20,10 @@ _COUNTED = frozenset(
 
 
 class CheckpointFailureManager:
-    """Counts failures in a row.
+    """Counts consecutive failures.
 
     Args:
-        tolerable: How many failures in a row are tolerated.
+        tolerable: How many consecutive failures are tolerated.
     """
 
     def __init__(self, tolerable: int) -> None:
@@ -42,17 +42,17 @@ class CheckpointFailureManager:
     ) -> bool:
         """Counts a failure, once per checkpoint, and only if it is later than the last success.
 
-        A savepoint that the driver could not take does not count, because the caller gets the error. One that a task
-        could not take counts; if the job was to stop with it, the job fails at once.
+        If the driver could not take a savepoint, that does not count, because the caller gets the error. If a task
+        could not take it, it counts; and if the job was to stop with it, the job fails at once.
 
         Args:
-            checkpoint_id: None if the checkpoint failed before it had an id.
+            checkpoint_id: Id of the checkpoint, or None if it failed before it had one.
             request: The request for the checkpoint.
-            reason: Why it failed.
+            reason: The reason of the failure.
             by_task: Whether a task reported the failure, not the driver.
 
         Returns:
-            Whether there are now more than are tolerated. If so, the count starts again.
+            Whether there are now more failures than tolerated. If so, the count starts again.
         """
         if request.kind is CheckpointKind.SAVEPOINT and not by_task:
             return False

@@ -33,10 +33,10 @@ class Head:
     partitions: tuple[PartitionEnd, ...] = ()
     """End states of time partitions, in order of time; their checkpoints are among those retained."""
     unclaimed: tuple[int, ...] = ()
-    """Completed checkpoints from which the job was restored but which it does not own; their owner keeps them."""
+    """Completed checkpoints that the job was restored from but does not own; they are kept for their owner."""
     lost: bool = False
-    """Whether the previous ``HEAD`` was lost, and an attempt that was told to start anyway has completed nothing yet.
-    Until then no other attempt starts from nothing either."""
+    """Whether the previous ``HEAD`` was lost, an attempt was told to start anyway, and it has not completed a
+    checkpoint yet. Until then, no other attempt starts from nothing unless it is told to."""
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -94,7 +94,13 @@ def _ids(raw: dict[str, Any], name: str) -> tuple[int, ...]:
 
 
 def read_head(store: ObjectStore) -> tuple[Head, str] | None:
-    """Returns ``HEAD`` of the job whose prefix ``store`` is rooted at, and its ETag; or None if the job has none.
+    """Reads the ``HEAD`` of a job.
+
+    Args:
+        store: The object store, rooted at the job's prefix.
+
+    Returns:
+        ``HEAD`` and its ETag, or None if the job has none.
 
     Raises:
         CorruptMetadataError: The object is not a HEAD.

@@ -45,7 +45,7 @@ class AssignCheckpointId(Instruction):
 
 @dataclass(frozen=True)
 class Rejected(Instruction):
-    """The request was dropped; nothing was sent to any task."""
+    """The request was dropped, and nothing was sent to any task."""
 
     request_id: str
     reason: CheckpointFailureReason
@@ -54,7 +54,7 @@ class Rejected(Instruction):
 
 @dataclass(frozen=True)
 class ArmPeriodic(Instruction):
-    """Send a ``PeriodicTick`` at this time; replaces the one before."""
+    """Send a ``PeriodicTick`` at this time, instead of at any time that was set before."""
 
     at_ms: int
 
@@ -69,9 +69,9 @@ class ArmTimeout(Instruction):
 
 @dataclass(frozen=True)
 class SnapshotCoordinators(Instruction):
-    """Snapshot the coordinators of these operators; answer with one ``CoordinatorSnapshotted`` each.
+    """Snapshot the coordinators of these operators; answer with one ``CoordinatorSnapshotted`` for each.
 
-    A split enumerator takes its snapshot after it has received the offsets of the epoch, so after the acknowledgements.
+    A split enumerator takes its snapshot when it has received the offsets of the epoch, so after the acknowledgements.
     """
 
     checkpoint_id: int
@@ -80,7 +80,7 @@ class SnapshotCoordinators(Instruction):
 
 @dataclass(frozen=True)
 class TriggerMasterHooks(Instruction):
-    """Call these hooks; answer with one ``MasterStateCollected`` or ``MasterHookFailed`` each."""
+    """Call these hooks; answer with one ``MasterStateCollected`` or ``MasterHookFailed`` for each."""
 
     checkpoint_id: int
     timestamp_ms: int
@@ -90,7 +90,7 @@ class TriggerMasterHooks(Instruction):
 
 @dataclass(frozen=True)
 class EmitBarriers(Instruction):
-    """Put the barrier into these source tasks (Flink: ``TriggerCheckpoint``)."""
+    """Insert the barrier at these source tasks (Flink: ``TriggerCheckpoint``)."""
 
     checkpoint_id: int
     tasks: tuple[Subtask, ...]
@@ -111,11 +111,11 @@ class WriteMetadata(Instruction):
     kind: CheckpointKind
     trigger_ms: int
     states: Mapping[str, tuple[SubtaskState, ...]]
-    """Per uid, in order of the subtask."""
+    """The states of an operator's subtasks, in their order, by uid."""
     coordinator_states: Mapping[str, Any]
-    """Per uid, JSON."""
+    """JSON values, by uid."""
     master_states: Mapping[str, Any] = field(default_factory=dict)
-    """Per identifier of a master hook, JSON."""
+    """JSON values, by identifier of the master hook."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,12 @@ class ReplaceHead(Instruction):
 
 @dataclass(frozen=True)
 class NotifyComplete(Instruction):
-    """Commit what these tasks prepared; answer with ``CommitFinished``, also if there are none."""
+    """Commit what these tasks prepared; answer with ``CommitFinished``, even if there are no tasks."""
 
     job_id: str
     checkpoint_id: int
     fencing_token: int
-    """Of the execution attempt."""
+    """Fencing token of the execution attempt."""
     tasks: tuple[Subtask, ...]
 
 
@@ -143,40 +143,40 @@ class NotifyAborted(Instruction):
     job_id: str
     checkpoint_id: int
     fencing_token: int
-    """Of the execution attempt."""
+    """Fencing token of the execution attempt."""
     reason: CheckpointFailureReason
 
 
 @dataclass(frozen=True)
 class NotifySubsumed(Instruction):
-    """This completed checkpoint, and all before it, will no longer be restored."""
+    """This completed checkpoint and all earlier ones will no longer be restored."""
 
     job_id: str
     checkpoint_id: int
     fencing_token: int
-    """Of the execution attempt."""
+    """Fencing token of the execution attempt."""
     tasks: tuple[Subtask, ...]
 
 
 @dataclass(frozen=True)
 class DiscardState(Instruction):
-    """No checkpoint names these files; delete them, unless this attempt was fenced."""
+    """Delete these files, which no checkpoint names, unless this attempt was fenced."""
 
     files: frozenset[str]
 
 
 @dataclass(frozen=True)
 class DropSubsumed(Instruction):
-    """These completed checkpoints are no longer retained; delete them and the files that only they name."""
+    """Delete these completed checkpoints, which are no longer retained, and the files that only they name."""
 
     checkpoint_ids: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class FailJob(Instruction):
-    """More checkpoints in a row failed than are tolerated, or one that the job was to stop with."""
+    """Fail the job: too many checkpoints in a row failed, or the one that the job was to stop with."""
 
     checkpoint_id: int | None
-    """Of the last one; None if it failed before it had one."""
+    """Id of the last failed checkpoint; None if it failed before it had one."""
     reason: CheckpointFailureReason
     message: str

@@ -1,4 +1,4 @@
-"""Strict reading of JSON values: a value of another type is an error, never converted."""
+"""Strict reading of JSON values: a value of the wrong type is an error, and is never converted."""
 
 from __future__ import annotations
 

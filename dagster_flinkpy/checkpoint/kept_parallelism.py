@@ -1,4 +1,4 @@
-"""Which parallelism a job has that continues from a checkpoint: one rule, and what a run says of it."""
+"""Decides the parallelism of a job that continues from a checkpoint, and explains the decision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 __all__ = ["PARALLELISM", "SettledParallelism", "settle_parallelism"]
 
 PARALLELISM = "parallelism"
-"""Property of a checkpoint: the parallelism that the last rescale has set, which stays until the next one."""
+"""Property of a checkpoint: the parallelism that the last rescale set, which is kept until the next one."""
 _MOST_NAMED = 5
 
 
@@ -22,26 +22,26 @@ class SettledParallelism:
     graph: JobGraph
     """The program at that parallelism."""
     kept: int | None
-    """What the checkpoints of the run note for later runs; None: the program decides."""
+    """The parallelism that the run's checkpoints record for later runs; None if the program decides."""
     told: tuple[str, ...] = ()
-    """What the run says where the parallelism is not what somebody expects."""
+    """Messages of the run, if the parallelism may surprise someone."""
 
 
 def settle_parallelism(
     program: JobGraph, restored: CheckpointMetadata | None, asked: int | None = None
 ) -> SettledParallelism:
-    """Settles the parallelism of a run.
+    """Decides the parallelism of a run.
 
-    What the run asks for comes first, then what the last rescale has set, then the program. The first two hold for
-    operators without a parallelism of their own.
+    The parallelism that the run asks for takes precedence over the one that the last rescale set, and that one over the
+    program's. Both apply only to operators that do not set their own parallelism.
 
     Args:
-        program: The program, as it was written.
-        restored: What the run continues from; None: it starts empty.
-        asked: What the run, or a job such as rescale, asks for; None: nothing.
+        program: The program as written.
+        restored: The checkpoint or savepoint that the run continues from; None if it starts empty.
+        asked: The parallelism that the run, or a job such as rescale, asks for; None if it asks for none.
 
     Raises:
-        ParallelismError: It is above a max parallelism that the program sets.
+        ParallelismError: The parallelism is above a max parallelism that the program sets.
     """
     noted = None if restored is None else restored.properties.get(PARALLELISM)
     kept = asked if asked is not None else noted if isinstance(noted, int) else None
@@ -54,12 +54,12 @@ def settle_parallelism(
         programs = ", ".join(map(str, sorted({*changed.values()})))
         if asked is not None:
             told.append(
-                f"parallelism {kept}, as this run asks, in place of the program's {programs}; later runs keep it "
-                "until the job is rescaled again or starts empty"
+                f"parallelism {kept}, set by this run, takes precedence over the program's {programs}; later runs keep "
+                "it until the job is rescaled again or starts empty"
             )
         else:
             told.append(
-                f"parallelism {kept}, as the last rescale set it, takes precedence over the program's {programs}; "
+                f"parallelism {kept}, set by the last rescale, takes precedence over the program's {programs}; "
                 "rescale the job to change it"
             )
     own = {v.uid: v.parallelism for v in program.vertices if v.uid_set and v.parallelism_set and v.parallelism != kept}
@@ -80,7 +80,7 @@ def _told_of_program(program: JobGraph, restored: CheckpointMetadata | None) -> 
     if not new:
         return ()
     what = f"{restored.kind.value} {restored.checkpoint_id}"
-    return (f"parallelism as the program says, which is not that of {what}: {_listed(new)}",)
+    return (f"parallelism set by the program, which differs from that of {what}: {_listed(new)}",)
 
 
 def _listed(by_uid: Mapping[str, object]) -> str:

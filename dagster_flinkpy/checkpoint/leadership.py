@@ -48,10 +48,10 @@ def take_lead(
     Args:
         store: The object store, rooted at the job's prefix.
         owner: Names the execution attempt.
-        now_ms: Milliseconds since 1970.
+        now_ms: The time, in milliseconds since 1970.
         ttl: How long the lease of the attempt lasts.
+        start_over: Whether the attempt may lead even if ``HEAD`` was lost or is damaged.
         led_by: Id of the run that the attempt belongs to.
-        start_over: Whether it may lead even if ``HEAD`` was lost or is damaged.
 
     Raises:
         HeadLostError: ``HEAD`` was lost; nothing is changed.
@@ -64,7 +64,7 @@ def take_lead(
     while True:
         if found.head.fencing_token >= leader.token:
             lease.check(store, leader)
-            # Still the leader: the leader object was deleted just now, so the token has to be above HEAD's.
+            # The attempt still leads: the leader object was deleted just now, so the token must be above HEAD's.
             leader = lease.acquire(store, owner, ttl, now_ms, above=found.head.fencing_token, led_by=led_by)
         head = replace(found.head, fencing_token=leader.token)
         try:
@@ -77,7 +77,7 @@ def take_lead(
 
 
 def _find_head(store: ObjectStore, start_over: bool) -> _Found:
-    """Reads ``HEAD``, or writes that of a new job. If there are other objects without ``HEAD``, it was lost."""
+    """Reads ``HEAD``, or writes the one of a new job. If there are other objects without ``HEAD``, it was lost."""
     while True:
         head, etag = Head(0, lost=True), None
         try:

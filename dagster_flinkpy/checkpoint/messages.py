@@ -1,4 +1,4 @@
-"""What tasks tell the coordinator (Flink: ``org.apache.flink.runtime.messages.checkpoint``)."""
+"""Messages from tasks to the coordinator (Flink: ``org.apache.flink.runtime.messages.checkpoint``)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Subtask(NamedTuple):
 class CheckpointFailureReason(Enum):
     """Why a checkpoint was not triggered, or not completed (Flink: ``CheckpointFailureReason``)."""
 
-    # before anything was sent to a task
+    # Before anything was sent to a task.
     PERIODIC_SCHEDULER_SHUTDOWN = "The periodic checkpoint scheduler is shut down."
     TOO_MANY_CHECKPOINT_REQUESTS = "The maximum number of queued checkpoint requests is exceeded."
     MINIMUM_TIME_BETWEEN_CHECKPOINTS = "The minimum time between checkpoints is still pending."
@@ -29,7 +29,7 @@ class CheckpointFailureReason(Enum):
     IO_EXCEPTION = "An I/O error occurred while the checkpoint was triggered."
     BLOCKING_OUTPUT_EXIST = "A task has a blocking output, which takes no barriers."
     TRIGGER_CHECKPOINT_FAILURE = "The checkpoint could not be triggered."
-    # afterwards
+    # Afterwards.
     CHECKPOINT_ASYNC_EXCEPTION = "A task failed while writing its snapshot."
     CHANNEL_STATE_SHARED_STREAM_EXCEPTION = "Another task failed to write channel state to the same file."
     CHECKPOINT_EXPIRED = "The checkpoint expired before completing."
@@ -37,7 +37,7 @@ class CheckpointFailureReason(Enum):
     CHECKPOINT_DECLINED = "The checkpoint was declined."
     CHECKPOINT_DECLINED_TASK_NOT_READY = "The checkpoint was declined: a task was not ready."
     CHECKPOINT_DECLINED_TASK_CLOSING = "The checkpoint was declined: a task was closing."
-    CHECKPOINT_DECLINED_SUBSUMED = "The checkpoint was declined: a barrier of a newer checkpoint came."
+    CHECKPOINT_DECLINED_SUBSUMED = "The checkpoint was declined: a barrier of a newer checkpoint arrived."
     CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "The checkpoint was declined: an input cancelled it."
     CHECKPOINT_DECLINED_INPUT_END_OF_STREAM = "The checkpoint was declined: an input ended."
     CHECKPOINT_COORDINATOR_SHUTDOWN = "The checkpoint coordinator is shut down."
@@ -45,7 +45,7 @@ class CheckpointFailureReason(Enum):
     JOB_FAILOVER_REGION = "A region of the job is restarting."
     TASK_FAILURE = "A task has failed."
     TASK_CHECKPOINT_FAILURE = "A task could not keep its local copy of the snapshot."
-    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "A task that is not known was to be notified."
+    UNKNOWN_TASK_CHECKPOINT_NOTIFICATION_FAILURE = "An unknown task was to be notified."
     FINALIZE_CHECKPOINT_FAILURE = "The checkpoint could not be finalized."
 
 
@@ -56,7 +56,7 @@ class AcknowledgeCheckpoint:
     job_id: str
     checkpoint_id: int
     fencing_token: int
-    """Of the execution attempt."""
+    """Fencing token of the execution attempt."""
     uid: str
     subtask: int
     state: SubtaskState
@@ -69,7 +69,7 @@ class DeclineCheckpoint:
     job_id: str
     checkpoint_id: int
     fencing_token: int
-    """Of the execution attempt."""
+    """Fencing token of the execution attempt."""
     uid: str
     subtask: int
     reason: CheckpointFailureReason

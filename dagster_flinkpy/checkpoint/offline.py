@@ -1,6 +1,6 @@
-"""Operations on a job's checkpoints without its program: savepoint, stop, restore, take the leadership away.
+"""Operations on a job's checkpoints without its program: take a savepoint, stop, restore, release the leadership.
 
-Only the program can commit to sinks. So nothing here touches a checkpoint that may still have something to commit.
+Only the program can commit to sinks. So no operation touches a checkpoint that may still have something to commit.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 
 def without_committables(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Returns a checkpoint without its committables: they are committed, and a restore must not commit them again."""
+    """Returns a checkpoint without its committables, which are committed and must not be committed by a restore."""
     return replace(
         metadata,
         operators=tuple(
@@ -52,18 +52,18 @@ def trigger_savepoint(
     target: StorageLocation | None = None,
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
 ) -> str:
-    """Keeps the latest checkpoint of a job as a savepoint. A run of the job may be active.
+    """Writes the latest checkpoint of a job as a savepoint. A run of the job may be active.
 
     Args:
         job: The job's prefix.
-        target: The folder for the savepoint, or None for the job's prefix, where a native one must be.
-        format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
+        target: The folder to write to. Default: the job's prefix, where a native savepoint must be.
+        format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
 
     Returns:
         The URL of the savepoint.
 
     Raises:
-        ConfigurationError: A native savepoint must not be outside the job's prefix.
+        ConfigurationError: A native savepoint would be outside the job's prefix.
         CheckpointError: There is no checkpoint, or it may still have something to commit.
         HeadLostError: ``HEAD`` was lost.
         CorruptMetadataError: Its metadata cannot be read.
@@ -95,21 +95,21 @@ def stop_with_savepoint(
     owner: str,
     now_ms: int,
 ) -> str:
-    """Keeps the latest checkpoint as a savepoint, and marks the job as stopped until one is restored.
+    """Writes the latest checkpoint as a savepoint, and marks the job as stopped until a savepoint is restored.
 
     Args:
         job: The job's prefix.
-        target: The folder for the savepoint, or None for the job's prefix, where a native one must be.
-        format_type: Whether it is self-contained, or refers to files of the job's checkpoints.
+        target: The folder to write to. Default: the job's prefix, where a native savepoint must be.
+        format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
         owner: Names the caller.
-        now_ms: Milliseconds since 1970.
+        now_ms: The time, in milliseconds since 1970.
 
     Returns:
         The URL of the savepoint.
 
     Raises:
-        ConfigurationError: A native savepoint must not be outside the job's prefix.
-        CheckpointError: A run may be active; there is no checkpoint; or it may still have something to commit.
+        ConfigurationError: A native savepoint would be outside the job's prefix.
+        CheckpointError: A run may be active, there is no checkpoint, or it may still have something to commit.
     """
     check_target(format_type, job.url, (target or job).url)
     checkpoints, attempt = _begin(job, owner, now_ms)
@@ -133,25 +133,25 @@ def restore_savepoint(
 
     Args:
         job: The job's prefix.
-        savepoint: The folder of the savepoint, which keeps its owner.
+        savepoint: The folder of the savepoint. Its owner does not change.
         owner: Names the caller.
-        now_ms: Milliseconds since 1970.
-        allow_pickled_state: Also restores pickled state; whoever wrote it can run code in the job.
+        now_ms: The time, in milliseconds since 1970.
+        allow_pickled_state: Whether the savepoint may contain pickled state. Whoever wrote it can run code in the job.
 
     Returns:
         The id of the checkpoint.
 
     Raises:
         CheckpointError: A run may be active, or the latest checkpoint may still have something to commit.
-        RestoreError: There is no savepoint, or it has pickled state.
+        RestoreError: There is no savepoint, or it contains pickled state.
     """
     source = savepoint.open()
     metadata = load_savepoint(source)
     pickled = pickled_state(metadata, untyped_edges=True)
     if pickled and not allow_pickled_state:
         raise RestoreError(
-            f"savepoint {savepoint.url} has pickled state ({', '.join(pickled)}), which can run code of whoever wrote "
-            "it; if you trust it, allow pickled state"
+            f"savepoint {savepoint.url} contains pickled state ({', '.join(pickled)}), which can run code of whoever "
+            "wrote it. If you trust it, allow pickled state."
         )
     checkpoints, attempt = _begin(job, owner, now_ms, start_over=True)
     try:
@@ -168,24 +168,24 @@ def restore_savepoint(
 
 
 def release_leadership(job: StorageLocation, *, owner: str, now_ms: int) -> LeaderRecord | None:
-    """Takes the leadership of a job away from whoever has it: it can no longer complete or commit anything.
+    """Takes the leadership of a job away from its leader, which can then no longer complete or commit anything.
 
     Args:
         job: The job's prefix.
-        owner: Names the caller, for the run that is fenced.
-        now_ms: Milliseconds since 1970.
+        owner: Names the caller, for messages of the fenced run.
+        now_ms: The time, in milliseconds since 1970.
 
     Returns:
-        The previous leader; or None if there never was one, and nothing is done.
+        The previous leader, or None if there never was one; then nothing is done.
     """
     checkpoints = CompletedCheckpointStore(job.open())
     return None if checkpoints.leader() is None else checkpoints.take_leadership(owner, now_ms)
 
 
 def number_retained(job: StorageLocation) -> int:
-    """Returns how many checkpoints a job seems to keep; at least the default.
+    """Returns how many checkpoints a job seems to keep, at least the default number.
 
-    What knows the deployment deletes those that are too many.
+    A run knows the number that the deployment sets, and deletes the checkpoints above it.
 
     Args:
         job: The job's prefix.
@@ -198,19 +198,19 @@ def number_retained(job: StorageLocation) -> int:
 
 
 def refuse_beside_run(job: StorageLocation, now_ms: int) -> None:
-    """Raises an error if a run may be active, which a new attempt would fence.
+    """Checks that no run is active, because a new attempt would fence it.
 
     Args:
         job: The job's prefix.
-        now_ms: Milliseconds since 1970.
+        now_ms: The time, in milliseconds since 1970.
 
     Raises:
-        CheckpointError: A run may be active; the message says which.
+        CheckpointError: A run may be active. The message names it.
     """
     leader = CompletedCheckpointStore(job.open()).leader()
     if leader is not None and leader.alive(now_ms):
         raise CheckpointError(
-            f"{leader.owner!r} may be at work on {job.url}. Let it end first; if it is dead, run "
+            f"{leader.owner!r} may still be running {job.url}. Wait until it ends; if it is dead, run "
             "'flinkpy leader release'."
         )
 
@@ -219,7 +219,7 @@ def _begin(
     job: StorageLocation, owner: str, now_ms: int, *, start_over: bool = False
 ) -> tuple[CompletedCheckpointStore, Attempt]:
     refuse_beside_run(job, now_ms)
-    # As many as the job keeps, so that no checkpoint is deleted that could be restored.
+    # Retains as many checkpoints as the job does, so that none is deleted that could be restored.
     checkpoints = CompletedCheckpointStore(job.open(), number_retained(job))
     return checkpoints, checkpoints.begin_attempt(owner, now_ms, start_over=start_over)
 
@@ -232,9 +232,9 @@ def _check_committed(
     replaces = superseded and latest.partition is not None
     if (prepared or replaces) and committed != latest.checkpoint_id:
         raise CheckpointError(
-            f"checkpoint {latest.checkpoint_id} of {job.url} may still have something to commit, which only its "
-            "program can do: a run that ends normally records that it has. Run the job once more, or use its Dagster "
-            "jobs."
+            f"checkpoint {latest.checkpoint_id} of {job.url} may still have something to commit, and only the job's "
+            "program can commit it. A run that ends normally records that everything is committed: run the job once "
+            "more, or use its Dagster jobs."
         )
 
 
@@ -253,7 +253,7 @@ def _complete(
         kind=CheckpointKind.CHECKPOINT,
         parent_id=parent_id,
         timestamp_ms=now_ms,
-        partition=None,  # it reads none, and must not replace the rows of the previous one
+        partition=None,  # it reads no partition, and must not replace the rows of the previous one
         fencing_token=attempt.token,
         properties=properties,
     )

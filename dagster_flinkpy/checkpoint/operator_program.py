@@ -1,7 +1,8 @@
-"""What an operator does: its settings and a hash of the user's code, to tell two versions of a program apart.
+"""Describes an operator by its settings and a hash of the user's code, to tell two versions of a program apart.
 
-It is equal in every process with the same Python version: it covers bytecode without line numbers and file names, and
-nothing that depends on memory addresses or hash seeds. It does not cover functions that the user's functions call.
+The description is equal in all processes with the same Python version: it covers bytecode without line numbers and file
+names, and nothing that depends on memory addresses or hash seeds. It does not cover functions that the user's functions
+call.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _MEMBERS = (staticmethod, classmethod, property, *_PLAIN)
 _NOT_CODE = ("__module__", "__doc__", "__firstlineno__")
 _HASH = re.compile("@[0-9a-f]{12}$")
 _MOST_VALUES = 200_000
-"""What holds more values than this is not compared: a table of millions, or a client with all its connections."""
+"""A setting with more values than this is not compared, such as a huge table or a client with all its connections."""
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,13 @@ class OperatorProgram:
     """What an operator did when a checkpoint was taken."""
 
     kind: str
-    """Of the operator, such as ``window``."""
+    """Kind of the operator, such as ``window``."""
     python: str
-    """The Python version, such as ``3.11``: bytecode is comparable within one only."""
+    """The Python version, such as ``3.11``. Bytecode can only be compared within one version."""
     settings: dict[str, str]
-    """By name a short text; where this is not all of it, ``@`` and a hash follow."""
+    """A short text for each setting, by name. If the text is not the whole value, ``@`` and a hash follow it."""
     extra: dict[str, Json] = field(default_factory=dict)
-    """Fields this release does not know."""
+    """Fields that this release does not know."""
 
     def to_json(self) -> dict[str, Json]:
         """Encodes it for ``_metadata``."""
@@ -83,16 +84,16 @@ def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
 
 
 def describe_setting_change(name: str, before: str, now: str, *, same_python: bool) -> str | None:
-    """Says how a setting of an operator has changed.
+    """Describes how a setting of an operator has changed.
 
     Args:
-        name: Of the setting.
+        name: Name of the setting.
         before: Its text in the checkpoint.
         now: Its text in the program.
         same_python: Whether both were described by the same Python version.
 
     Returns:
-        The change, for people; None if there is none, or none that could be known.
+        The change in words, or None if there is no change, or if it cannot be known.
     """
     if before == now:
         return None
@@ -103,7 +104,7 @@ def describe_setting_change(name: str, before: str, now: str, *, same_python: bo
 
 
 def _settings(spec: OperatorSpec) -> dict[str, Any]:
-    """Returns what the user has set, by name, and nothing that a run adds to it."""
+    """Returns the settings of the user by name, without what a run adds to them."""
     if isinstance(spec, (SparkSourceSpec, SparkTransformSpec)):
         return {"function": spec.user_functions()[0]}
     if isinstance(spec, (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec)):
@@ -112,14 +113,14 @@ def _settings(spec: OperatorSpec) -> dict[str, Any]:
 
 
 def _setting(value: Any) -> str | None:
-    """Describes a setting in a line; None if that cannot be done, or would take too long."""
+    """Describes a setting in one line; returns None if that is impossible or would take too long."""
     if isinstance(value, _PLAIN):
         return repr(value)
     lines: list[str] = []
     try:
         _describe(value, _Inside(left=[_MOST_VALUES]), lines)
         label = _label(value)
-    except Exception:  # it runs code of the user, such as __repr__, and must not end a run that needs none of this
+    except Exception:  # user code such as __repr__ runs here, and must not fail a run because of a description
         return None
     return f"{label}@{hashlib.sha256(chr(10).join(lines).encode()).hexdigest()[:12]}"
 
@@ -141,23 +142,23 @@ def _label(value: Any) -> str:
 
 
 class _TooLong(Exception):
-    """A value holds too many others."""
+    """A value contains too many other values."""
 
 
 @dataclass(frozen=True)
 class _Inside:
-    """Where a description is."""
+    """The position in a description of nested values."""
 
     ids: tuple[int, ...] = ()
-    """The ids of the values that contain what is described."""
+    """The ids of the values that contain the current one."""
     left: list[int] | None = None
-    """How many values may still be described; None: any number."""
+    """How many values may still be described; None for any number."""
 
     def step(self) -> None:
         """Counts a value.
 
         Raises:
-            _TooLong: There were too many.
+            _TooLong: There are too many values.
         """
         if self.left is not None:
             self.left[0] -= 1
@@ -166,7 +167,7 @@ class _Inside:
 
 
 def operator_code_version(graph: JobGraph, uid: str) -> str:
-    """Returns a hash that changes with the code or the settings of an operator and of its inputs' key selectors.
+    """Returns a hash of the code and settings of an operator and of its inputs' key selectors.
 
     Args:
         graph: The program.
@@ -195,7 +196,7 @@ def _describe(value: Any, inside: _Inside, lines: list[str]) -> None:
     elif isinstance(value, (logging.Logger, types.ModuleType)):
         lines.append(
             value.name if isinstance(value, logging.Logger) else value.__name__
-        )  # what they hold is not the user's
+        )  # their contents are not the user's
     elif isinstance(value, TypeInformation):
         lines.append(json.dumps(value.to_json(), sort_keys=True))
     elif isinstance(value, Enum):
@@ -244,7 +245,7 @@ def _filled(cell: types.CellType) -> bool:
 
 
 def _class(cls: type, inside: _Inside, lines: list[str]) -> None:
-    """Describes a class: one of the user by its methods, one of a library by its name."""
+    """Describes a class: a user's class by its methods, a library's class by its name."""
     for base in cls.__mro__:
         lines.append(f"class {base.__module__}.{base.__qualname__}")
         if base.__module__.partition(".")[0] not in _LIBRARIES:
@@ -265,5 +266,5 @@ def _instance(value: Any, inside: _Inside, lines: list[str]) -> None:
 
 
 def _is_cached(cls: type, name: str) -> bool:
-    """Whether an attribute is a cached property, which exists or not depending on what the process did before."""
+    """Returns whether an attribute is a cached property. Whether one exists depends on what the process did before."""
     return isinstance(getattr(cls, name, None), functools.cached_property)

@@ -1,4 +1,4 @@
-"""The state of operators and their subtasks, as checkpoint metadata describes it."""
+"""The state of operators and their subtasks, as described in checkpoint metadata."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SubtaskState:
     """Keyed state, or None."""
     operator_state: tuple[OperatorStateHandle, ...] = ()
     raw_keyed: tuple[Json, ...] = ()
-    """Raw keyed state: per key group its number and the partition with its bytes."""
+    """Raw keyed state: for each key group, its number and the partition with its bytes."""
     channel_state: tuple[Json, ...] = ()
     """In-flight buffers of an unaligned checkpoint; empty for aligned ones."""
     splits: tuple[Json, ...] = ()
@@ -29,7 +29,7 @@ class SubtaskState:
     watermark: int | None = None
     """Event time in milliseconds; None before the first watermark."""
     committables: tuple[Json, ...] = ()
-    """What a sink's committer publishes when the checkpoint completes."""
+    """What a sink's committer commits when the checkpoint completes."""
     metrics: dict[str, int | float] = field(default_factory=dict)
     extra: dict[str, Json] = field(default_factory=dict)
     """Fields that this release does not know."""
@@ -104,9 +104,9 @@ class OperatorState:
     coordinator_state: Json | None = None
     """State of the operator's coordinator, such as a source's split enumerator."""
     subtasks: tuple[SubtaskState, ...] = ()
-    """All subtasks, by index; or none."""
+    """All subtasks in order of their index, or empty."""
     program: OperatorProgram | None = None
-    """What the operator did; None if that is not known, such as of an older release."""
+    """What the operator did; None if unknown, as in checkpoints of older releases."""
     extra: dict[str, Json] = field(default_factory=dict)
     """Fields that this release does not know."""
 

@@ -1,4 +1,4 @@
-"""End states of time partitions: which checkpoint holds the state at the end of a partition, and which are kept.
+"""End states of time partitions: which checkpoint has the state at the end of a partition, and which ones are kept.
 
 In a job that is partitioned by time, one epoch reads one partition, and the checkpoint after it is the partition's end
 state. ``HEAD`` names these checkpoints, so the one write that completes a checkpoint also makes it an end state.
@@ -22,22 +22,22 @@ class PartitionEnd:
     partition: str
     """Dagster's partition key."""
     ordinal: int
-    """Place of the partition among all of the job, from 0 on, in order of time."""
+    """Position of the partition among all partitions of the job, in order of time, from 0."""
     checkpoint_id: int
-    """The checkpoint that holds it."""
+    """The checkpoint with this state."""
     based_on: int | None
-    """The checkpoint the partition started from; None: from empty state."""
+    """The checkpoint that the partition started from; None if it started from empty state."""
 
     def to_json(self) -> list[Any]:
-        """For ``HEAD``; short, for there is one for each partition that is kept."""
+        """Encodes it for ``HEAD``, in a short form because there is one entry for each kept partition."""
         return [self.partition, self.ordinal, self.checkpoint_id, self.based_on]
 
     @staticmethod
     def from_json(data: Any) -> PartitionEnd:
-        """What :meth:`to_json` wrote.
+        """Decodes what :meth:`to_json` returned.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The data is something else.
         """
         match data:
             case [str(partition), int(ordinal), int(checkpoint_id), int() | None as based_on]:
@@ -47,15 +47,21 @@ class PartitionEnd:
 
 @dataclass(frozen=True)
 class PartitionRetention:
-    """Which end states are kept, besides the newest, and the one the run at work started from. Default: all.
+    """Which end states are kept. Default: all.
 
-    A backfill starts from the end state before its first partition: what is not kept has to be made again.
+    The newest one and the one that the active run started from are always kept. A backfill starts from the end state
+    before its first partition. If that one is not kept, the backfill has to start earlier.
+
+    Example:
+        >>> ends = [PartitionEnd(f"2024-01-0{day}", day - 1, day, None) for day in range(1, 8)]
+        >>> [end.partition for end in PartitionRetention(every=4, last=2).kept(ends)]
+        ['2024-01-04', '2024-01-06', '2024-01-07']
     """
 
     every: int | None = 1
-    """Each k-th partition's, counted from the job's first. None: none for this reason."""
+    """Keeps the end state of each k-th partition, counted from the job's first one. None disables this rule."""
     last: int | None = None
-    """Those of the last n partitions that have one. None: none for this reason."""
+    """Keeps the end states of the last n partitions that have one. None disables this rule."""
 
     def __post_init__(self) -> None:
         """Checks the ranges.
@@ -70,11 +76,11 @@ class PartitionRetention:
             raise ConfigurationError("partition retention keeps nothing: give every=k, last=n, or both")
 
     def kept(self, ends: Iterable[PartitionEnd], *always: int | None) -> tuple[PartitionEnd, ...]:
-        """Those that are kept, in order of time.
+        """Returns the end states that are kept, in order of time.
 
         Args:
-            ends: One per partition.
-            always: Checkpoints whose end states are kept whatever the policy says.
+            ends: The end states, one per partition.
+            *always: Checkpoints whose end states are kept in any case.
         """
         in_order = sorted(ends, key=lambda end: end.ordinal)
         recent = set(in_order[-self.last :]) if self.last is not None else set()

@@ -1,4 +1,4 @@
-"""A checkpoint that was triggered and is not complete yet (Flink: ``PendingCheckpoint``)."""
+"""A checkpoint that was triggered but is not complete yet (Flink: ``PendingCheckpoint``)."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class CheckpointPlan:
     tasks_to_trigger: tuple[Subtask, ...]
     """The sources' subtasks, which emit the barrier."""
     tasks_to_wait_for: tuple[Subtask, ...]
-    """All subtasks, which acknowledge."""
+    """All subtasks, which acknowledge the checkpoint."""
     tasks_to_commit: tuple[Subtask, ...]
-    """Those told of the completion."""
+    """The subtasks that are notified of the completion."""
     coordinators: tuple[str, ...] = ()
     """Uids of the operators with a coordinator, such as a source's split enumerator."""
     master_hooks: tuple[str, ...] = ()
@@ -31,19 +31,19 @@ class CheckpointPlan:
 
 
 class AcknowledgeResult(Enum):
-    """What an acknowledgement was (Flink: ``PendingCheckpoint.TaskAcknowledgeResult``)."""
+    """The result of an acknowledgement (Flink: ``PendingCheckpoint.TaskAcknowledgeResult``)."""
 
     SUCCESS = "SUCCESS"
     DUPLICATE = "DUPLICATE"
-    """The task has acknowledged before."""
+    """The task has already acknowledged the checkpoint."""
     UNKNOWN = "UNKNOWN"
-    """The task is not waited for, or the checkpoint was never heard of."""
+    """The task does not take part, or the checkpoint is unknown."""
     DISCARDED = "DISCARDED"
-    """The checkpoint was aborted, or is complete."""
+    """The checkpoint was aborted, or is already complete."""
 
 
 class Stage(Enum):
-    """How far a pending checkpoint got."""
+    """How far a pending checkpoint has got."""
 
     TRIGGERING = "master hooks have not answered; no barrier was sent"
     COLLECTING = "acknowledgements are missing"
@@ -56,10 +56,10 @@ class PendingCheckpoint:
     """Collects acknowledgements.
 
     Args:
-        checkpoint_id: Its id.
-        request: What it answers.
+        checkpoint_id: Id of the checkpoint.
+        request: The request for it.
         trigger_ms: When it was triggered, in milliseconds since 1970.
-        plan: Who has to acknowledge.
+        plan: Which subtasks, coordinators and hooks have to acknowledge it.
     """
 
     def __init__(self, checkpoint_id: int, request: TriggerRequested, trigger_ms: int, plan: CheckpointPlan) -> None:
@@ -77,11 +77,11 @@ class PendingCheckpoint:
         self.state_bytes = 0
         """Size of the keyed state acknowledged so far."""
         self.alignment_ms = 0
-        """The longest that a gate waited for its last barrier, so far."""
+        """The longest time that a gate has waited for its last barrier so far, in milliseconds."""
 
     @property
     def can_abort(self) -> bool:
-        """Whether it certainly will not complete once it is aborted."""
+        """Whether it is certain that the checkpoint will not complete after it is aborted."""
         return self.stage in (Stage.TRIGGERING, Stage.COLLECTING)
 
     @property
@@ -100,7 +100,7 @@ class PendingCheckpoint:
         return len(self._states)
 
     def acknowledge(self, task: Subtask, state: SubtaskState) -> AcknowledgeResult:
-        """Takes a task's state, if it is the first."""
+        """Takes the state of a task, unless it has already acknowledged."""
         if task in self._states:
             return AcknowledgeResult.DUPLICATE
         if task not in self._missing_tasks:
@@ -112,7 +112,7 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def acknowledge_coordinator(self, uid: str, state: Any) -> AcknowledgeResult:
-        """Takes a coordinator's state, if it is the first."""
+        """Takes the state of a coordinator, unless it has already acknowledged."""
         if uid in self._coordinator_states:
             return AcknowledgeResult.DUPLICATE
         if uid not in self._missing_coordinators:
@@ -122,7 +122,7 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def acknowledge_master(self, identifier: str, state: Any) -> AcknowledgeResult:
-        """Takes a master hook's state, if it is the first; None if the hook has no state."""
+        """Takes the state of a master hook, unless it has already acknowledged. None means that it has no state."""
         if identifier not in self._missing_hooks:
             return AcknowledgeResult.DUPLICATE if identifier in self._hooks else AcknowledgeResult.UNKNOWN
         self._missing_hooks.remove(identifier)
@@ -131,20 +131,20 @@ class PendingCheckpoint:
         return AcknowledgeResult.SUCCESS
 
     def files(self) -> Iterable[str]:
-        """State files that were acknowledged so far."""
+        """Returns the state files that were acknowledged so far."""
         return (path for state in self._states.values() for path in state.files())
 
     def states(self) -> dict[str, tuple[SubtaskState, ...]]:
-        """Per uid, in order of the subtask."""
+        """Returns the states of an operator's subtasks, in their order, by uid."""
         by_uid: dict[str, list[SubtaskState]] = {}
         for task in sorted(self._states):
             by_uid.setdefault(task.uid, []).append(self._states[task])
         return {uid: tuple(states) for uid, states in by_uid.items()}
 
     def coordinator_states(self) -> Mapping[str, Any]:
-        """Per uid."""
+        """The states of the coordinators, by uid."""
         return dict(self._coordinator_states)
 
     def master_states(self) -> Mapping[str, Any]:
-        """Per identifier of a hook that has state."""
+        """The states of the master hooks that have state, by identifier."""
         return dict(self._master_states)

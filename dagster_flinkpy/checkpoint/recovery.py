@@ -28,14 +28,14 @@ class RecoveredHead:
     checkpoint_id: int
     """The latest checkpoint."""
     kept: tuple[int, ...] = ()
-    """Older checkpoints, which are kept until somebody disposes of them."""
+    """Older checkpoints, which are kept until someone disposes of them."""
     partitions: tuple[str, ...] = ()
     """Time partitions whose end states are kept."""
     damaged: tuple[str, ...] = ()
-    """What was found damaged, one line each."""
+    """Descriptions of what was found damaged, one line each."""
     ids_after: int | None = None
     """The last checkpoint id that was taken after it, or None. If that checkpoint was completed and its metadata is
-    gone, rows are committed again; the sinks know."""
+    gone, its rows are committed again. Only the sinks know whether that is the case."""
 
 
 def recover_head(
@@ -56,14 +56,16 @@ def recover_head(
     Args:
         job: The job's prefix.
         owner: Names the caller.
-        now_ms: Milliseconds since 1970.
-        checkpoint_id: The checkpoint to use. Default: the newest that is intact and has not failed by the statistics.
-        last_committed: Asks the sinks for the newest checkpoint of which they have committed anything, if known.
-        force: Recovers even if a later checkpoint was, or may have been, committed: its rows are committed again.
+        now_ms: The time, in milliseconds since 1970.
+        checkpoint_id: The checkpoint to use. Default: the newest one that is intact and, according to the statistics,
+            has not failed.
+        last_committed: Returns the newest checkpoint of which the sinks have committed anything, or None if unknown.
+        force: Whether to recover even if a later checkpoint was, or may have been, committed. Its rows are then
+            committed again.
         on_read: Called with the number of further state files that have been read.
 
     Raises:
-        CheckpointError: Nothing is lost; a run may be active; no checkpoint is intact; or a checkpoint after the newest
+        CheckpointError: Nothing is lost, a run may be active, no checkpoint is intact, or a checkpoint after the newest
             intact one was, or may have been, committed. Nothing is changed.
         StorageError: The store failed.
     """
@@ -108,7 +110,7 @@ def recover_head(
 
 
 def _head_to_rebuild(checkpoints: CompletedCheckpointStore) -> Head | None:
-    """Returns ``HEAD`` if only its latest checkpoint cannot be read, or None if it is missing or damaged itself."""
+    """Returns ``HEAD`` if only its latest checkpoint cannot be read, or None if ``HEAD`` is missing or damaged."""
     try:
         found = read_head(checkpoints.store)
     except CorruptMetadataError:
@@ -157,9 +159,9 @@ def _check_nothing_later(job: StorageLocation, chosen: int, committed: int, dama
         problem = f"a later one may have been committed: {'; '.join(later)}"
     if problem is not None:
         raise CheckpointError(
-            f"the newest intact checkpoint of {job.url} is {chosen}, but {problem}. To continue from {chosen} would "
-            f"commit the rows since then again: first remove from the tables what was "
-            f"committed after checkpoint {chosen}, then use --force."
+            f"the newest intact checkpoint of {job.url} is {chosen}, but {problem}. Continuing from {chosen} would "
+            f"commit the later rows again: first remove from the tables what was committed after checkpoint {chosen}, "
+            "then use --force."
         )
 
 
@@ -180,7 +182,7 @@ def _rebuilt(chosen: int, found: Mapping[int, tuple[CheckpointMetadata, str]], b
     else:
         ends = _ends({i: found[i][0] for i in (*older, chosen)})
         retained = tuple(i for i in older if i in {end.checkpoint_id for end in ends})
-        # Somebody may want to keep any of these.
+        # Someone may want to keep any of these.
         unclaimed = tuple(i for i in older if i not in retained)
     return Head(
         fencing_token=token,
@@ -194,7 +196,7 @@ def _rebuilt(chosen: int, found: Mapping[int, tuple[CheckpointMetadata, str]], b
 
 
 def _ends(checkpoints: Mapping[int, CheckpointMetadata]) -> tuple[PartitionEnd, ...]:
-    """Returns the newest checkpoint of each partition. Ordinals are provisional: a run knows its partitions."""
+    """Returns the newest checkpoint of each partition. Ordinals are provisional, because only a run knows them."""
     newest = {metadata.partition: i for i, metadata in sorted(checkpoints.items()) if metadata.partition is not None}
     return tuple(
         PartitionEnd(partition, ordinal, newest[partition], checkpoints[newest[partition]].parent_id)

@@ -1,4 +1,4 @@
-"""Which stored state goes to which new subtask: pure rules, nothing is read (Flink: ``StateAssignmentOperation``)."""
+"""Assigns stored state to new subtasks (Flink: ``StateAssignmentOperation``). Pure rules; nothing is read."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class RestoreTarget:
     parallelism: int
     max_parallelism: int
     max_parallelism_set: bool = False
-    """Whether the user set it; one that was derived is replaced by the stored one."""
+    """Whether the user set the max parallelism. If it was derived, the stored one replaces it."""
     stateful: bool = True
 
 
@@ -51,9 +51,9 @@ class SubtaskAssignment:
     raw_keyed: tuple[Any, ...] = ()
     """Raw keyed state of its key groups."""
     splits: tuple[Any, ...] = ()
-    """Source splits, dealt out in turn if the parallelism changed."""
+    """Source splits, distributed round-robin if the parallelism changed."""
     watermark: int | None = None
-    """The least of all old subtasks'; None if one of them had none."""
+    """The lowest watermark of all old subtasks; None if one of them had none."""
     channel_state: tuple[Any, ...] = ()
 
 
@@ -64,12 +64,12 @@ class OperatorAssignment:
     uid: str
     parallelism: int
     max_parallelism: int
-    """To be used: the stored one, if there is state."""
+    """The max parallelism to use: the stored one if there is state."""
     subtasks: tuple[SubtaskAssignment, ...]
-    """One per subtask, in order."""
+    """One assignment per subtask, in order."""
     coordinator_state: Any | None = None
     restored: bool = False
-    """Whether the checkpoint knows the operator."""
+    """Whether the checkpoint contains the operator."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class RestorePlan:
 
     checkpoint_id: int
     operators: Mapping[str, OperatorAssignment]
-    """Per uid of the new job, in its order."""
+    """Assignments by uid, in the order of the job's operators."""
     skipped: tuple[str, ...] = ()
     """Uids whose state is left behind (``allow_non_restored_state``)."""
 
@@ -94,11 +94,11 @@ def assign(
     Args:
         metadata: The checkpoint or savepoint.
         operators: All operators of the job.
-        allow_non_restored_state: Leaves state behind whose operator is gone: any, or that of these uids. Default: that
-            is an error.
+        allow_non_restored_state: Whether to leave behind state whose operator is gone: True for any state, or a list of
+            uids. Default: such state is an error.
 
     Raises:
-        RestoreError: The state does not fit the job; names the uid, the numbers and what to change. (Flink:
+        RestoreError: The state does not fit the job. The message names the uid, the numbers and what to change. (Flink:
             ``Checkpoints.loadAndValidateCheckpoint``, ``StateAssignmentOperation.checkParallelismPreconditions``.)
     """
     what = f"{metadata.kind.value} {metadata.checkpoint_id} of job {metadata.job_id!r}"
@@ -111,7 +111,7 @@ def assign(
 
 
 def restore_targets(graph: JobGraph) -> list[RestoreTarget]:
-    """Returns the operators of a program, as state is assigned to them."""
+    """Returns the operators of a program as targets of a restore."""
     return [
         RestoreTarget(v.uid, v.parallelism, v.max_parallelism, v.max_parallelism_set, v.spec.keeps_state)
         for v in graph.vertices
@@ -121,21 +121,22 @@ def restore_targets(graph: JobGraph) -> list[RestoreTarget]:
 def reassign_key_groups(
     old: Sequence[KeyedSnapshot | None], max_parallelism: int, new_parallelism: int
 ) -> list[list[tuple[int, KeyedSnapshot]]]:
-    """Intersect old subtasks' snapshots with the new subtasks' key groups.
+    """Intersects the old subtasks' snapshots with the new subtasks' key groups.
 
     Flink: ``StateAssignmentOperation.reAssignSubKeyedStates``.
 
     Args:
-        old: Per old subtask; None where there is no state.
+        old: The snapshot of each old subtask, or None if it has no state.
         max_parallelism: Number of key groups.
         new_parallelism: Number of new subtasks.
 
     Returns:
-        Per new subtask: index of the old subtask and its part, in order of the old subtasks.
+        For each new subtask, the indexes of old subtasks and its parts of their snapshots, in order of the old
+        subtasks.
     """
     located = [(index, snapshot) for index, snapshot in enumerate(old) if snapshot is not None]
     new: list[list[tuple[int, KeyedSnapshot]]] = []
-    first = 0  # both sides are in order of key groups, so what ends before this subtask ends before all later ones
+    first = 0  # both sides are in order of key groups: what ends before this subtask also ends before all later ones
     for subtask in range(new_parallelism):
         key_groups = compute_key_group_range_for_operator_index(max_parallelism, new_parallelism, subtask)
         while first < len(located) and located[first][1].key_groups.end < key_groups.start:
@@ -158,16 +159,18 @@ def repartition_operator_state(
 ) -> list[list[tuple[int, OperatorStateHandle]]]:
     """Redistributes named list states over new subtasks (Flink: ``RoundRobinOperatorStateRepartitioner``).
 
-    With equal parallelism SPLIT_DISTRIBUTE state stays where it is. Otherwise each named state's partitions are dealt
-    out in contiguous shares, and the next name begins at the subtask after the one that got the last odd partition.
+    If the parallelism is unchanged, SPLIT_DISTRIBUTE state stays where it is. Otherwise the partitions of each named
+    state are distributed in contiguous shares. The next name begins at the subtask after the one that got the last odd
+    partition.
 
     Args:
-        old: Per old subtask its states; None if it had none.
+        old: The states of each old subtask, or None if it had none.
         new_parallelism: Number of new subtasks.
-        split_name_order: In which order to deal the SPLIT_DISTRIBUTE names. Default: by name. (Flink: a hash map's.)
+        split_name_order: The order in which SPLIT_DISTRIBUTE names are distributed. Default: alphabetical. (In Flink it
+            is the order of a hash map.)
 
     Returns:
-        Per new subtask: index of the old subtask and what it gets of that one's states. A handle may be empty.
+        For each new subtask, the indexes of old subtasks and what it gets of their states. A handle may be empty.
     """
     by_mode: dict[DistributionMode, dict[str, list[tuple[int, OperatorStateHandle]]]] = {
         m: {} for m in DistributionMode
@@ -195,7 +198,7 @@ def repartition_operator_state(
         own = dict(located) if new_parallelism == len(old) else {}
         for number, subtask in enumerate(new):
             copies = {number: own[number]} if number in own else {}
-            if len(own) < len(old):  # Flink gives those that have a copy a second one; they are equal
+            if len(own) < len(old):  # Flink gives subtasks that have a copy a second, equal one
                 index, handle = located[number % len(located)]
                 copies[index] = handle
             subtask.extend(copies.items())
@@ -205,7 +208,10 @@ def repartition_operator_state(
 def reassign_operator_state(
     old: Sequence[Sequence[OperatorStateHandle] | None], new_parallelism: int
 ) -> list[tuple[OperatorStateHandle, ...]]:
-    """The operator state of each new subtask: as :func:`repartition_operator_state`, one handle per name and mode."""
+    """Returns the operator state of each new subtask, with one handle per name and mode.
+
+    See :func:`repartition_operator_state` for the rules.
+    """
     return _merged(repartition_operator_state(old, new_parallelism))
 
 
@@ -218,14 +224,14 @@ def _reassign_raw(old: Sequence[SubtaskState], max_parallelism: int, parallelism
 def _deal(
     located: Sequence[tuple[int, OperatorStateHandle]], new: Sequence[list[tuple[int, OperatorStateHandle]]], first: int
 ) -> int:
-    """Deal the partitions of one name, beginning at subtask ``first``; return where the next name begins."""
+    """Distributes the partitions of one name from subtask ``first``; returns where the next name begins."""
     base, odd = divmod(sum(len(handle.partitions) for _, handle in located), len(new))
     source = position = 0
     for number in range(len(new)):
         wanted = base + (number < odd)
         while wanted > 0:
             index, handle = located[source]
-            # An empty handle is passed on too: that is how Flink walks the list, and it keeps the name registered.
+            # An empty handle is passed on, too: Flink walks the list in this way, and it keeps the name registered.
             share = handle.partitions[position : position + wanted]
             new[(first + number) % len(new)].append((index, replace(handle, partitions=share)))
             if len(handle.partitions) - position > wanted:
@@ -237,11 +243,11 @@ def _deal(
 
 
 def is_lost(operator: OperatorState, stateful: Mapping[str, bool]) -> bool:
-    """Returns whether a job has no use for the state of an operator.
+    """Returns whether an operator has state in a checkpoint that no operator of the job could take.
 
     Args:
-        operator: The operator, as a checkpoint describes it.
-        stateful: Per uid of the job, whether the operator keeps state.
+        operator: The operator in the checkpoint.
+        stateful: Whether each operator of the job keeps state, by uid.
     """
     if operator.uid not in stateful:
         return operator.has_state
@@ -256,7 +262,7 @@ def _left_behind(
     skipped: list[str] = []
     for operator in metadata.operators:
         if operator.uid not in stateful:
-            problem = f"the job has no operator with such a uid (it has {_quoted(stateful)}). Give it its old uid back"
+            problem = f"the job has no operator with this uid (it has {_quoted(stateful)}). Give it its old uid back"
         else:
             problem = "the job's operator with this uid keeps no state. Give the new operator another uid"
         if not is_lost(operator, stateful):
@@ -291,9 +297,9 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
     else:
         if any(subtask.channel_state for subtask in old):
             raise RestoreError(
-                f"operator {spec.uid!r} has in-flight data in {what}, an unaligned checkpoint: it can only be restored "
-                f"with parallelism {stored.parallelism}, not {spec.parallelism}. Run it up to another checkpoint with "
-                "unaligned=False, and change the parallelism then."
+                f"operator {spec.uid!r} has in-flight data in {what}, an unaligned checkpoint, so it can only be "
+                f"restored with parallelism {stored.parallelism}, not {spec.parallelism}. First run the job up to "
+                "another checkpoint with unaligned=False, then change the parallelism."
             )
         keyed = _reshard([subtask.keyed for subtask in old], max_parallelism, spec.parallelism)
         all_splits = [split for subtask in old for split in subtask.splits]
@@ -327,8 +333,8 @@ def _check(spec: RestoreTarget, stored: OperatorState, what: str) -> None:
     if spec.max_parallelism_set and spec.max_parallelism != stored.max_parallelism:
         raise RestoreError(
             f"operator {spec.uid!r} sets max parallelism {spec.max_parallelism}, but its state in {what} has "
-            f"{stored.max_parallelism} key groups, which cannot change. Set it to {stored.max_parallelism}, or do not "
-            "set it."
+            f"{stored.max_parallelism} key groups, and that number cannot change. Set it to {stored.max_parallelism}, "
+            "or do not set it."
         )
     if spec.parallelism > stored.max_parallelism:
         raise RestoreError(
@@ -348,7 +354,7 @@ def _reshard(old: Sequence[KeyedSnapshot | None], max_parallelism: int, parallel
 def _merged(
     located: Sequence[Sequence[tuple[int, OperatorStateHandle]]],
 ) -> list[tuple[OperatorStateHandle, ...]]:
-    """Joins the parts of each name, in order of the old subtasks; of broadcast state one copy is enough."""
+    """Joins the parts of each name, in order of the old subtasks. Of broadcast state, one copy is kept."""
     merged: list[tuple[OperatorStateHandle, ...]] = []
     for subtask in located:
         by_name: dict[tuple[str, DistributionMode], OperatorStateHandle] = {}

@@ -1,4 +1,4 @@
-"""Savepoints: folders with a ``_metadata`` and, but for native ones, all files that it names."""
+"""Savepoints: folders with a ``_metadata`` and, except in native savepoints, all files that it names."""
 
 from __future__ import annotations
 
@@ -55,25 +55,26 @@ def write_savepoint(
 ) -> str:
     """Writes a savepoint of a checkpoint.
 
-    A native one may be written while a run is at work, which deletes files that no checkpoint needs any longer. The run
-    lists native savepoints after it has replaced HEAD, and here HEAD is read after the savepoint was written. So either
-    the run sees the savepoint, or the savepoint is given up because HEAD no longer keeps its checkpoint.
+    A native savepoint may be written while a run is active, and that run deletes files that no checkpoint needs. The
+    run lists native savepoints after it has replaced HEAD, and this function reads HEAD after it has written the
+    savepoint. So either the run sees the savepoint, or the savepoint is given up because HEAD no longer keeps its
+    checkpoint.
 
     Args:
-        metadata: All have acknowledged it; it may also be a completed checkpoint, and of a native one it is.
-        source: Where its files are: rooted at the job's prefix.
-        target: The folder in which the savepoint gets its own.
-        format_type: A native one must be where its files are.
+        metadata: A fully acknowledged checkpoint. For a native savepoint it must be completed.
+        source: The store with its files, rooted at the job's prefix.
+        target: The folder in which to create the savepoint's folder.
+        format_type: The format. A native savepoint must be written where its files are.
 
     Returns:
-        Its folder in ``target``: ``savepoint-{job}-{random}``, and ``-native`` behind it if it is. It is not there
-        before it is whole.
+        The savepoint's folder in ``target``: ``savepoint-{job}-{random}``, with the suffix ``-native`` for a native
+        one. Its ``_metadata`` is written last, so the savepoint does not exist before it is complete.
 
     Raises:
-        ConfigurationError: A native savepoint is to be somewhere else.
-        CorruptStateError: A file is missing or damaged, or may be as the checkpoint was subsumed meanwhile.
+        ConfigurationError: A native savepoint would be written elsewhere.
+        CorruptStateError: A file is missing or damaged, or the checkpoint was subsumed in the meantime.
         CheckpointError: The metadata is not JSON.
-        StorageError: It could not be written.
+        StorageError: The savepoint could not be written.
     """
     native = format_type is SavepointFormatType.NATIVE
     check_target(format_type, source.url, target.url)
@@ -89,7 +90,7 @@ def write_savepoint(
         if native and ((head := read_head(source)) is None or metadata.checkpoint_id not in head[0].kept):
             raise CorruptStateError(
                 f"{source.url} no longer keeps checkpoint {metadata.checkpoint_id}, and a native savepoint needs its "
-                "files; take one of the latest checkpoint, or a canonical one"
+                "files; take a native savepoint of the latest checkpoint, or a canonical one"
             )
     except BaseException:
         with suppress(StorageError):
@@ -99,20 +100,20 @@ def write_savepoint(
 
 
 def check_target(format_type: SavepointFormatType, job_url: str, target_url: str) -> None:
-    """Refuses a native savepoint that is to be somewhere else than its files.
+    """Checks that a native savepoint is written where its files are.
 
     Args:
-        format_type: Of the savepoint.
+        format_type: Format of the savepoint.
         job_url: The job's prefix.
-        target_url: The folder in which the savepoint gets its own.
+        target_url: The folder in which to create the savepoint's folder.
 
     Raises:
-        ConfigurationError: A native savepoint is to be somewhere else.
+        ConfigurationError: A native savepoint would be written elsewhere.
     """
     if format_type is SavepointFormatType.NATIVE and job_url != target_url:
         raise ConfigurationError(
-            f"a native savepoint names files below {job_url}, so it cannot be written to {target_url}; leave the "
-            "target out, or write a canonical one"
+            f"a native savepoint names files below {job_url}, so it cannot be written to {target_url}; leave out the "
+            "target, or write a canonical savepoint"
         )
 
 
@@ -121,12 +122,12 @@ def as_savepoint(
     operators: tuple[OperatorState, ...],
     format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
 ) -> CheckpointMetadata:
-    """The metadata of a savepoint of a checkpoint, or of another savepoint.
+    """Returns the metadata of a savepoint of a checkpoint, or of another savepoint.
 
     Args:
-        metadata: What it is made of.
-        operators: What it has of them.
-        format_type: Where its files are.
+        metadata: The checkpoint or the other savepoint.
+        operators: The operators of the new savepoint.
+        format_type: Format of the new savepoint.
     """
     properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
     if format_type is not SavepointFormatType.CANONICAL:
@@ -135,11 +136,11 @@ def as_savepoint(
 
 
 def files_location(metadata: CheckpointMetadata, folder: StorageLocation) -> StorageLocation:
-    """What the paths of the files of a savepoint or checkpoint are relative to.
+    """Returns the location that the paths of files of a savepoint or checkpoint are relative to.
 
     Args:
-        metadata: What is in the folder.
-        folder: The savepoint's or checkpoint's own.
+        metadata: The savepoint or checkpoint.
+        folder: Its folder.
     """
     own = metadata.kind is CheckpointKind.SAVEPOINT and _FORMAT_TYPE not in metadata.properties
     return folder if own else replace(folder, url=folder.url.rpartition("/")[0])
@@ -149,17 +150,17 @@ def load_savepoint(store: ObjectStore) -> CheckpointMetadata:
     """Reads the metadata of a savepoint.
 
     Args:
-        store: Rooted at its folder.
+        store: The object store, rooted at the savepoint's folder.
 
     Raises:
         RestoreError: There is no savepoint.
-        CorruptMetadataError: It cannot be read.
+        CorruptMetadataError: The metadata cannot be read.
     """
     try:
         data = fetch_metadata(store, METADATA_NAME)
     except ObjectNotFoundError as error:
         raise RestoreError(
-            f"{store.url} is not a savepoint: it has no {METADATA_NAME}. Give the folder that holds that file."
+            f"{store.url} is not a savepoint: it has no {METADATA_NAME}. Give the folder that contains that file."
         ) from error
     return CheckpointMetadata.from_bytes(data, f"{store.url}/{METADATA_NAME}")
 
@@ -169,13 +170,13 @@ def import_savepoint(
 ) -> CheckpointMetadata:
     """Copies a savepoint's files to a job's prefix, so that the job's checkpoints can name them.
 
-    The savepoint stays its owner's (Flink: ``RestoreMode.NO_CLAIM``), and may be deleted afterwards.
+    The owner of the savepoint does not change (Flink: ``RestoreMode.NO_CLAIM``). It may be deleted afterwards.
 
     Args:
-        source: Rooted at the savepoint's folder.
-        job: Rooted at the job's prefix.
-        written_by: Part of the names of the copies; see ``state.state_files.state_file``. Default: they keep theirs.
-        files: What the paths of its files are relative to, as :func:`files_location` says. Default: its folder.
+        source: The object store, rooted at the savepoint's folder.
+        job: The object store, rooted at the job's prefix.
+        written_by: Part of the names of the copies; see ``state.state_files.state_file``. Default: names are kept.
+        files: The store that the paths of its files are relative to; see :func:`files_location`. Default: ``source``.
 
     Returns:
         The metadata, with the names of the copies.
@@ -188,13 +189,13 @@ def import_savepoint(
     metadata = load_savepoint(source)
     if metadata.kind is not CheckpointKind.SAVEPOINT:
         raise RestoreError(
-            f"{source.url} is a checkpoint, whose files belong to its job. Take a savepoint, or run the job on its own "
-            "checkpoint directory."
+            f"{source.url} is a checkpoint, whose files belong to its job. Take a savepoint, or run the job with its "
+            "own checkpoint directory."
         )
     checksums = _checksums(subtask for operator in metadata.operators for subtask in operator.subtasks)
     _copy(checksums, files or source, job, written_by)
     properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
-    metadata = replace(metadata, properties=properties)  # the files are the job's now
+    metadata = replace(metadata, properties=properties)  # the job owns the files now
     if not written_by:
         return metadata
     operators = (replace(o, subtasks=tuple(_renamed(s, written_by) for s in o.subtasks)) for o in metadata.operators)
@@ -202,11 +203,11 @@ def import_savepoint(
 
 
 def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple[str, ...]:
-    """What of a checkpoint is unpickled when it is restored, as ``uid/state``: to restore it can run its code.
+    """Returns the states of a checkpoint that a restore unpickles, as ``uid/state``. Unpickling can run their code.
 
     Args:
-        metadata: Of the checkpoint.
-        untyped_edges: Whether the program has edges without a type: what was in flight is read with the types of these.
+        metadata: The metadata of the checkpoint.
+        untyped_edges: Whether the program has edges without a type. In-flight data is read with the types of the edges.
     """
     found: dict[str, None] = {}
     for operator in metadata.operators:
@@ -221,24 +222,24 @@ def pickled_state(metadata: CheckpointMetadata, *, untyped_edges: bool) -> tuple
 
 
 def has_pickled_values(description: Any) -> bool:
-    """Whether values of a type, or of types, are pickled, or parts of them.
+    """Returns whether values of a type, or parts of them, are pickled.
 
     Args:
-        description: The type information as JSON.
+        description: The type information, or several, as JSON.
     """
     return _PICKLED in json.dumps(description)
 
 
 def copy_files(subtasks: Sequence[SubtaskState], source: ObjectStore, target: ObjectStore) -> tuple[SubtaskState, ...]:
-    """Copies the files of subtasks. Runs that are in the metadata become files, so that any tool can read them.
+    """Copies the files of subtasks. Runs that are part of the metadata become files, so that any tool can read them.
 
     Args:
-        subtasks: Of one operator.
-        source: What the paths of their files are relative to.
-        target: A folder that is written once.
+        subtasks: The subtasks of one operator.
+        source: The store that the paths of their files are relative to.
+        target: The folder to write to; nothing else writes to it.
 
     Returns:
-        The subtasks, all of whose keyed state is in the target.
+        The subtasks, with all keyed state in files of the target.
 
     Raises:
         CorruptStateError: A file is missing or damaged.
@@ -270,7 +271,7 @@ def _checksums(subtasks: Iterable[SubtaskState]) -> dict[str, str]:
 
 
 def _renamed(subtask: SubtaskState, written_by: str) -> SubtaskState:
-    """The same state in files of these names."""
+    """Returns the state with new file names."""
 
     def parts(partitions: Iterable[Any]) -> tuple[Any, ...]:
         return tuple(part if file_of(part) is None else {**part, "by": written_by} for part in partitions)
@@ -298,8 +299,8 @@ def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore
         except ObjectNotFoundError as error:
             raise CorruptStateError(f"{source.url}/{path} is missing, but a checkpoint names it") from error
         if hashlib.sha256(data).hexdigest() != checksums[path]:
-            raise CorruptStateError(f"{source.url}/{path} is damaged: it does not have its recorded checksum")
-        with suppress(PreconditionFailedError):  # named by content, so what is there is the same
+            raise CorruptStateError(f"{source.url}/{path} is damaged: its content does not match its checksum")
+        with suppress(PreconditionFailedError):  # named by content, so an existing file is the same
             name = state_file(checksums[path], written_by) if written_by else path
             target.put(name, data, if_none_match=True)
 

@@ -1,4 +1,4 @@
-"""Which checkpoints name which state files, so that a file goes when the last of them has gone. Pure rules."""
+"""Tracks which checkpoints name which state files, so that unused files can be deleted. Pure rules."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NAME = re.compile(r"shared/\d+-(\d+)-[0-9a-f]{64}\.parquet")
 
 @dataclass(frozen=True)
 class SharedStateEntry:
-    """What is known of a file."""
+    """What is known about a file."""
 
     created_by: int
-    """The checkpoint it was written for, as its name says, or the first known one that names it."""
+    """The checkpoint in the file's name, which it was written for, or else the first known one that names it."""
     last_used: int
     """The last checkpoint that names it."""
 
@@ -26,11 +26,11 @@ class SharedStateEntry:
 class SharedStateRegistry:
     """The state files that the checkpoints of one execution attempt share (Flink: ``SharedStateRegistryImpl``).
 
-    As in Flink no references are counted: a file is unused when no checkpoint is retained of those from the one that
-    brought it to the last one that named it. (Flink retains the newest ones only, and so asks for the last alone.) A
-    task names a file that an older checkpoint has brought without writing it again; that is a *placeholder* (Flink:
-    ``PlaceholderStreamStateHandle``). Flink's rule for two different files under one key does not arise: a name has the
-    attempt, the checkpoint and the content in it.
+    As in Flink, no references are counted. A file is used from the checkpoint that it was written for to the last one
+    that names it, and it is unused when none of these checkpoints is retained. (Flink retains only the newest
+    checkpoints, so it only looks at the last one.) A task may name a file of an older checkpoint without writing it
+    again. That is a *placeholder* (Flink: ``PlaceholderStreamStateHandle``). Flink has a rule for two different files
+    under one key. It is not needed here, because a name contains the attempt, the checkpoint and the content.
     """
 
     def __init__(self) -> None:
@@ -41,29 +41,29 @@ class SharedStateRegistry:
         return path in self._entries
 
     def entry(self, path: str) -> SharedStateEntry | None:
-        """What is known of a file; None if no known checkpoint names it."""
+        """Returns what is known about a file, or None if no known checkpoint names it."""
         return self._entries.get(path)
 
     def unknown(self, checkpoint_ids: Iterable[int]) -> list[int]:
-        """Which of these checkpoints were never registered."""
+        """Returns those checkpoints that were never registered."""
         return [checkpoint_id for checkpoint_id in checkpoint_ids if checkpoint_id not in self._checkpoints]
 
     def register_all(self, checkpoint_id: int, files: Iterable[str], placeholders: Iterable[str] = ()) -> None:
-        """Takes note of what a checkpoint names.
+        """Registers the files that a checkpoint names.
 
         Args:
-            checkpoint_id: Of the checkpoint.
-            files: Written for it, or for one that it was restored from.
-            placeholders: Written for an earlier checkpoint.
+            checkpoint_id: Id of the checkpoint.
+            files: Files that were written for it, or for a checkpoint that it was restored from.
+            placeholders: Files that were written for an earlier checkpoint.
 
         Raises:
-            CheckpointError: No known checkpoint has brought a placeholder: it may be deleted. Nothing is registered.
+            CheckpointError: No known checkpoint names a placeholder, so it may be deleted. Nothing is registered.
         """
         files, placeholders = set(files), set(placeholders)
         if missing := sorted(path for path in placeholders if path not in self._entries):
             raise CheckpointError(
-                f"checkpoint {checkpoint_id} names state file {missing[0]}, which it has not written and no retained "
-                "checkpoint names, so it may be gone. Run the job again from its latest checkpoint."
+                f"checkpoint {checkpoint_id} names state file {missing[0]}, which was not written for it and which no "
+                "retained checkpoint names, so it may be gone. Run the job again from its latest checkpoint."
             )
         for path in files | placeholders:
             known = self._entries.get(path, SharedStateEntry(_written_for(path, checkpoint_id), checkpoint_id))
@@ -73,10 +73,10 @@ class SharedStateRegistry:
         self._checkpoints.add(checkpoint_id)
 
     def unregister_unused(self, retained: Collection[int]) -> set[str]:
-        """Forgets the files that none of these checkpoints can name, and returns them.
+        """Forgets the files that no retained checkpoint can name, and returns them.
 
         Args:
-            retained: Those that are kept, or under way.
+            retained: The checkpoints that are kept or pending.
         """
         unused = {
             path
@@ -89,6 +89,6 @@ class SharedStateRegistry:
 
 
 def _written_for(path: str, checkpoint_id: int) -> int:
-    """The first checkpoint that may name a file: older ones are retained that nobody has registered."""
+    """Returns the first checkpoint that may name a file; older ones may be retained without being registered."""
     name = _NAME.fullmatch(path)
     return checkpoint_id if name is None else min(int(name[1]), checkpoint_id)

@@ -1,4 +1,4 @@
-"""How evenly keyed state is spread over key groups and subtasks."""
+"""Measures how evenly keyed state is spread over key groups and subtasks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["rows_by_key_group", "skew"]
 
 
 def rows_by_key_group(operator: OperatorState) -> list[int]:
-    """Returns the rows of keyed state and timers of an operator, for each of its key groups.
+    """Returns the number of rows of keyed state and timers of an operator in each key group.
 
-    It counts stored rows: rows that newer ones replace or hide count until they are merged away.
+    These are stored rows: rows that newer rows replace or delete are counted until runs are merged.
     """
     rows = [0] * operator.max_parallelism
     for subtask in operator.subtasks:
@@ -26,6 +26,13 @@ def rows_by_key_group(operator: OperatorState) -> list[int]:
 
 
 def skew(loads: Sequence[int]) -> float | None:
-    """Returns the largest load divided by the mean: 1.0 is even, ``len(loads)`` is all in one; None without loads."""
+    """Returns the largest load divided by the mean, or None if there is no load.
+
+    1.0 means that loads are equal, and ``len(loads)`` that one has everything.
+
+    Example:
+        >>> skew([5, 5, 5, 5]), skew([20, 0, 0, 0])
+        (1.0, 4.0)
+    """
     total = sum(loads)
     return max(loads) * len(loads) / total if total else None

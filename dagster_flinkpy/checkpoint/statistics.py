@@ -20,7 +20,7 @@ _VERSION = 1
 
 
 class CheckpointStatus(Enum):
-    """How a checkpoint stands (Flink: ``CheckpointStatsStatus``)."""
+    """The status of a checkpoint (Flink: ``CheckpointStatsStatus``)."""
 
     IN_PROGRESS = "IN_PROGRESS"
     COMPLETED = "COMPLETED"
@@ -35,22 +35,22 @@ class CheckpointStats:
     kind: CheckpointKind
     status: CheckpointStatus
     trigger_ms: int
-    """Milliseconds since 1970."""
+    """When it was triggered, in milliseconds since 1970."""
     duration_ms: int
-    """From the trigger to its end, or to the last event if it has not ended."""
+    """The time from the trigger to the end, or to the last event if it has not ended."""
     acknowledged: int
-    """Tasks that have answered."""
+    """The number of tasks that have acknowledged it."""
     tasks: int
-    """Tasks that have to."""
+    """The number of tasks that have to acknowledge it."""
     state_bytes: int
-    """Size of the keyed state that was acknowledged."""
+    """Size of the acknowledged keyed state, in bytes."""
     alignment_ms: int = 0
-    """The longest that a gate waited for its last barrier."""
+    """The longest time that a gate waited for its last barrier."""
     reason: CheckpointFailureReason | None = None
-    """Of a failure."""
+    """Why it failed; None if it did not."""
 
     def to_json(self) -> dict[str, Any]:
-        """For the job's ``statistics`` object."""
+        """Encodes it for the job's ``statistics`` object."""
         return {
             **asdict(self),
             "kind": self.kind.value,
@@ -60,10 +60,10 @@ class CheckpointStats:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> CheckpointStats:
-        """What :meth:`to_json` wrote.
+        """Decodes what :meth:`to_json` returned.
 
         Raises:
-            KeyError, TypeError, ValueError: It is not that.
+            KeyError, TypeError, ValueError: The data is something else.
         """
         for name in ("checkpoint_id", "duration_ms", "acknowledged", "tasks", "state_bytes"):
             json_fields.integer(data, name)
@@ -81,18 +81,18 @@ class CheckpointStats:
 
 @dataclass(frozen=True)
 class CheckpointCounts:
-    """How many there were since the job began (Flink: ``CheckpointStatsCounts``)."""
+    """The number of checkpoints since the job began (Flink: ``CheckpointStatsCounts``)."""
 
     completed: int = 0
     failed: int = 0
-    """Those too that failed before they had an id."""
+    """Includes checkpoints that failed before they had an id."""
     restored: int = 0
-    """How often an attempt began with a checkpoint or savepoint."""
+    """How often an attempt started from a checkpoint or savepoint."""
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One number over the last completed checkpoints (Flink: ``StatsSummary``)."""
+    """Summary of one number over the last completed checkpoints (Flink: ``StatsSummary``)."""
 
     last: int
     minimum: int
@@ -102,18 +102,23 @@ class Summary:
 
     @staticmethod
     def of(values: Sequence[int]) -> Summary:
-        """Of one value at least, in order of time; percentiles are values that occur (nearest rank)."""
+        """Summarises values, at least one, in order of time. Percentiles are among the values (nearest rank).
+
+        Example:
+            >>> Summary.of([10, 30, 20])
+            Summary(last=20, minimum=10, maximum=30, p50=20, p99=30)
+        """
         ordered = sorted(values)
         p50, p99 = (ordered[ceil(len(ordered) * share / 100) - 1] for share in (50, 99))
         return Summary(values[-1], ordered[0], ordered[-1], p50, p99)
 
 
 class CheckpointStatistics:
-    """The statistics of a job, over all its attempts.
+    """The statistics of a job over all its attempts.
 
     Args:
-        counts: Of the attempts before.
-        history: The last checkpoints of the attempts before that have ended, oldest first.
+        counts: The counts of earlier attempts.
+        history: The last ended checkpoints of earlier attempts, oldest first.
     """
 
     def __init__(self, counts: CheckpointCounts = CheckpointCounts(), history: Sequence[CheckpointStats] = ()) -> None:
@@ -123,11 +128,15 @@ class CheckpointStatistics:
 
     @property
     def history(self) -> tuple[CheckpointStats, ...]:
-        """The last 100 that have ended, and those in progress, oldest first."""
+        """The last 100 checkpoints that have ended, then those in progress; oldest first."""
         return (*self._ended, *self._in_progress.values())
 
     def with_growth(self) -> list[tuple[CheckpointStats, int | None]]:
-        """The history, with the bytes of state that a completed one has more than the completed one before."""
+        """Returns the history, each checkpoint with the growth of its state in bytes.
+
+        The growth is relative to the previous completed checkpoint. It is None if there is none, or if the checkpoint
+        is not completed.
+        """
         grown, before = list[tuple[CheckpointStats, int | None]](), None
         for stats in self.history:
             if stats.status is not CheckpointStatus.COMPLETED:
@@ -150,15 +159,22 @@ class CheckpointStatistics:
             self.record_failure()
 
     def record_failure(self) -> None:
-        """Counts a checkpoint that failed before it had an id, too."""
+        """Counts a checkpoint that failed before it had an id."""
         self.counts = replace(self.counts, failed=self.counts.failed + 1)
 
     def record_restore(self) -> None:
-        """Counts an attempt that begins with a checkpoint or savepoint."""
+        """Counts an attempt that starts from a checkpoint or savepoint."""
         self.counts = replace(self.counts, restored=self.counts.restored + 1)
 
     def summary(self, number: str) -> Summary | None:
-        """Of ``duration_ms``, ``state_bytes`` or ``alignment_ms``; None before the first completed checkpoint."""
+        """Summarises a number over the last completed checkpoints.
+
+        Args:
+            number: ``duration_ms``, ``state_bytes`` or ``alignment_ms``.
+
+        Returns:
+            The summary, or None before the first completed checkpoint.
+        """
         values = [getattr(stats, number) for stats in self._ended if stats.status is CheckpointStatus.COMPLETED]
         return Summary.of(values) if values else None
 
@@ -172,7 +188,7 @@ class CheckpointStatistics:
 
     @staticmethod
     def from_json(data: Any) -> CheckpointStatistics:
-        """Decodes what :meth:`to_json` returned; anything else gives empty statistics, as nothing depends on them."""
+        """Decodes what :meth:`to_json` returned. Anything else gives empty statistics; nothing depends on them."""
         try:
             if data["version"] != _VERSION:
                 return CheckpointStatistics()

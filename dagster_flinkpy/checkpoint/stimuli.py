@@ -44,27 +44,27 @@ class Stimulus:
 
 @dataclass(frozen=True)
 class TriggerRequested(Stimulus):
-    """Somebody wants a checkpoint or savepoint."""
+    """Requests a checkpoint or savepoint."""
 
     kind: CheckpointKind = CheckpointKind.CHECKPOINT
     periodic: bool = False
-    """Asked for by the interval, not by a person."""
+    """Whether the interval asks for it, not a person."""
     forced: bool = False
-    """Regardless of the number of concurrent checkpoints and of the pause (Flink: ``isForce``)."""
+    """Whether to ignore the limit of concurrent checkpoints and the pause between them (Flink: ``isForce``)."""
     stop: bool = False
-    """Savepoint only: the job stops with it, so it also completes as a checkpoint and sinks commit."""
+    """Whether the job stops with this savepoint. If so, it also completes as a checkpoint, and sinks commit."""
     request_id: str = ""
-    """Comes back in ``AssignCheckpointId`` or ``Rejected``."""
+    """Identifies the request in ``AssignCheckpointId`` and ``Rejected``."""
 
 
 @dataclass(frozen=True)
 class PeriodicTick(Stimulus):
-    """The time of an ``ArmPeriodic`` has come."""
+    """The time that ``ArmPeriodic`` set has come."""
 
 
 @dataclass(frozen=True)
 class CheckpointIdAssigned(Stimulus):
-    """Answers ``AssignCheckpointId``."""
+    """Answers ``AssignCheckpointId`` with the next id."""
 
     checkpoint_id: int
 
@@ -83,7 +83,7 @@ class MasterStateCollected(Stimulus):
     checkpoint_id: int
     identifier: str
     state: Any
-    """JSON; None if the hook has none."""
+    """A JSON value; None if the hook has no state."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class CoordinatorSnapshotted(Stimulus):
     checkpoint_id: int
     uid: str
     state: Any
-    """JSON."""
+    """A JSON value."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class MetadataWriteFailed(Stimulus):
 
     checkpoint_id: int
     unknown_outcome: bool
-    """Whether the write may have happened all the same; then no state is deleted."""
+    """Whether the write may have succeeded nevertheless. If so, no state is deleted."""
     cause: str = ""
 
 
@@ -152,7 +152,7 @@ class CommitFinished(Stimulus):
 
 @dataclass(frozen=True)
 class TimerFired(Stimulus):
-    """The time of an ``ArmTimeout`` has come."""
+    """The time that ``ArmTimeout`` set has come."""
 
     checkpoint_id: int
 
@@ -163,11 +163,11 @@ class JobStatusChanged(Stimulus):
 
     running: bool
     not_running: frozenset[Subtask] = frozenset()
-    """While the job runs: the tasks that do not."""
+    """The tasks that are not running although the job is."""
 
 
 @dataclass(frozen=True)
 class Shutdown(Stimulus):
-    """The end of the coordinator."""
+    """Shuts the coordinator down."""
 
     reason: CheckpointFailureReason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN

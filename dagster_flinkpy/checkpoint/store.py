@@ -5,8 +5,8 @@ that token to ``HEAD``, by compare-and-swap. From then on no older attempt can r
 checkpoint. Ids come from the object ``counter``, also by compare-and-swap, so no two attempts ever use the same id.
 
 Completing a checkpoint takes two writes: ``chk-n/_metadata``, which must not exist, and ``HEAD``, which must be as this
-attempt last wrote it. The leader object is not checked before them: a fenced attempt can write a ``_metadata``,
-under its own id, but not HEAD. A crash between the two leaves such an orphan, too. It is never restored.
+attempt last wrote it. The leader object is not checked before them, so a fenced attempt can write a ``_metadata`` under
+its own id, but not HEAD. Such an orphan is never restored. A crash between the two writes leaves one, too.
 
 If the outcome of such a write is unclear, it is read back. A ``StorageError`` that is still raised means that the
 outcome is unknown; a ``FencedError`` or ``CheckpointError`` means that the write did not happen.
@@ -52,11 +52,11 @@ from dagster_flinkpy.storage.object_store import ObjectStore, check_relative
 __all__ = ["CheckpointEntry", "CompletedCheckpointStore", "EntryStatus"]
 
 NATIVE_SUFFIX = "-native/"
-"""How the folder names of native savepoints end, which refer to the job's own files."""
+"""Suffix of the folder names of native savepoints, which refer to the job's own files."""
 _THREADS = 8
 _ADVICE = (
     "Restore another checkpoint or a savepoint with restore_from; 'flinkpy checkpoints list' and 'flinkpy checkpoints "
-    "recover' say which there are"
+    "recover' show which ones exist"
 )
 _WRITTEN_BY = re.compile(r"shared/(\d+)-\d+-[0-9a-f]{64}\.parquet")
 
@@ -69,7 +69,7 @@ class EntryStatus(str, Enum):
     ORPHAN = "orphan"
     """It was never completed, or is subsumed."""
     UNCLAIMED = "unclaimed"
-    """The job was restored from it and does not own it; it is kept until somebody disposes of it."""
+    """The job was restored from it and does not own it; it is kept until someone disposes of it."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CompletedCheckpointStore:
 
     Args:
         store: The object store, rooted at ``{checkpoint dir}/{job id}``.
-        num_retained: How many completed checkpoints ``HEAD`` keeps; for one that only reads, it does not matter.
+        num_retained: How many completed checkpoints ``HEAD`` keeps. It does not matter for reading. Default: 1.
 
     Raises:
         ConfigurationError: ``num_retained`` is below 1.
@@ -132,7 +132,7 @@ class CompletedCheckpointStore:
         Raises:
             ObjectNotFoundError: There is no such checkpoint.
             CorruptMetadataError: It cannot be read.
-            PathEscapesPrefixError: The path leads out of the prefix.
+            PathEscapesPrefixError: The path leads outside the prefix.
         """
         key = _key(which) if isinstance(which, int) else check_relative(which)
         data = fetch_metadata(self.store, key)
@@ -158,7 +158,7 @@ class CompletedCheckpointStore:
         return sorted(entries, key=lambda entry: entry.checkpoint_id)
 
     def leader(self) -> lease.LeaderRecord | None:
-        """Returns who leads the job, or last did, or None.
+        """Returns the current or last leader of the job, or None if there never was one.
 
         Raises:
             CorruptMetadataError: ``leader`` is damaged.
@@ -172,7 +172,7 @@ class CompletedCheckpointStore:
             known: The result of an earlier call; its savepoints are not read again.
 
         Raises:
-            CorruptMetadataError: One cannot be read, so it is unknown which files it needs.
+            CorruptMetadataError: A savepoint cannot be read, so it is unknown which files it needs.
         """
         savepoints: dict[str, set[str]] = {}
         for folder in self.store.list_folders(SAVEPOINT_PREFIX):
@@ -184,8 +184,8 @@ class CompletedCheckpointStore:
                     continue  # it was disposed of just now
                 except CorruptMetadataError as error:
                     raise CorruptMetadataError(
-                        f"{error}; it is a native savepoint, and no state file is deleted before it can be read or its "
-                        "folder is gone"
+                        f"{error} It is a native savepoint, and no state file is deleted until it can be read or its "
+                        "folder is deleted."
                     ) from error
         return savepoints
 
@@ -207,12 +207,12 @@ class CompletedCheckpointStore:
         """Takes over from any other attempt, and finds out where to continue.
 
         Args:
-            owner: Names this execution attempt, such as a Dagster run id and try.
-            now_ms: Milliseconds since 1970.
-            ttl: How long the lease holds; see :meth:`renew`.
-            start_over: Whether the attempt is told what to start from, a savepoint or empty state. Then it begins even
-                if ``HEAD`` or the latest checkpoint is lost or damaged; ``left_behind`` says so. Tokens and ids are
-                greater than all that the remaining objects name.
+            owner: Names this execution attempt, such as by a Dagster run id and try.
+            now_ms: The time, in milliseconds since 1970.
+            ttl: How long the lease lasts; see :meth:`renew`.
+            start_over: Whether the attempt was told to start from a savepoint or from empty state. If so, it begins
+                even if ``HEAD`` or the latest checkpoint is lost or damaged, and ``left_behind`` describes what
+                remains. Tokens and ids are greater than all that the remaining objects name.
             led_by: Id of the run that the attempt belongs to, such as a Dagster run id.
 
         Raises:
@@ -255,11 +255,11 @@ class CompletedCheckpointStore:
         """Fences the attempt that leads the job, and gives the leadership up at once. Reads no checkpoint.
 
         Args:
-            owner: Names the caller, for the run that is fenced.
-            now_ms: Milliseconds since 1970.
+            owner: Names the caller, for messages of the fenced run.
+            now_ms: The time, in milliseconds since 1970.
 
         Returns:
-            The previous leader, or None.
+            The previous leader, or None if there never was one.
         """
         beginning = take_lead(self.store, owner, now_ms, timedelta(minutes=5), start_over=True)
         lease.release(self.store, beginning.leader)
@@ -283,7 +283,7 @@ class CompletedCheckpointStore:
 
         Raises:
             CorruptMetadataError: ``counter`` is damaged.
-            StorageError: Whether an id was taken is unknown.
+            StorageError: It is unknown whether an id was taken.
         """
         while True:
             taken = attempt.next_checkpoint_id
@@ -328,8 +328,8 @@ class CompletedCheckpointStore:
 
         Raises:
             FencedError: A newer attempt has written this checkpoint; the message says which.
-            CheckpointError: The metadata is not of this attempt or cannot be written as JSON, names a file of an older
-                attempt that no retained checkpoint names, or its id was used by an older attempt.
+            CheckpointError: The metadata is of another attempt, cannot be written as JSON, or names a file of an older
+                attempt that no retained checkpoint names; or an older attempt has used its id.
             StorageError: The outcome is unknown.
         """
         if metadata.fencing_token != attempt.token:
@@ -349,8 +349,8 @@ class CompletedCheckpointStore:
         except PreconditionFailedError as error:
             self.check_leader(attempt)
             raise CheckpointError(
-                f"{self.store.url}/{key} already exists, although only this attempt may use its id: were objects "
-                "of the job deleted? Run it again; the next attempt takes another id."
+                f"{self.store.url}/{key} already exists, although only this attempt may use its id; objects of the job "
+                "may have been deleted. Run the job again: the next attempt takes another id."
             ) from error
         attempt.written[metadata.checkpoint_id] = hashlib.sha256(data).hexdigest()
 
@@ -368,14 +368,14 @@ class CompletedCheckpointStore:
         Args:
             attempt: The attempt that completes it.
             metadata: The metadata of the checkpoint.
-            partition: The partition whose end state it is, if the job has partitions.
+            partition: The entry for the partition whose end state it is. Default: none.
             partition_retention: Which end states are kept. Default: all.
-            started_from: The checkpoint that the attempt started from. If it is an end state it is kept as long as the
+            started_from: The checkpoint that the attempt started from. If it is an end state, it is kept as long as the
                 attempt runs, so that another try can start from it.
 
         Raises:
             FencedError: A newer attempt took over; the message says which.
-            CheckpointError: It was not written, or is not newer than the latest.
+            CheckpointError: The checkpoint was not written, or is not newer than the latest one.
             StorageError: The outcome is unknown.
         """
         checkpoint_id, previous = metadata.checkpoint_id, attempt.head
@@ -386,7 +386,7 @@ class CompletedCheckpointStore:
         ends = {end.partition: end for end in previous.partitions}
         if partition is not None:
             ends[partition.partition] = partition
-        # The next partition starts from the newest end state. After a rescale that is not the latest checkpoint.
+        # The next partition starts from the newest end state, which after a rescale is not the latest checkpoint.
         newest = max((end.checkpoint_id for end in ends.values()), default=None)
         kept = (partition_retention or PartitionRetention()).kept(ends.values(), newest, started_from)
         recent = (*_claimed(previous), checkpoint_id)[-self._num_retained :]
@@ -408,7 +408,7 @@ class CompletedCheckpointStore:
         """Replaces ``HEAD`` if it is as this attempt last wrote it.
 
         Raises:
-            FencedError: A newer attempt took over, or somebody else replaced or deleted it.
+            FencedError: A newer attempt took over, or someone else replaced or deleted it.
             StorageError: The outcome is unknown.
         """
         try:
@@ -426,11 +426,11 @@ class CompletedCheckpointStore:
     def subsume(self, attempt: Attempt, checkpoint_ids: Sequence[int]) -> None:
         """Deletes checkpoints that are no longer retained, and the state files that only they name.
 
-        A native savepoint may be written at any time, so these are listed here, after HEAD has dropped the checkpoints:
-        see :func:`~dagster_flinkpy.checkpoint.savepoint.write_savepoint`.
+        A native savepoint may be written at any time, so native savepoints are listed after HEAD has dropped the
+        checkpoints: see :func:`~dagster_flinkpy.checkpoint.savepoint.write_savepoint`.
 
-        A task of a running Spark job may write a file with the same content, and so the same name, again: call it
-        between Spark jobs.
+        Must be called between Spark jobs, because a task of a running job may write a file with the same content, and
+        so the same name, again.
 
         Raises:
             FencedError: A newer attempt took over; nothing is deleted.
@@ -442,18 +442,18 @@ class CompletedCheckpointStore:
         attempt.released.clear()
         if older := attempt.registry.unknown(gone):
             self._register(attempt, [kept for kept in attempt.head.kept if kept > older[0]])
-            # Without its metadata its files are unknown: they are orphans.
+            # Without the metadata its files are unknown, so they become orphans.
             with suppress(ObjectNotFoundError, CorruptMetadataError):
                 self._register(attempt, older)
         if unused := attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written}):
             _delete(self.store, unused - self._named_by_savepoints(attempt))
-        # The metadata goes last, so that after a crash the files can still be found.
+        # The metadata is deleted last, so that the files can still be found after a crash.
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
 
     def discard(self, attempt: Attempt, files: Iterable[str]) -> None:
         """Deletes state files of aborted checkpoints, except those that another checkpoint or native savepoint names.
 
-        Call it between Spark jobs, for the reason that :meth:`subsume` gives.
+        Must be called between Spark jobs, for the same reason as :meth:`subsume`.
 
         Raises:
             FencedError: A newer attempt took over; nothing is deleted.
@@ -482,7 +482,7 @@ class CompletedCheckpointStore:
         """Deletes a checkpoint that the job does not own, and the state files that only it names.
 
         Raises:
-            CheckpointError: The job owns it, or there is no such checkpoint.
+            CheckpointError: The job owns the checkpoint, or there is no such checkpoint.
             FencedError: A newer attempt took over; nothing is deleted.
         """
         head = attempt.head
@@ -494,7 +494,7 @@ class CompletedCheckpointStore:
         if checkpoint_id not in head.unclaimed:
             unclaimed = ", ".join(f"chk-{i}" for i in head.unclaimed) or "none"
             raise CheckpointError(
-                f"{self.store.url}/chk-{checkpoint_id} is not a checkpoint that was left unclaimed; there is "
+                f"{self.store.url}/chk-{checkpoint_id} is not an unclaimed checkpoint; the unclaimed checkpoints are: "
                 f"{unclaimed}"
             )
         unclaimed_still = tuple(i for i in head.unclaimed if i != checkpoint_id)
@@ -526,11 +526,11 @@ class CompletedCheckpointStore:
                 f"{name} is missing, but HEAD says it is the latest checkpoint. {_ADVICE}"
             ) from error
         if hashlib.sha256(data).hexdigest() != head.metadata_sha256:
-            raise CorruptMetadataError(f"{name} is damaged: it does not have the checksum that HEAD names. {_ADVICE}")
+            raise CorruptMetadataError(f"{name} is damaged: its checksum differs from the one in HEAD. {_ADVICE}")
         metadata = CheckpointMetadata.from_bytes(data, name)
         if metadata.checkpoint_id != head.checkpoint_id:
             raise CorruptMetadataError(
-                f"{name} is checkpoint {metadata.checkpoint_id}, but HEAD says {head.checkpoint_id}. {_ADVICE}"
+                f"{name} is checkpoint {metadata.checkpoint_id}, but HEAD names {head.checkpoint_id}. {_ADVICE}"
             )
         return metadata
 
@@ -550,7 +550,7 @@ def _claimed(head: Head) -> tuple[int, ...]:
 
 
 def _delete(store: ObjectStore, files: Iterable[str]) -> None:
-    # Handles come from metadata: only shared state files may be deleted, whatever they say.
+    # Handles come from metadata, so only shared state files are deleted, whatever the metadata names.
     store.delete_many(sorted(path for path in files if path.startswith(SHARED_FOLDER)))
 
 

@@ -1,4 +1,4 @@
-"""Finds a savepoint or checkpoint by its path, and the store that has its files."""
+"""Finds a savepoint or checkpoint by its path, and the location of its files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class StoredCheckpoint:
 
     metadata: CheckpointMetadata
     files: StorageLocation
-    """The folder that the paths of its files are relative to: that of the savepoint, or of the job."""
+    """The folder that the paths of its files are relative to: the savepoint's or the job's."""
 
 
 def open_checkpoint(location: StorageLocation) -> StoredCheckpoint:

@@ -19,10 +19,10 @@ def list_savepoints(job: ObjectStore) -> list[tuple[datetime, str]]:
     """Lists the savepoints next to a job's checkpoints.
 
     Args:
-        job: Rooted at the job's prefix. Savepoints elsewhere are not found.
+        job: The object store, rooted at the job's prefix. Savepoints elsewhere are not found.
 
     Returns:
-        When each was complete, and the name of its folder; the oldest first.
+        The completion time and the folder name of each savepoint, oldest first.
     """
     folders = ((folder, job.head(folder + METADATA_NAME)) for folder in job.list_folders(SAVEPOINT_PREFIX))
     return sorted((info.last_modified, folder.rstrip("/")) for folder, info in folders if info is not None)
@@ -32,7 +32,7 @@ def savepoint_choices(job: ObjectStore) -> str:
     """Names the newest savepoints next to a job's checkpoints, for an error message.
 
     Args:
-        job: Rooted at the job's prefix.
+        job: The object store, rooted at the job's prefix.
     """
     names = [f"{name} ({written:%Y-%m-%d %H:%M} UTC)" for written, name in reversed(list_savepoints(job))]
     if not names:
@@ -45,8 +45,8 @@ def savepoint_location(path: str, job: StorageLocation) -> StorageLocation:
     """Returns the folder of a savepoint or checkpoint.
 
     Args:
-        path: Its path or URL, or the path of its ``_metadata``. The name is enough if it is a savepoint next to the
-            job's checkpoints, unless the working directory has a folder of this name.
+        path: Its path or URL, or the path of its ``_metadata``. For a savepoint next to the job's checkpoints, the name
+            is enough, unless the working directory has a folder of this name.
         job: The job's prefix.
     """
     folder = path.removesuffix(f"/{METADATA_NAME}")

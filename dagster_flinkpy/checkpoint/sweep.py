@@ -25,12 +25,12 @@ _TRIES = 5
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What was deleted, or would have been with ``dry_run``."""
+    """What a sweep deleted, or would have deleted without ``dry_run``."""
 
     files: int = 0
     bytes: int = 0
     checkpoints: tuple[int, ...] = ()
-    """The ids of deleted checkpoints that were never completed, or are subsumed."""
+    """Ids of the deleted checkpoints, which were never completed or are subsumed."""
 
 
 def sweep(
@@ -43,15 +43,15 @@ def sweep(
 ) -> SweepResult:
     """Deletes the orphans of a job: files below its prefix that no retained checkpoint and no savepoint names.
 
-    It may be called at any time, even while the job runs: until a checkpoint names them, files of a running epoch are
-    younger than the grace time. Segments of blocking edges are not touched. Objects are listed page by page and deleted
-    in batches; only the names in the retained checkpoints are held in memory.
+    It may be called at any time, even while the job runs: the files of a running epoch are younger than the grace time
+    until a checkpoint names them. Segments of blocking edges are not touched. Objects are listed page by page and
+    deleted in batches; only the names in the retained checkpoints are held in memory.
 
     Args:
         store: The object store, rooted at the job's prefix.
         grace: The age at which an orphan is deleted; must be longer than the longest epoch. Default: 1 day.
-        now: The time, with time zone. Default: that of this machine.
-        dry_run: Whether to count only, and delete nothing. Default: False.
+        now: The current time, with time zone. Default: the time of this machine.
+        dry_run: Whether only to count, and delete nothing. Default: False.
         on_deleted: Called with the number of further files that were deleted, or counted.
 
     Raises:
@@ -59,7 +59,7 @@ def sweep(
         HeadLostError: ``HEAD`` was lost, so it is unknown what is needed; nothing is deleted.
         CorruptMetadataError: A retained checkpoint or a savepoint cannot be read, so it is unknown what it needs;
             nothing is deleted.
-        StorageError: The store failed; another call continues.
+        StorageError: The store failed. Another call continues the sweep.
     """
     if grace < timedelta(0):
         raise ConfigurationError(f"the grace time of a sweep cannot be negative: {grace}")
@@ -73,11 +73,11 @@ def sweep(
         if entry.status is EntryStatus.ORPHAN and entry.last_modified < before
     )
     checkpoints = tuple(sorted(set(stale) - kept))
-    # Files go before the metadata: after a crash it still shows that they were orphans of a checkpoint.
+    # Files are deleted before the metadata, which still shows after a crash that they were orphans of a checkpoint.
     orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named)
     orphans.delete(info for info in store.list("chk-") if f"{info.key.partition('/')[0]}/" not in folders)
     for folder in store.list_folders(SAVEPOINT_PREFIX):
-        # Savepoints get their metadata last; one without was not finished, or its files were claimed.
+        # A savepoint gets its metadata last. One without metadata was not finished, or its files were claimed.
         if store.head(folder + METADATA_NAME) is None:
             orphans.delete(info for info in store.list(folder) if info.key not in named)
     return SweepResult(orphans.files, orphans.bytes, checkpoints)
@@ -88,9 +88,9 @@ def old_savepoints(store: ObjectStore, age: timedelta, *, keep: int = 1, now: da
 
     Args:
         store: The object store, rooted at the job's prefix; savepoints elsewhere are ignored.
-        age: The least age, since the savepoint was complete.
+        age: The minimum age, counted from the completion of the savepoint.
         keep: How many of the newest savepoints are left out, however old they are. Default: 1.
-        now: The time, with time zone. Default: that of this machine.
+        now: The current time, with time zone. Default: the time of this machine.
     """
     before = (now or datetime.now(timezone.utc)) - age
     found = list_savepoints(store)
@@ -123,7 +123,7 @@ def _batches(infos: Iterator[ObjectInfo]) -> Iterator[list[ObjectInfo]]:
 def _kept(store: ObjectStore) -> tuple[int, ...]:
     head = head_of_job(store)
     if head is None:
-        raise ConfigurationError(f"{store.url} has no {HEAD_KEY}: give the folder of a job; nothing is swept")
+        raise ConfigurationError(f"{store.url} has no {HEAD_KEY}, so nothing was swept: give the folder of a job")
     return head.kept
 
 
@@ -140,10 +140,10 @@ def _needed(store: ObjectStore) -> tuple[set[int], set[str]]:
             # A running job may have subsumed it just now; then HEAD says so.
             if attempt + 1 == _TRIES or checkpoint_id in _kept(store):
                 raise CorruptMetadataError(
-                    f"{error}; HEAD retains this checkpoint, so nothing is swept before it is back or another one is "
-                    "the latest"
+                    f"{error}; HEAD retains this checkpoint, so nothing is swept until it is restored to the store or "
+                    "HEAD no longer retains it"
                 ) from error
             continue
         break
-    # After HEAD: a savepoint that is written now belongs to a checkpoint that HEAD kept then.
+    # Savepoints are listed after HEAD was read: a savepoint that is written now is of a checkpoint that HEAD kept.
     return set(kept), named.union(*checkpoints.native_savepoints().values())

@@ -31,7 +31,7 @@ __all__ = [
 SHARED_FOLDER = "shared/"
 """The folder of a job's state files, below its prefix."""
 SAVEPOINT_PREFIX = "savepoint-"
-"""How the names of savepoint folders below the job's prefix begin."""
+"""Prefix of the names of savepoint folders below the job's prefix."""
 STATISTICS_KEY = "statistics"
 CHECKPOINT_FOLDER = re.compile(r"chk-(\d{1,18})/")
 _WRITTEN = re.compile(r"shared/(\d{1,18})-(\d{1,18})-[0-9a-f]{64}\.parquet")
@@ -42,7 +42,7 @@ class Traces:
     """The objects of a job, except ``HEAD``."""
 
     found: tuple[str, ...] = ()
-    """In words, for people; empty if there never was such a job, or if nothing is left of it."""
+    """The objects in words; empty if there never was such a job, or if nothing is left of it."""
     token: int = 0
     """The greatest fencing token that any object names."""
     checkpoint_id: int = 0
@@ -82,15 +82,15 @@ def head_lost(store: ObjectStore, traces: Traces, problem: str = "is missing") -
         problem: What is wrong with ``HEAD``.
     """
     return HeadLostError(
-        f"{store.url}/{HEAD_KEY} {problem}, so nobody knows which checkpoint is the latest; but there is "
-        f"{traces or 'nothing else'}. To start from nothing would commit rows again that are committed already. "
+        f"{store.url}/{HEAD_KEY} {problem}, so it is unknown which checkpoint is the latest. What remains of the job: "
+        f"{traces or 'nothing else'}. Starting from nothing would commit rows again that are already committed. "
         f"'flinkpy checkpoints recover {store.url}' rebuilds HEAD from the newest intact checkpoint. Or give the run a "
-        "savepoint with restore_from, or start_empty to start from empty state and leave all of this behind."
+        "savepoint with restore_from, or start_empty to start from empty state and leave everything behind."
     )
 
 
 def find_traces(store: ObjectStore) -> Traces:
-    """Looks for everything that a job leaves below its prefix. Damaged objects count, but name no numbers.
+    """Looks for all objects of a job below its prefix. Damaged objects are listed, but their numbers are unknown.
 
     Args:
         store: The object store, rooted at the job's prefix.

@@ -1,6 +1,6 @@
 """Checks checkpoint metadata before it is restored: its parts must fit together, and none may be missing.
 
-A checksum shows that a file is what was written, but not that what was written was complete. So metadata is checked
+A checksum shows that a file is unchanged, but not that it was complete when it was written. So metadata is checked
 before it is written, and again when it is read. Besides the rules there is an inventory, which counts each part of each
 operator. Metadata from a release without inventories, or from a tool of such a release, is checked by the rules alone.
 """
@@ -56,7 +56,7 @@ def _validate_subtasks(where: str, operator: OperatorState) -> None:
     keyed = [subtask.index for subtask in operator.subtasks if subtask.keyed is not None]
     if keyed and len(keyed) < len(indexes):
         missing = min({*indexes} - {*keyed})
-        raise ValueError(f"subtask {missing} of {where} has no keyed state, though subtask {keyed[0]} has")
+        raise ValueError(f"subtask {missing} of {where} has no keyed state, but subtask {keyed[0]} has")
     for subtask in operator.subtasks:
         own = compute_key_group_range_for_operator_index(operator.max_parallelism, operator.parallelism, subtask.index)
         name = f"subtask {subtask.index} of {where}"
@@ -89,8 +89,8 @@ def _validate_keyed(where: str, operator: OperatorState, own: KeyGroupRange, key
                 raise ValueError(f"a run of {where} has key groups {start} to {end}, which are not its own")
             if run.rows != (rows := _rows_in(run, start, end)):
                 raise ValueError(
-                    f"a run of state {table.name!r} of {where} says that it has {run.rows} rows in key groups {start} "
-                    f"to {end}, but its file has {rows}"
+                    f"a run of state {table.name!r} of {where} should have {run.rows} rows in key groups {start} to "
+                    f"{end}, but its file has {rows}"
                 )
 
 
@@ -115,8 +115,8 @@ def inventory_of(
 ) -> dict[str, Any]:
     """Returns the inventory as JSON: the count of each part.
 
-    An inventory names the checkpoint that it belongs to. A tool of a release without inventories copies it into another
-    checkpoint. Because of the name, that checkpoint is not compared with an inventory that does not belong to it.
+    An inventory names the checkpoint that it belongs to. A tool of a release without inventories may copy it into
+    another checkpoint. Because of the name, that checkpoint is not compared with the wrong inventory.
 
     Args:
         what: Names the checkpoint or savepoint.
@@ -136,8 +136,8 @@ def check_inventory(found: Mapping[str, Any], written: Any) -> None:
     """Checks that no part is missing.
 
     Args:
-        found: The inventory of what was read.
-        written: The inventory that was read with it, or None.
+        found: The inventory of the metadata as it was read.
+        written: The inventory in the metadata, or None.
 
     Raises:
         ValueError: A part is missing or occurs twice; the message names it.

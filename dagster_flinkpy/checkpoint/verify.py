@@ -1,4 +1,4 @@
-"""Checks whether a checkpoint can be restored, without running the job."""
+"""Checks whether a checkpoint can be restored, without running its job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class VerifyResult:
-    """The result of a check: what was read, and what is wrong."""
+    """The result of a check: how much was read, and what is wrong."""
 
     files: int
     bytes: int
@@ -62,7 +62,7 @@ def verify_checkpoint(
 
 @dataclass(frozen=True)
 class DrillResult:
-    """Rows of keyed state and timers, by operator, before and after a restore at another parallelism."""
+    """The number of rows of keyed state and timers by operator, before and after a restore at another parallelism."""
 
     parallelism: int
     before: dict[str, int]
@@ -76,7 +76,7 @@ def restore_drill(
     parallelism: Callable[[int], int] = lambda p: p + 1,
     on_read: Callable[[int], None] = lambda subtasks: None,
 ) -> DrillResult:
-    """Assigns a checkpoint to another parallelism, as a restore would, and reads what each subtask would get.
+    """Assigns a checkpoint to another parallelism like a restore, and reads the keyed state of each new subtask.
 
     Args:
         metadata: The metadata of the checkpoint or savepoint.
@@ -85,9 +85,9 @@ def restore_drill(
         on_read: Called with the number of further subtasks that have been read, both before and after the change.
 
     Raises:
-        RestoreError: It could not be restored; the message says why.
-        CorruptStateError: A state file is missing or damaged; the message names it.
-        CheckpointError: Rows would be lost or doubled.
+        RestoreError: The checkpoint could not be restored. The message says why.
+        CorruptStateError: A state file is missing or damaged. The message names it.
+        CheckpointError: Rows would be lost or duplicated.
     """
     specs = [
         RestoreTarget(o.uid, max(1, min(parallelism(o.parallelism), o.max_parallelism)), o.max_parallelism)

@@ -189,7 +189,7 @@ def test_a_decline_after_all_acknowledged_is_an_error_that_tells_the_story() -> 
     coordinator = running()
     trigger(coordinator, 1, 1)
     acknowledge_all(coordinator, 2, 1)
-    with pytest.raises(CheckpointError, match=r"flights\[0\] declined checkpoint 1, which all had ack") as caught:
+    with pytest.raises(CheckpointError, match=r"flights\[0\] declined checkpoint 1, which all tasks had ack") as caught:
         coordinator.handle(decline(3, 1))
     story = str(caught.value)
     assert "1 CheckpointIdAssigned checkpoint_id=1" in story
@@ -255,7 +255,7 @@ def test_if_nobody_knows_whether_head_moved_the_job_fails_and_nothing_is_aborted
     acknowledge_all(coordinator, 2, 1, "n")
     coordinator.handle(MetadataWritten(3, 1))
     assert coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True, cause="timed out")) == [
-        FailJob(1, REASON.FINALIZE_CHECKPOINT_FAILURE, "whether checkpoint 1 is complete is unknown: timed out")
+        FailJob(1, REASON.FINALIZE_CHECKPOINT_FAILURE, "it is unknown whether checkpoint 1 is complete: timed out")
     ]
     assert coordinator.handle(Shutdown(5)) == []
 

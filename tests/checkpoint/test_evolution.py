@@ -118,7 +118,7 @@ def test_a_dropped_uid_is_told_and_what_takes_its_place_starts_empty() -> None:
 def test_a_uid_that_is_allowed_for_nothing_is_told() -> None:
     evolution = evolution_since(taken_by(program()), program(), allow_non_restored_state=["total"])
     assert evolution.lines == [
-        "allow_non_restored_state names 'total', of which checkpoint 7 of job 'flights' has no state to leave behind"
+        "allow_non_restored_state names 'total', but checkpoint 7 of job 'flights' has no such state to leave behind"
     ]
 
 
@@ -131,7 +131,7 @@ def test_what_an_older_release_took_is_unknown() -> None:
     evolution = evolution_since(taken_by(program(), told=False), program(seconds=120))
     assert {o.change for o in evolution.operators} == {Change.UNKNOWN}
     (line,) = evolution.lines
-    assert "does not say what 'pairs', 'totals' did" in line and "is unknown" in line
+    assert "does not record what 'pairs', 'totals' did" in line and "is unknown" in line
 
 
 def test_bytecode_of_another_python_is_not_compared() -> None:

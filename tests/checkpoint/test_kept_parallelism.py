@@ -42,7 +42,7 @@ def test_the_program_decides_where_nobody_has_rescaled_and_the_run_says_so() -> 
     settled = settle_parallelism(program(4), checkpoint())
     assert (of(settled.graph), settled.kept) == ((4, 4), None)
     assert settled.told == (
-        "parallelism as the program says, which is not that of checkpoint 7: 'flights' (2 -> 4), 'count' (2 -> 4)",
+        "parallelism set by the program, which differs from that of checkpoint 7: 'flights' (2 -> 4), 'count' (2 -> 4)",
     )
 
 
@@ -50,8 +50,7 @@ def test_a_rescale_takes_precedence_over_the_program() -> None:
     settled = settle_parallelism(program(4), checkpoint(kept=2))
     assert (of(settled.graph), settled.kept) == ((2, 2), 2)
     assert settled.told == (
-        "parallelism 2, as the last rescale set it, takes precedence over the program's 4; "
-        "rescale the job to change it",
+        "parallelism 2, set by the last rescale, takes precedence over the program's 4; rescale the job to change it",
     )
 
 
@@ -59,7 +58,7 @@ def test_what_a_run_asks_for_takes_precedence_over_both() -> None:
     settled = settle_parallelism(program(4), checkpoint(kept=2), asked=3)
     assert (of(settled.graph), settled.kept) == ((3, 3), 3)
     assert [line.partition(",")[0] for line in settled.told] == ["parallelism 3"]
-    assert "in place of the program's 4" in settled.told[0]
+    assert "takes precedence over the program's 4" in settled.told[0]
 
 
 def test_operators_with_a_parallelism_of_their_own_keep_it_and_are_named() -> None:

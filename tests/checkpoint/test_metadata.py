@@ -103,7 +103,7 @@ def test_something_appended_is_found() -> None:
 
 def test_newer_version_is_refused_by_number() -> None:
     data = SMALL.to_bytes().replace(b'"version":1,', b'"version":7,', 1)
-    with pytest.raises(CorruptMetadataError, match=r"format version 7; this release reads up to 1\."):
+    with pytest.raises(CorruptMetadataError, match=r"format version 7, and this release reads versions up to 1\."):
         CheckpointMetadata.from_bytes(data, NAME)
 
 

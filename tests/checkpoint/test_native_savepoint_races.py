@@ -188,9 +188,9 @@ def test_nothing_is_deleted_beside_a_savepoint_that_cannot_be_read(job: Job) -> 
     path = f"{native(job).rpartition('/')[2]}/_metadata"
     job.objects.put(path, b"damaged")
     before = job.names("shared/")
-    with pytest.raises(CorruptMetadataError, match=f"{path}.*before it can be read or its folder is gone"):
+    with pytest.raises(CorruptMetadataError, match=f"{path}.*until it can be read or its folder is deleted"):
         job.epoch("d", drop=3)
-    with pytest.raises(CorruptMetadataError, match="it is a native savepoint"):
+    with pytest.raises(CorruptMetadataError, match="It is a native savepoint"):
         sweep(job.objects, timedelta(0))
     assert before < job.names("shared/")
     job.objects.delete(path)

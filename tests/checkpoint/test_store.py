@@ -343,7 +343,7 @@ def test_damaged_metadata_is_named(store: CompletedCheckpointStore, objects: Fla
     attempt = store.begin_attempt("run-1", NOW)
     done = complete(store, attempt)
     objects.put("chk-1/_metadata", replace(done, partition="other").to_bytes())  # valid, but not what HEAD names
-    with pytest.raises(CorruptMetadataError, match=r"flights/chk-1/_metadata is damaged: .* HEAD names"):
+    with pytest.raises(CorruptMetadataError, match=r"flights/chk-1/_metadata is damaged: .* in HEAD"):
         store.begin_attempt("run-2", NOW)
     objects.delete("chk-1/_metadata")
     with pytest.raises(CorruptMetadataError, match="chk-1/_metadata is missing"):

@@ -306,7 +306,9 @@ def test_it_is_deleted_when_its_owner_says_so(store: CompletedCheckpointStore, o
     store.dispose(attempt, 1)
     assert [e.checkpoint_id for e in store.list_checkpoints()] == [3]
     assert keys(objects, "shared/") == operator("c").files()
-    with pytest.raises(CheckpointError, match=r"chk-1 is not a checkpoint that was left unclaimed; there is none"):
+    with pytest.raises(
+        CheckpointError, match=r"chk-1 is not an unclaimed checkpoint; the unclaimed checkpoints are: none"
+    ):
         store.dispose(attempt, 1)
 
 

@@ -123,7 +123,7 @@ def test_a_lost_head_is_recovered(job: Path) -> None:
 def test_a_head_is_not_recovered_beside_a_run(job: Path) -> None:
     alive(job)
     (job / "HEAD").unlink()
-    assert "'run 2' may be at work" in error_of("checkpoints", "recover", job)
+    assert "'run 2' may still be running" in error_of("checkpoints", "recover", job)
     assert not (job / "HEAD").exists()
 
 
@@ -202,7 +202,7 @@ def test_nothing_is_changed_beside_a_run(job: Path, command: str) -> None:
     savepoint = printed("savepoint", "trigger", job).strip()
     alive(job)
     arguments = [savepoint, job] if command == "restore" else [job]
-    assert "'run 2' may be at work" in error_of("savepoint", command, *arguments)
+    assert "'run 2' may still be running" in error_of("savepoint", command, *arguments)
     assert counts(job.parent) == REST
 
 

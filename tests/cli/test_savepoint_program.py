@@ -151,7 +151,7 @@ def test_a_plan_fails_where_the_restore_would(job: Path, program: str) -> None:
 
 def test_a_plan_says_what_parallelism_would_be_used(job: Path, program: str) -> None:
     said = printed("savepoint", "plan", job, "--program", f"{program}:build", "--parallelism", "3")
-    assert "parallelism 3, as this run asks" in said
+    assert "parallelism 3, set by this run" in said
     assert "above its max parallelism" in error_of(
         "savepoint", "plan", job, "--program", f"{program}:build", "--parallelism", "300"
     )
@@ -266,7 +266,7 @@ def test_nothing_is_changed_beside_a_run(job: Path, program: str, command: str) 
     savepoint = printed("savepoint", "trigger", job).strip()
     store(job).begin_attempt("run 2", time.time_ns() // 1_000_000)
     arguments = [savepoint, job] if command == "restore" else [job]
-    assert "'run 2' may be at work" in error_of("savepoint", command, *arguments, "--program", f"{program}:build")
+    assert "'run 2' may still be running" in error_of("savepoint", command, *arguments, "--program", f"{program}:build")
     assert store(job).leader().owner == "run 2"
 
 

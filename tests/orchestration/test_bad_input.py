@@ -91,7 +91,7 @@ def test_state_of_a_uid_that_the_program_no_longer_has(deployment: Deployment, t
     description, error = said(deployment.run(other_words(tmp_path / "table"), "words"))
     assert error == "RestoreError"
     assert "has state for operator" in description
-    assert "the job has no operator with such a uid (it has 'texts', 'texts_count', 'texts_table')" in description
+    assert "the job has no operator with this uid (it has 'texts', 'texts_count', 'texts_table')" in description
     assert "Give it its old uid back, or set allow_non_restored_state" in description
 
 

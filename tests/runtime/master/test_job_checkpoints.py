@@ -380,7 +380,7 @@ def test_a_checkpoint_of_a_job_is_not_disposed_of(tmp_path: Path) -> None:
     with HarnessAttempt(counted(), tmp_path) as attempt:
         attempt.run_epoch()
         checkpoint = StorageLocation(str(tmp_path / "job/chk-1"))
-        with pytest.raises(CheckpointError, match=r"'test' may be at work"):
+        with pytest.raises(CheckpointError, match=r"'test' may still be running"):
             dispose_savepoint(checkpoint, owner="somebody", now_ms=0)
         attempt.run_epoch()
     with pytest.raises(CheckpointError, match="chk-2 is retained by its job"):

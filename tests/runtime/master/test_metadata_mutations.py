@@ -161,7 +161,9 @@ def test_a_checkpoint_that_could_not_be_restored_is_never_completed(
             return replace(metadata, operators=operators)
 
         monkeypatch.setattr(run, "_create_metadata", short)
-        with pytest.raises(CheckpointError, match=r"is not written, as it could not be restored: .* no subtask 1"):
+        with pytest.raises(
+            CheckpointError, match=r"was not written, because it could not be restored: .* no subtask 1"
+        ):
             run.run_epoch()
     assert rows(tmp_path / "job") == before
     assert "chk-3/_metadata" not in listing(tmp_path / "job")
