@@ -13,5 +13,5 @@ class SavepointFormatType(str, Enum):
     CANONICAL = "CANONICAL"
     """All files, so the folder can be moved. The files are Parquet, whatever the state backend."""
     NATIVE = "NATIVE"
-    """Only ``_metadata``, which names files of the job's checkpoints. Quick, whatever the size of the state. It is below
-    the job's prefix and keeps these files from being deleted. To move it, copy the job's folder."""
+    """Only ``_metadata``, which names files of the job's checkpoints. Quick, whatever the size of the state. It is
+    below the job's prefix and keeps these files from being deleted. To move it, copy the job's folder."""
