@@ -1,4 +1,4 @@
-"""A folder of Parquet files as a source. Each file is one split, and can be read again from any row."""
+"""A folder of Parquet files as a source. A split is a file or some of its row groups, read again from any row."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import copy
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.common.decimals import check_has_scale
@@ -29,7 +30,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["ParquetSource"]
+__all__ = ["ParquetSource", "row_group_ranges"]
+
+_SPLIT_BYTES = 4 << 20
+"""The smallest part of a file that is worth a split: opening one takes some requests."""
+
+_SPLITS_PER_SUBTASK = 4
+"""How many splits a file has at most per subtask. Each is listed in the checkpoint of its epoch."""
+
+_THREADS = 8
+"""How many footers are read at the same time."""
 
 
 class ParquetSource(PartitionedSource):
@@ -47,8 +57,11 @@ class ParquetSource(PartitionedSource):
     - A known file that was deleted is forgotten. You may delete files that were read, which keeps the position small. A
       later file with such a name counts as late.
 
-    File ``n`` is read by subtask ``n % parallelism``. A file is ignored if a part of its path starts with ``_`` or
-    ``.``.
+    A file is one split. A file of 8 MiB or more is several, if it has several row groups and the parallelism is above
+    1: neighbouring row groups form splits of at least 4 MiB, up to four for each subtask. Split ``n``, counted over all
+    files, is read by subtask ``n % parallelism``. Each subtask reads its splits in order, but only with parallelism 1
+    do all records of a large file stay in the order of the file. A file is ignored if a part of its path starts with
+    ``_`` or ``.``.
 
     Args:
         location: A folder on S3 or a local one.
@@ -181,19 +194,24 @@ class ParquetSource(PartitionedSource):
         return _ParquetEnumerator(self, restored)
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-        store, key, row_type = self.location.open(), split.split_id, self.produced_type
-        size = split.properties["size"]
+        store, key, row_type = self.location.open(), _file_of(split), self.produced_type
+        size, version = split.properties["size"], split.properties["version"]
         with _naming(store, key):
-            check_unchanged(store, key, size, split.properties["version"])
-            with _open(store, key, size) as file:
+            check_unchanged(store, key, size, version)
+            with _open(store, key, size, _footer(self.location, key, size, version)) as file:
                 self._check_columns(file.schema_arrow, row_type)
-                yield from self._batches(file, row_type, split.offset)
+                first, stop = split.properties.get("row_groups", (0, file.num_row_groups))
+                yield from self._batches(file, row_type, range(first, stop), split.offset)
 
-    def _batches(self, file: pq.ParquetFile, row_type: RowTypeInfo, offset: int) -> Iterator[tuple[pa.Array, int]]:
-        if offset > file.metadata.num_rows:
-            raise SourceReadError(f"{offset} rows were read already, but the file has only {file.metadata.num_rows}")
+    def _batches(
+        self, file: pq.ParquetFile, row_type: RowTypeInfo, groups: range, offset: int
+    ) -> Iterator[tuple[pa.Array, int]]:
+        """Reads some row groups, from row ``offset`` of them on."""
+        rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
+        if offset > rows_there:
+            raise SourceReadError(f"{offset} rows were read already, but there are only {rows_there}")
         end = 0
-        for group in range(file.num_row_groups):
+        for group in groups:
             start, end = end, end + file.metadata.row_group(group).num_rows
             if end <= offset:
                 continue
@@ -215,9 +233,12 @@ class ParquetSource(PartitionedSource):
 
 
 class _ParquetEnumerator(SplitEnumerator):
-    """Assigns files to readers in the order of their names.
+    """Assigns files, or parts of them, to readers in the order of their names.
 
     State: the last name assigned, the files up to it that still exist, and the splits that are not read to the end.
+    The number of a split says which subtask reads it. The split of a whole file has the file's name as its id. The
+    split of a part also has the properties ``file`` and ``row_groups``: the first row group, and the one after the
+    last.
     """
 
     def __init__(self, source: ParquetSource, restored: Json | None) -> None:
@@ -229,7 +250,8 @@ class _ParquetEnumerator(SplitEnumerator):
         self._known = KnownFiles()
         self._counted: int | None = None
         """Number of files up to the last one, if an earlier release stored the position: it kept no names."""
-        self._open: dict[str, SourceSplit] = {}
+        self._open: dict[int, SourceSplit] = {}
+        """By number."""
         self._ended = False
         if restored is not None:
             self._restore(restored)
@@ -243,7 +265,12 @@ class _ParquetEnumerator(SplitEnumerator):
         for split in map(SourceSplit.from_json, position_field(position, "open", list)):
             for name, kind in (("number", int), ("size", int), ("version", str)):
                 position_field(split.properties, name, kind)
-            self._open[split.split_id] = split
+            if "file" in split.properties:
+                position_field(split.properties, "file", str)
+                first, stop = position_field(split.properties, "row_groups", list)
+                if not 0 <= first < stop:
+                    raise ValueError(f"split {split.split_id!r} has no row groups")
+            self._open[split.properties["number"]] = split
         self._ended = position.get("ended", False) is True
         if "files" in position:
             self._known = KnownFiles.from_json(position_field(position, "files", str))
@@ -256,12 +283,18 @@ class _ParquetEnumerator(SplitEnumerator):
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         new = [] if self._ended else self._after_last(self._source.files(self._store))
         limit = self._source.max_files_per_epoch
-        taken = new if limit is None else new[: max(limit - len(self._open), 0)]
-        for info in taken:
-            properties = {"number": self._planned, "size": info.size, "version": version_of(info)}
-            self._open[info.key] = SourceSplit(info.key, properties)
+        taken = new if limit is None else new[: max(limit - len(set(map(_file_of, self._open.values()))), 0)]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            parts = list(threads.map(partial(self._parts, parallelism), taken))
+        for info, ranges in zip(taken, parts, strict=True):
+            for first, stop in ranges:
+                name, properties = info.key, {"number": self._planned, "size": info.size, "version": version_of(info)}
+                if len(ranges) > 1:
+                    name = f"{info.key}[{first}:{stop}]"
+                    properties |= {"file": info.key, "row_groups": [first, stop]}
+                self._open[self._planned] = SourceSplit(name, properties)
+                self._planned += 1
             self._known.add(info.key, info)
-            self._planned += 1
             self._last = info.key
         self._ended = self._ended or (self._ends() and len(taken) == len(new))
 
@@ -269,6 +302,15 @@ class _ParquetEnumerator(SplitEnumerator):
         for split in self._open.values():
             shares[split.properties["number"] % parallelism].append(split)
         return shares
+
+    def _parts(self, parallelism: int, info: ObjectInfo) -> list[tuple[int, int]]:
+        """Returns the row groups of each split of a file. Only the footer of a large file is read."""
+        if parallelism == 1 or info.size < 2 * _SPLIT_BYTES:
+            return [(0, 0)]  # the whole file, whatever is in it
+        with _naming(self._store, info.key):
+            footer = _footer(self._source.location, info.key, info.size, version_of(info))
+        rows = [footer.row_group(i).num_rows for i in range(footer.num_row_groups)]
+        return row_group_ranges(rows, max(_SPLIT_BYTES / info.size, 1 / (_SPLITS_PER_SUBTASK * parallelism)))
 
     def _ends(self) -> bool:
         """Returns whether the input ends with the files that were just listed."""
@@ -329,9 +371,9 @@ class _ParquetEnumerator(SplitEnumerator):
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
         for split in splits:
             if split.finished:
-                self._open.pop(split.split_id, None)
+                self._open.pop(split.properties["number"], None)
             else:
-                self._open[split.split_id] = split
+                self._open[split.properties["number"]] = split
 
     @property
     def exhausted(self) -> bool:
@@ -371,10 +413,44 @@ def _naming(store: ObjectStore, key: str) -> Iterator[None]:
         raise SourceReadError(f"cannot read {store.url}/{key}: {error}") from error
 
 
-def _open(store: ObjectStore, key: str, size: int) -> pq.ParquetFile:
+def _open(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | None = None) -> pq.ParquetFile:
     import pyarrow.parquet as pq
 
-    return pq.ParquetFile(RangedFile(store, key, size), pre_buffer=True)
+    return pq.ParquetFile(RangedFile(store, key, size), metadata=footer, pre_buffer=True)
+
+
+@lru_cache(maxsize=32)
+def _footer(location: StorageLocation, key: str, size: int, version: str) -> pq.FileMetaData:
+    """Reads the footer of a file: once in a process, for all splits of the file."""
+    with _open(location.open(), key, size) as file:
+        return file.metadata
+
+
+def _file_of(split: SourceSplit) -> str:
+    """Returns the name of the file that a split is a part of."""
+    name: str = split.properties.get("file", split.split_id)
+    return name
+
+
+def row_group_ranges(rows: Sequence[int], share: float) -> list[tuple[int, int]]:
+    """Divides row groups into ranges of neighbours, each with at least a share of all rows.
+
+    Args:
+        rows: The number of rows of each row group.
+        share: The smallest share, between 0 and 1.
+
+    Returns:
+        For each range its first row group, and the one after its last. Each row group is in one range, in order.
+    """
+    least, ranges, first, count = share * sum(rows), [], 0, 0
+    for group, more in enumerate(rows):
+        count += more
+        if count and count >= least:
+            ranges.append((first, group + 1))
+            first, count = group + 1, 0
+    if ranges and first < len(rows):
+        ranges[-1] = (ranges[-1][0], len(rows))
+    return ranges or [(0, len(rows))]
 
 
 def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
