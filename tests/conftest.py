@@ -25,14 +25,14 @@ settings.load_profile("any machine")
 
 @pytest.fixture(scope="session")
 def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StorageLocation]:
-    """An empty bucket on an S3 server that lives as long as the session."""
+    """Starts an S3 server with an empty bucket for the session."""
     with servers.ministack(tmp_path_factory.mktemp("ministack")) as endpoint:
         yield fresh_bucket(endpoint, "test", "test")
 
 
 @pytest.fixture
 def s3_location(ministack: StorageLocation) -> StorageLocation:
-    """A prefix of its own for each test, on MiniStack."""
+    """Returns a separate prefix on MiniStack for each test."""
     return ministack.child(uuid.uuid4().hex)
 
 

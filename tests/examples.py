@@ -1,4 +1,4 @@
-"""How many examples a property test tries: few in CI, more in `make soak`."""
+"""The number of examples of property tests: few in CI, more in `make soak`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ __all__ = ["examples"]
 
 
 def examples(count: int) -> int:
-    """So many, times the environment variable ``SOAK`` (1 if it is not set)."""
+    """Returns the count times the environment variable ``SOAK``, which is 1 by default."""
     return count * int(os.environ.get("SOAK", "1"))

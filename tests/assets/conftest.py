@@ -5,5 +5,5 @@ from assets.demo.data import FlightsData, prepare
 
 @pytest.fixture(scope="session")
 def flights_data(tmp_path_factory) -> FlightsData:
-    """The year 2013 as daily files; made once per session, not to be changed."""
+    """Writes the year 2013 as daily files, once per session. Tests must not change them."""
     return prepare(tmp_path_factory.mktemp("flights") / "data")

@@ -26,13 +26,13 @@ def test_tables_are_to_be_fresh_and_days_follow_each_other() -> None:
         for table in TABLES:
             assert graph.get(AssetKey([job, f"{table}_table"])).freshness_policy is not None
         assert graph.get(AssetKey([job, "rotations"])).freshness_policy is None
-    for source in ("flights", "weather"):  # the other assets of a day follow them
+    for source in ("flights", "weather"):  # the other assets of a day depend on them
         key = AssetKey([DAILY_JOB, source])
         assert key in graph.get(key).parent_keys
     assert graph.get(AssetKey([JOB, "rotations"])).partitions_def is None
 
 
 def test_materialize_all_is_one_step_for_a_job_and_one_for_its_checks() -> None:
-    """Each step is a process."""
+    """Each step costs a process, so there should be few."""
     steps = {node.name for node in defs.resolve_implicit_global_asset_job_def().nodes}
     assert steps == {"flights_raw_files", JOB, f"{JOB}_checks", DAILY_JOB, f"{DAILY_JOB}_checks"}

@@ -1,4 +1,4 @@
-"""The functions of the flights pipeline against the oracle, in the simplest runtime there is: loops and dicts."""
+"""Compares the functions of the flights pipeline with the oracle, in the simplest possible runtime: loops and dicts."""
 
 from collections import defaultdict
 from datetime import date
@@ -31,7 +31,7 @@ DAY_MS = 24 * 3_600_000
 
 
 class Keyed:
-    """State and timers of one operator; checks types as the real backend does."""
+    """State and timers of one operator. Checks types like the real backend."""
 
     def __init__(self, function):
         self.function = function
@@ -68,7 +68,7 @@ class Keyed:
 
         return SimpleNamespace(get=lambda: lists.get(self.key, []), add=add, clear=lambda: lists.pop(self.key, None))
 
-    # the context of a call
+    # The context of a call.
     def timer_service(self):
         return self
 
@@ -106,7 +106,7 @@ def read(data, folder, row_type, first=FIRST, last=LAST):
 
 
 def split(rows):
-    """Departed flights, and what went to the side output."""
+    """Returns departed flights, and the records of the side output."""
     out = [record for row in rows for record in SplitDeparted().process_element(row, None)]
     return [o for o in out if type(o) is not tuple], [o for o in out if type(o) is tuple]
 

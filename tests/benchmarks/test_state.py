@@ -1,4 +1,4 @@
-"""The code of the state benchmark, on a few keys; what it measures here means nothing."""
+"""Runs the code of the state benchmark on a few keys. The measured values mean nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """On a server apart from that of the user's processes."""
+    """Sessions on a separate server, not on that of the user's processes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path_factory.mktemp("runtime")))
         with get_session(SparkSettings()) as session:

@@ -1,4 +1,4 @@
-"""A coordinator of a small job, and what is said to it."""
+"""A coordinator of a small job, and the events that tests send to it."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def notify_subsumed(checkpoint_id: int) -> NotifySubsumed:
 
 
 def running(plan: CheckpointPlan = PLAN, **config: Any) -> CheckpointCoordinator:
-    """A coordinator of a job that runs since 0; five failures are tolerated unless said otherwise."""
+    """Returns the coordinator of a job that has been running since time 0. By default it tolerates five failures."""
     coordinator = CheckpointCoordinator(JOB, TOKEN, plan, CoordinatorConfig(**{"tolerable_failed": 5, **config}))
     coordinator.handle(JobStatusChanged(0, True))
     return coordinator
@@ -103,7 +103,7 @@ def acknowledge_all(
 
 
 def complete(coordinator: CheckpointCoordinator, now: int, checkpoint_id: int, name: str = "") -> list[Instruction]:
-    """From the trigger to the end of the commit."""
+    """Takes a checkpoint from the trigger to the end of the commit."""
     trigger(coordinator, now, checkpoint_id)
     acknowledge_all(coordinator, now, checkpoint_id, name)
     coordinator.handle(MetadataWritten(now, checkpoint_id))

@@ -1,4 +1,4 @@
-"""Small pieces of state that the checkpoint tests are made of."""
+"""Small pieces of state for the checkpoint tests."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def content(name: str) -> bytes:
 
 
 def run(name: str, key_groups: KeyGroupRange) -> RunHandle:
-    """A run of two rows in each key group."""
+    """Returns a run with two rows in each key group."""
     data = content(name)
     digest = hashlib.sha256(data).hexdigest()
     return RunHandle(
@@ -33,7 +33,7 @@ def run(name: str, key_groups: KeyGroupRange) -> RunHandle:
 
 
 def keyed(*names: str, parallelism: int = 2, index: int = 0, max_parallelism: int = MAX_PARALLELISM) -> KeyedSnapshot:
-    """One table whose runs have these names."""
+    """Returns a snapshot with one table, whose runs have these names."""
     key_groups = compute_key_group_range_for_operator_index(max_parallelism, parallelism, index)
     runs = tuple(run(name, key_groups) for name in names)
     table = TableSnapshot("last", "VALUE", {"type": "STRING"}, None, None, {"type": "LONG"}, runs)
@@ -41,7 +41,7 @@ def keyed(*names: str, parallelism: int = 2, index: int = 0, max_parallelism: in
 
 
 def operator(uid: str = "count", *, parallelism: int = 2, prefix: str = "") -> OperatorState:
-    """A keyed operator with one run per subtask, named ``{prefix}{uid}-{index}``."""
+    """Returns a keyed operator with one run per subtask, named ``{prefix}{uid}-{index}``."""
     return OperatorState(
         uid=uid,
         name=uid.title(),

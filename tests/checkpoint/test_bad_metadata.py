@@ -1,4 +1,4 @@
-"""Metadata that nobody should trust: a typed error, nothing read but the file itself, nothing written."""
+"""Untrusted metadata gives a typed error. Nothing but the file itself is read, and nothing is written."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GOOD = metadata()
 
 @dataclass
 class Log:
-    """What was asked of a store."""
+    """The requests that a store has received."""
 
     read: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -38,7 +38,7 @@ class Log:
 
 
 class RecordingStore(LocalObjectStore):
-    """Logs by the path below the first root."""
+    """Logs each request with the path below the first root."""
 
     def __init__(self, root: str, log: Log, prefix: str = "") -> None:
         super().__init__(root)
@@ -71,14 +71,14 @@ class RecordingStore(LocalObjectStore):
 
 
 def sealed(body: bytes, version: int = 1) -> bytes:
-    """A file with a right checksum."""
+    """Returns a metadata file with the correct checksum."""
     checksum = hashlib.sha256(body).hexdigest()
     head = f'{{"format":"dagster-flinkpy checkpoint metadata","version":{version},"sha256":"{checksum}","checkpoint":'
     return head.encode() + body + b"}"
 
 
 def packed(document: bytes) -> bytes:
-    """The gzip form, with a right checksum."""
+    """Returns the compressed form of a metadata file, with the correct checksum."""
     data = gzip.compress(document, compresslevel=9, mtime=0)[10:]
     head = b"\x1f\x8b\x08\x10\x00\x00\x00\x00\x00\xffsha256:" + hashlib.sha256(data).hexdigest().encode() + b"\0"
     return head + data
@@ -99,7 +99,7 @@ def keyed_of(body: Any) -> Any:
 
 
 def deep(opening: bytes, closing: bytes) -> bytes:
-    """A million levels."""
+    """Returns a document that is nested a million levels deep."""
     body = json.dumps({**GOOD.to_json(), "properties": {"deep": "HERE"}}).encode()
     return sealed(body.replace(b'"HERE"', opening * 1_000_000 + b"1" + closing * 1_000_000))
 
@@ -128,7 +128,7 @@ BAD: dict[str, bytes] = {
     "duplicate uid": changed(lambda body: body["operators"].append(body["operators"][0])),
     "missing key-group range": changed(lambda body: keyed_of(body).pop("key_groups")),
     "missing key-group range of a run": changed(lambda body: run_of(body).pop("key_groups")),
-    "key groups that are nobody's": changed(lambda body: keyed_of(body).update(key_groups=[0, 2])),
+    "key groups without an owner": changed(lambda body: keyed_of(body).update(key_groups=[0, 2])),
     "overlapping ranges": changed(lambda body: keyed_of(body).update(key_groups=[0, 4])),
     "overlapping runs": changed(lambda body: run_of(body).update(key_groups=[0, 7])),
     "a subtask is missing": changed(lambda body: body["operators"][1]["subtasks"].pop()),
@@ -159,11 +159,11 @@ BAD: dict[str, bytes] = {
     "raw keyed state of another subtask": changed(
         lambda body: body["operators"][1]["subtasks"][0].update(raw_keyed=[{"key_group": 7, "arrow": ""}])
     ),
-    "an inventory that is none": changed(lambda body: body.update(inventory=[])),
+    "an inventory that is not an object": changed(lambda body: body.update(inventory=[])),
     "an inventory without operators": changed(lambda body: body["inventory"].pop("operators")),
     "checksum wrong": GOOD.to_bytes().replace(b'"kind":"checkpoint"', b'"kind":"savepoint"', 1),
     "checksum wrong, packed": packed(GOOD.to_bytes())[:-1] + b"\xff",
-    "something behind the end, packed": packed(GOOD.to_bytes() + b"\n"),
+    "data after the end, packed": packed(GOOD.to_bytes() + b"\n"),
     "garbage": os.urandom(5000),
     "garbage that looks right": sealed(b"{}")[:-2] + b"\0" * 5_000_000 + b"}}",
     "deep lists": deep(b"[", b"]"),
@@ -185,7 +185,7 @@ def store(tmp_path: Path, log: Log) -> RecordingStore:
 
 
 def put(store: RecordingStore, key: str, data: bytes) -> None:
-    """As somebody else would."""
+    """Writes an object as another program would."""
     LocalObjectStore(store.folder).put(key, data)
 
 
@@ -211,7 +211,7 @@ def test_a_savepoint(store: RecordingStore, log: Log, tmp_path: Path, data: byte
 
 @pytest.mark.parametrize("data", BAD.values(), ids=BAD.keys())
 def test_the_latest_checkpoint(store: RecordingStore, log: Log, data: bytes) -> None:
-    """Also if HEAD vouches for it: a new attempt takes the lead, and goes no further."""
+    """The same holds if HEAD names it with its checksum: a new attempt takes the leadership and then stops."""
     put(store, KEY, data)
     head = Head(0, 1, KEY, hashlib.sha256(data).hexdigest(), (1,))
     put(store, HEAD_KEY, head.to_bytes())

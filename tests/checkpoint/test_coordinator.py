@@ -1,4 +1,4 @@
-"""Triggering: one test per rule, on the pure core: no Spark, no store, no clock."""
+"""Triggering: one test per rule, on the pure core, without Spark, store or clock."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_the_first_periodic_checkpoint_comes_between_the_pause_and_the_interval(
     config = CoordinatorConfig(interval=timedelta(seconds=60), min_pause=timedelta(seconds=20))
     delays = set()
     for job in range(200):
-        for _ in range(2):  # of one job and attempt it is always the same
+        for _ in range(2):  # the same for one job and attempt
             coordinator = CheckpointCoordinator(f"job-{job}", TOKEN, PLAN, config)
             delays.add(only(coordinator.handle(JobStatusChanged(0, True)), ArmPeriodic).at_ms)
     assert 190 < len(delays) <= 200
@@ -207,7 +207,7 @@ def test_the_queue_is_bounded_and_keeps_what_people_asked_for() -> None:
     for number in range(MAX_QUEUED_REQUESTS - 1):
         assert coordinator.handle(TriggerRequested(2, request_id=str(number))) == []
     assert [type(i) for i in coordinator.handle(PeriodicTick(3))] == [ArmPeriodic]
-    # The periodic one makes room for a person's, and then there is none to make room.
+    # The periodic request makes room for a person's. After that, no periodic request is left to make room.
     assert coordinator.handle(TriggerRequested(4, request_id="last")) == [
         Rejected("periodic", REASON.TOO_MANY_CHECKPOINT_REQUESTS, "1000 requests are queued")
     ]

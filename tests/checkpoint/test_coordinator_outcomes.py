@@ -1,4 +1,4 @@
-"""What comes of a triggered checkpoint: one test per rule, on the pure core."""
+"""The outcomes of a triggered checkpoint: one test per rule, on the pure core."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_files_of_the_restored_checkpoint_are_never_discarded() -> None:
 
 
 def test_files_wait_for_a_moment_without_pending_checkpoints() -> None:
-    """A pending checkpoint may come to name a file with the same content."""
+    """A pending checkpoint may still name a file with the same content."""
     coordinator = running()
     trigger(coordinator, 1, 1)
     coordinator.handle(decline(2, 1))  # triggers again
@@ -151,7 +151,7 @@ def test_a_task_cannot_acknowledge_for_another_subtask() -> None:
         coordinator.handle(Acknowledge(2, message))
 
 
-# --- declining: the seed's three cases --------------------------------------------------------------------------------
+# --- declining: the three cases --------------------------------------------------------------------------------------
 
 
 def test_a_declined_checkpoint_is_discarded_and_triggered_again() -> None:
@@ -331,7 +331,7 @@ def test_older_pending_checkpoints_are_subsumed_and_savepoints_are_not() -> None
     trigger(coordinator, 1, 1)
     trigger(coordinator, 2, 2, kind=CheckpointKind.SAVEPOINT)
     trigger(coordinator, 3, 3)
-    acknowledge_all(coordinator, 4, 1)  # its metadata is on the way
+    acknowledge_all(coordinator, 4, 1)  # its metadata is being written
     acknowledge_all(coordinator, 4, 3)
     coordinator.handle(MetadataWritten(5, 3))
     assert coordinator.handle(HeadReplaced(6, 3)) == [

@@ -1,4 +1,4 @@
-"""Random walks: whatever order answers, timeouts, declines and stops come in, the rules hold after every step."""
+"""Random walks: the rules hold after every step, in whatever order answers, timeouts, declines and stops arrive."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ CONCURRENT = 3
 
 
 class CoordinatorWalk(RuleBasedStateMachine):
-    """The world around the coordinator: it carries instructions out late, in any order, or fails to."""
+    """The environment of the coordinator: it carries out instructions late, in any order, or not at all."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class CoordinatorWalk(RuleBasedStateMachine):
         missing = self.collecting[checkpoint_id]
         for task in sorted(missing) if everyone else [data.draw(st.sampled_from(sorted(missing)))]:
             missing.remove(task)
-            # Few contents, so that checkpoints come to name the same files.
+            # There are few contents, so that checkpoints often name the same files.
             snapshot = keyed(f"content-{data.draw(st.integers(0, 3))}", index=task.subtask)
             self.files.setdefault(checkpoint_id, set()).update(snapshot.files())
             self.deleted -= snapshot.files()  # written (again) before it is acknowledged

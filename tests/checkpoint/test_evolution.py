@@ -45,7 +45,7 @@ def program(
 
 
 def taken_by(graph: JobGraph, *, told: bool = True) -> CheckpointMetadata:
-    """A checkpoint of keyed state of each operator."""
+    """Returns a checkpoint with keyed state of each operator."""
 
     def state(uid: str) -> OperatorState:
         state = operator(uid)

@@ -26,7 +26,7 @@ FORMS = pytest.mark.parametrize("sample", [SMALL, LARGE], ids=["plain", "compres
 
 
 def rewritten(change: Any, sample: CheckpointMetadata = SMALL) -> bytes:
-    """A file with a right checksum whose body was changed."""
+    """Returns a file whose body was changed, with the correct checksum."""
     body = json.loads(json.dumps(sample.to_json()))
     change(body)
 
@@ -157,7 +157,7 @@ BAD = {
         "max parallelism 8 it owns 4 to 7",
     ),
     "no range": (lambda b: b["operators"][1]["subtasks"][0]["keyed"].pop("key_groups"), "key_groups"),
-    "a key group is nobody's": (
+    "a key group without an owner": (
         lambda b: b["operators"][1]["subtasks"][0]["keyed"].update(key_groups=[0, 2]),
         "key groups 0 to 2, but",
     ),
@@ -165,7 +165,7 @@ BAD = {
         lambda b: b["operators"][1]["subtasks"][0]["keyed"]["tables"][0]["runs"][0].update(key_groups=[0, 4]),
         "a run of subtask 0 of operator 'count' has key groups 0 to 4",
     ),
-    "a range that is none": (
+    "a range with one end": (
         lambda b: b["operators"][1]["subtasks"][0]["keyed"].update(key_groups=[3]),
         "not enough values",
     ),
@@ -232,6 +232,6 @@ def test_has_state(state: SubtaskState, has: bool) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "compressed"])
 def test_fixtures_of_the_first_release_load(name: str) -> None:
-    """These files stay for ever: what a release wrote, all later ones read. (``runtime/test_format_v1.py`` runs on.)"""
+    """These files stay forever: all later releases must read them. ``runtime/test_format_v1.py`` continues jobs."""
     path = FIXTURES / "v1" / name
     assert CheckpointMetadata.from_bytes(path.read_bytes(), str(path)) == {"plain": SMALL, "compressed": LARGE}[name]

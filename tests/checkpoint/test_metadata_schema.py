@@ -1,4 +1,4 @@
-"""``docs/metadata.v1.schema.json`` says what is in ``_metadata``."""
+"""``docs/metadata.v1.schema.json`` describes ``_metadata``."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_schema_is_one() -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(FIXTURES).as_posix())
 def test_what_was_written_is_valid_and_is_written_so_again(path: Path) -> None:
-    """The round trip loses nothing: the format is what it was."""
+    """The round trip loses nothing, so the format has not changed."""
     data = path.read_bytes()
     VALIDATOR.validate(document(data))
     again = CheckpointMetadata.from_bytes(data, str(path)).to_bytes()

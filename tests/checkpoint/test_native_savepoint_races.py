@@ -1,6 +1,6 @@
-"""A native savepoint is written beside a run that deletes what it no longer needs, and beside a sweep.
+"""A native savepoint is written while a run deletes what it no longer needs, or while a sweep runs.
 
-Whatever the interleaving, all that a savepoint names is there once it is said to be.
+Whatever the interleaving, all files of a savepoint exist once it is reported as complete.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 from tests.checkpoint.test_sweep import Job
 
 STEPS = range(16)
-"""More than any of them has requests; a step that is not reached is after the end."""
+"""More than the number of requests of any of them. A step that is not reached happens at the end."""
 
 
 class Interleaved(LocalObjectStore):
-    """Does something before one of its requests."""
+    """Runs a step before one of its requests."""
 
     def __init__(self, root: Path, at: int, other: Callable[[], None]) -> None:
         super().__init__(str(root))
@@ -45,7 +45,7 @@ class Interleaved(LocalObjectStore):
         return below
 
     def end(self) -> None:
-        """The step may not have been reached."""
+        """Runs the step now if it was not reached."""
         while self.steps <= self._at:
             self._step()
 
@@ -75,7 +75,7 @@ class Interleaved(LocalObjectStore):
 
 
 class Location(StorageLocation):
-    """The job's prefix through a store of the test's."""
+    """The job's prefix, accessed through the test's store."""
 
     def open(self) -> ObjectStore:
         return STORES[self.url]
@@ -110,7 +110,7 @@ def check_savepoints(job: Job, *expected: str) -> None:
 
 @pytest.mark.parametrize("at", STEPS)
 def test_the_run_goes_on_while_a_savepoint_is_written(job: Job, at: int) -> None:
-    """At each request of the savepoint two checkpoints complete, and what only older ones name is deleted."""
+    """At each request of the savepoint, two checkpoints complete, and files that only older ones name are deleted."""
 
     def two_epochs() -> None:
         job.epoch("d", drop=1)
@@ -126,7 +126,7 @@ def test_the_run_goes_on_while_a_savepoint_is_written(job: Job, at: int) -> None
 
 @pytest.mark.parametrize("at", STEPS)
 def test_a_savepoint_is_written_while_the_run_completes_a_checkpoint(job: Job, at: int) -> None:
-    """At each request of the run, from the id to what it deletes."""
+    """At each request of the run, from taking the id to its deletions."""
     written: list[str] = []
     objects = Interleaved(job.root, at, lambda: written.append(native(job)))
     job.objects = objects
@@ -139,7 +139,7 @@ def test_a_savepoint_is_written_while_the_run_completes_a_checkpoint(job: Job, a
 
 @pytest.mark.parametrize("at", STEPS)
 def test_a_savepoint_is_written_while_a_sweep_is_at_work(job: Job, at: int) -> None:
-    """All is old, so nothing is safe but what is named. After the savepoint the run goes on and deletes, too."""
+    """All files are old, so only named ones are safe. After the savepoint the run continues and deletes files, too."""
     written: list[str] = []
 
     def savepoint_and_epoch() -> None:
@@ -176,7 +176,7 @@ def test_a_savepoint_of_an_old_run_is_found_by_a_new_one(job: Job) -> None:
 
 
 def test_a_late_acknowledgement_deletes_nothing_that_a_savepoint_names(job: Job) -> None:
-    """Its checkpoint is subsumed, so its files are discarded as those of an aborted one are."""
+    """Its checkpoint is subsumed, so its files are discarded like those of an aborted checkpoint."""
     late = job.names("shared/")
     written = native(job)
     job.epoch("d", drop=3)
@@ -194,14 +194,14 @@ def test_nothing_is_deleted_beside_a_savepoint_that_cannot_be_read(job: Job) -> 
         sweep(job.objects, timedelta(0))
     assert before < job.names("shared/")
     job.objects.delete(path)
-    job.begin()  # runs go on
+    job.begin()  # a new attempt begins
     job.epoch("e", drop=1)
     sweep(job.objects, timedelta(0))
     assert job.names("shared/") == {path for path in job.needed() if path.startswith("shared/")}
 
 
 def test_no_savepoint_is_left_of_checkpoints_that_are_all_deleted_meanwhile(job: Job) -> None:
-    """As a run does at its end that keeps none; here before the last request, which reads HEAD once more."""
+    """A run that keeps no checkpoints does this at its end. Here it happens before the last read of HEAD."""
     location = Location(str(job.root))
     STORES[location.url] = alone = Interleaved(job.root, 99, lambda: None)
     trigger_savepoint(location, format_type=SavepointFormatType.NATIVE)

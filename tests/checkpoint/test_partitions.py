@@ -1,4 +1,4 @@
-"""End states of partitions: the rule of what is kept, and what the store does with it."""
+"""End states of partitions: the rule for what is kept, and how the store applies it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def test_every_kth_counts_from_the_first_partition_of_the_job() -> None:
 def test_the_last_ones_are_those_of_the_last_partitions() -> None:
     only_last = PartitionRetention(every=None, last=2)
     assert kept(only_last, 1, 2, 3, 4, latest=4) == [3, 4]
-    assert kept(only_last, 1, 2, 3, 4, latest=1) == [1, 3, 4], "that of a partition that was run again just now"
+    assert kept(only_last, 1, 2, 3, 4, latest=1) == [1, 3, 4], (
+        "the end state of the partition that has just run again is kept"
+    )
     assert kept(PartitionRetention(every=3, last=1), 0, 1, 2, 3, 4) == [2, 4]
 
 
@@ -76,7 +78,7 @@ def objects(tmp_path: Path) -> LocalObjectStore:
 def finish(
     store: CompletedCheckpointStore, attempt: Attempt, ordinal: int, retention: PartitionRetention | None = None
 ) -> PartitionEnd:
-    """Completes a partition with state of its own; deletes what is no longer kept."""
+    """Completes a partition with its own state, and deletes what is no longer kept."""
     checkpoint_id = store.assign_checkpoint_id(attempt)
     state = operator(f"state-{checkpoint_id}")
     for index, path in enumerate(sorted(state.files())):

@@ -74,7 +74,7 @@ def test_a_subtask_without_keyed_state_stays_without() -> None:
 
 
 def test_many_subtasks_are_planned_by_looking_at_neighbours_only() -> None:
-    """Quadratic work would be 6 million intersections; count them instead of timing."""
+    """Quadratic work would be 6 million intersections. The test counts them instead of measuring time."""
     old, new, maximum = 2000, 3000, 32768
     touched = 0
 

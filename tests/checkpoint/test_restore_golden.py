@@ -1,4 +1,4 @@
-"""Flink's own answers for rescaling, from ``rescale.json``."""
+"""Compares rescaling with Flink's own results, from ``rescale.json``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_keyed_state(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", cases("operatorState"), ids=identities("operatorState"))
 def test_operator_state(case: dict[str, Any]) -> None:
-    """The partitions are the indexes of Flink's offsets, so that the result can be compared with ``offsetIndexes``."""
+    """Uses the indexes of Flink's offsets as partitions, to compare the result with ``offsetIndexes``."""
     old = [
         entry["states"]
         and [

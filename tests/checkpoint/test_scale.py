@@ -1,4 +1,4 @@
-"""The driver's work for a checkpoint of many subtasks, counted: time would depend on the machine."""
+"""Counts the driver's work for a checkpoint of many subtasks. Time would depend on the machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
 
 @contextmanager
 def calls() -> Iterator[list[int]]:
-    """How many functions are called inside, those written in C too."""
+    """Counts the function calls in its body, including functions written in C."""
     count = [0]
 
     def note(frame: FrameType, event: str, argument: Any) -> None:

@@ -47,7 +47,7 @@ def test_nothing_that_is_retained_goes_and_nothing_else_stays(checkpoints: list[
     written: set[str] = set()
     deleted: set[str] = set()
     for checkpoint_id, (names, keep) in enumerate(checkpoints, start=1):
-        # What the checkpoint before names may be named again; all else is new.
+        # Files of the previous checkpoint may be named again; all others are new.
         before = named.get(checkpoint_id - 1, set())
         kept = {path for path in before if path[0] in names}
         new = {f"{name}{checkpoint_id}" for name in names} - {path[0] + str(checkpoint_id) for path in kept}
@@ -64,7 +64,7 @@ def test_nothing_that_is_retained_goes_and_nothing_else_stays(checkpoints: list[
 
 
 def test_a_file_is_as_old_as_its_name_says() -> None:
-    """An attempt registers the latest checkpoint; that an older, unclaimed one names the file, too, it has not read."""
+    """An attempt registers only the latest checkpoint. It has not read an older, unclaimed one that names the file."""
     path = f"shared/1-2-{'0' * 64}.parquet"
     registry = SharedStateRegistry()
     registry.register_all(5, {path})

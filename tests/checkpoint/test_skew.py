@@ -14,7 +14,7 @@ MAX = 16
 
 
 def run_of(groups: list[int]) -> RunHandle:
-    """A run with a row in each of these key groups."""
+    """Returns a run with a row in each of these key groups."""
     counts = count_key_groups(np.array(sorted(groups)))
     return RunHandle("", "0" * 64, 9, len(groups), KeyGroupRange(0, MAX - 1), counts, data=b"123456789")
 

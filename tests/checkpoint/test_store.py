@@ -1,4 +1,4 @@
-"""The protocol, over a local directory. Two stores on one directory are two runs of one job."""
+"""The protocol of the store, on a local directory. Two stores on one directory are two runs of one job."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOW = 1_700_000_000_000
 
 
 class Flaky(LocalObjectStore):
-    """Calls a hook before the next write or read of one key, or fails after the write."""
+    """Calls a hook before the next read or write of one key, or fails after the write."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -67,7 +67,7 @@ def store(objects: Flaky) -> CompletedCheckpointStore:
 
 
 def state(objects: LocalObjectStore, *names: str) -> tuple[OperatorState, ...]:
-    """Operators with their files written."""
+    """Returns operators, and writes their files."""
     operators = tuple(operator(name) for name in names)
     for name in names:
         for index, path in enumerate(sorted(paths(name))):
@@ -230,7 +230,7 @@ def test_the_latest_is_read_again_if_it_was_subsumed_meanwhile(store: CompletedC
 def test_a_checkpoint_that_completes_while_the_next_attempt_begins_is_not_lost(
     store: CompletedCheckpointStore, objects: Flaky
 ) -> None:
-    """The old attempt wins the race for HEAD once, and the new one starts from what it completed."""
+    """The old attempt wins the race for HEAD once. The new one starts from the checkpoint that this completed."""
     plain = LocalObjectStore(objects.url.removeprefix("file://"))
     other = CompletedCheckpointStore(plain)
     old = other.begin_attempt("run-old", NOW)

@@ -34,7 +34,7 @@ NOW = 1_700_000_000_000
 
 
 class Unreliable(LocalObjectStore):
-    """Applies writes and then fails, or sends them twice as a client does that got no response; counts requests."""
+    """Applies writes and then fails, or repeats them like a client without a response. Counts requests."""
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -70,7 +70,7 @@ def store(objects: Unreliable) -> CompletedCheckpointStore:
 
 
 def state(objects: LocalObjectStore, name: str) -> OperatorState:
-    """An operator with its files written."""
+    """Returns an operator, and writes its files."""
     for index, path in enumerate(sorted(operator(name).files())):
         objects.put(path, content(f"{name}-{index}"))
     return operator(name)
@@ -117,7 +117,7 @@ def test_a_write_that_lost_is_not_taken_for_ones_own(objects: Unreliable, absent
 
 
 def test_two_attempts_of_the_same_name_and_millisecond_differ(objects: Unreliable) -> None:
-    """Else the loser of the race would read the winner's record back and take it for its own."""
+    """Otherwise the loser of the race would read the winner's record back and take it for its own."""
     plain = LocalObjectStore(objects.url.removeprefix("file://"))
 
     class Race(LocalObjectStore):
@@ -241,7 +241,7 @@ def test_what_was_committed_is_known_to_the_next_attempt(store: CompletedCheckpo
     store.end_attempt(first)
     second = store.begin_attempt("run-2", NOW)
     assert second.committed == 1
-    assert store.begin_attempt("run-3", NOW).committed == 1  # of the second nothing is known
+    assert store.begin_attempt("run-3", NOW).committed == 1  # nothing is known about the second attempt
 
 
 # --- statistics -------------------------------------------------------------------------------------------------------
@@ -276,7 +276,7 @@ def test_damaged_statistics_are_written_anew(store: CompletedCheckpointStore, ob
 
 
 def unclaimed(store: CompletedCheckpointStore, objects: Unreliable) -> Attempt:
-    """Checkpoint 1 names ``a`` and is not the job's, 3 names ``c``."""
+    """Creates checkpoint 1, which names ``a`` and is unclaimed, and checkpoint 3, which names ``c``."""
     attempt = store.begin_attempt("run-1", NOW)
     complete(store, attempt, state(objects, "a"))
     attempt.leave_unclaimed(1)

@@ -29,7 +29,7 @@ LONG_AGO = datetime.now(timezone.utc) - 100 * HOUR
 
 
 def operator(*paths: str) -> OperatorState:
-    """One that names these files."""
+    """Returns an operator whose state names these files."""
     snapshot = keyed(*paths, parallelism=1)
     (table,) = snapshot.tables
     runs = tuple(replace(run, path=path, sha256=sha256_of(path)) for run, path in zip(table.runs, paths, strict=True))
@@ -42,7 +42,7 @@ def path_of(token: int, checkpoint_id: int, name: str) -> str:
 
 
 class Job:
-    """Epochs by hand."""
+    """A job whose epochs the test runs by hand."""
 
     def __init__(self, root: Path, num_retained: int = 1) -> None:
         self.root = root
@@ -61,7 +61,7 @@ class Job:
         return path
 
     def epoch(self, *names: str, drop: int = 0, crash: str = "", subsume: bool = True) -> None:
-        """One checkpoint with new files, without the oldest of those before; a crash leaves it where it is."""
+        """Takes a checkpoint with new files and without the oldest ones. A crash leaves it unfinished."""
         checkpoint_id = self.store.assign_checkpoint_id(self.attempt)
         paths = [*self.named[drop:], *(self.write(name, checkpoint_id) for name in names)]
         done = metadata(checkpoint_id, operator(*paths), token=self.attempt.token)
@@ -76,7 +76,7 @@ class Job:
             self.store.subsume(self.attempt, [])
 
     def age(self) -> None:
-        """All that is there becomes old."""
+        """Makes all existing files old."""
         for path in self.root.rglob("*"):
             if path.is_file():
                 os.utime(path, (LONG_AGO.timestamp(), LONG_AGO.timestamp()))
@@ -85,7 +85,7 @@ class Job:
         return {info.key for info in self.objects.list(prefix)}
 
     def needed(self) -> set[str]:
-        """What the retained checkpoints are made of."""
+        """Returns the files of the retained checkpoints."""
         retained = [self.store.load(i) for i in self.store.retained()]
         own = {f"chk-{done.checkpoint_id}/_metadata" for done in retained}
         return own.union(*(done.files() for done in retained))
@@ -205,7 +205,7 @@ def test_every_file_is_named_by_a_retained_checkpoint_or_young(
         job.epoch(*(f"{number}-{i}" for i in range(files)), drop=drop, crash=crash, subsume=subsume)
         if crash:
             job.begin()
-        assert job.needed() <= job.names()  # nothing is deleted that is needed, while all go on
+        assert job.needed() <= job.names()  # no needed file is deleted, whatever else is running
         if number == old:
             job.age()
             young = set(job.names())

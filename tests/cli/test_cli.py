@@ -44,7 +44,7 @@ def printed(*args: object) -> str:
 
 
 def error_of(*args: object) -> str:
-    """The one line that a failed command prints."""
+    """Returns the one line that a failed command prints."""
     result = run(*args)
     assert result.exit_code == 1
     assert isinstance(result.exception, SystemExit)
@@ -54,7 +54,7 @@ def error_of(*args: object) -> str:
 
 
 def state_of(store: ObjectStore, cache: RunCache, index: int) -> SubtaskState:
-    """Counts of words in one of two subtasks."""
+    """Returns the state of one of two subtasks, with word counts."""
     groups = compute_key_group_range_for_operator_index(16, 2, index)
     group_of = dict(zip(COUNTS, key_groups(Types.STRING().to_arrow(list(COUNTS)), 16), strict=True))
     words = [word for word in COUNTS if group_of[word] in groups]

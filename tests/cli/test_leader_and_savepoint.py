@@ -1,4 +1,4 @@
-"""What the command does to jobs: leader, savepoints, statistics. The jobs are real, without Spark."""
+"""What the command does to jobs: leader, savepoints, statistics. The jobs are real, but run without Spark."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
 
 
 def counted() -> JobGraph:
-    """Three epochs of eight records."""
+    """Returns a program with three epochs of eight records."""
     return collect_graph(
         events(environment(2), RECORDS, per_epoch=8).key_by("key").process(CountPerKey(), COUNTED).uid("count")
     )
 
 
 def counts(folder: Path, **attempt: Any) -> list[tuple[str, int]]:
-    """Runs a job to its end."""
+    """Runs a job to its end, and returns its counts."""
     rows: list[tuple[str, int]] = []
     with HarnessAttempt(counted(), folder, **attempt) as running:
         while not running.finished:
@@ -58,14 +58,14 @@ def error_of(*args: object) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    """A job with one checkpoint; nobody is at work on it."""
+    """Creates a job with one checkpoint, on which no run is active."""
     with HarnessAttempt(counted(), tmp_path, owner="run 1") as attempt:
         attempt.run_epoch()
     return tmp_path / "job"
 
 
 def alive(job: Path) -> lease.Leader:
-    """Somebody who promises to live for a long time, and died."""
+    """Returns a leader with a long lease, whose process is gone."""
     store = CompletedCheckpointStore(LocalObjectStore(job))
     return store.begin_attempt("run 2", time.time_ns() // 1_000_000).leader
 
@@ -207,7 +207,7 @@ def test_nothing_is_changed_beside_a_run(job: Path, command: str) -> None:
 
 
 def test_what_is_not_committed_is_not_touched(tmp_path: Path) -> None:
-    """Only the program can commit it."""
+    """Only the program can commit staged data."""
     sink = FolderSink(tmp_path / "sink")
     env = environment(1)
     events(env, RECORDS, per_epoch=8).sink_to(sink).uid("sink")

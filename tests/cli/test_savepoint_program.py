@@ -1,4 +1,4 @@
-"""What the command does with a job's program: drained stops, restores that look at it; in this process, no Spark."""
+"""What the command does with a job's program: drained stops, checked restores. Everything runs in this process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ number = 3
 
 
 class InProcess(runtime_job.JobAttempt):
-    """A job attempt whose Spark job is the harness."""
+    """A job attempt that runs its Spark jobs in the harness."""
 
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         return run_rows(job)
@@ -77,7 +77,7 @@ class InProcess(runtime_job.JobAttempt):
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The file of a program, in a directory that becomes the current one."""
+    """Writes the file of a program into a new current directory."""
     monkeypatch.setattr(runtime_job, "JobAttempt", InProcess)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.chdir(tmp_path)
@@ -88,7 +88,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture
 def job(tmp_path: Path, program: str) -> Path:
-    """Its job, with two checkpoints that are kept; nobody is at work on it."""
+    """Creates the job of the program, with two kept checkpoints, on which no run is active."""
     env = load_program(f"{program}:ready")
     assert isinstance(env, StreamExecutionEnvironment)
     config = {"checkpointing": CoordinatorConfig(num_retained=2)}
@@ -119,7 +119,7 @@ def store(job: Path) -> CompletedCheckpointStore:
 
 
 def fired(folder: Path) -> int:
-    """Windows that are published."""
+    """Returns the number of published windows."""
     return len(FolderSink(folder).rows())
 
 
@@ -185,7 +185,7 @@ def test_a_drained_stop(job: Path, program: str, form: str) -> None:
 
 
 def test_a_stop_with_the_program_commits(job: Path, program: str) -> None:
-    """What an attempt that died has prepared; without the program the command would refuse."""
+    """It commits what a dead attempt has prepared. Without the program, the command would refuse."""
     env = load_program(f"{program}:build")
     assert not isinstance(env, StreamExecutionEnvironment)
 
@@ -271,7 +271,7 @@ def test_nothing_is_changed_beside_a_run(job: Path, program: str, command: str) 
 
 
 def test_a_program_of_several_jobs(job: Path, program: str) -> None:
-    """The folder says which."""
+    """The folder selects the job."""
     stop = ["--drain", "--program", f"{program}:two"]
     assert "'.a', '.a.exchange.b_sink'" in error_of("savepoint", "stop", job, *stop)
     printed("savepoint", "stop", job.parent / "shop.a", *stop)
@@ -295,7 +295,7 @@ def test_there_is_no_such_program(job: Path, program: str, name: str, message: s
 
 def test_a_program_without_uids_is_refused(job: Path, program: str) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # the error says it all
+        warnings.simplefilter("error")  # the error is enough
         assert "need a uid" in (message := error_of("savepoint", "stop", job, "--program", f"{program}:bare"))
     assert "bare (" in message
     assert store(job).leader().token == 1

@@ -14,7 +14,7 @@ from dagster_flinkpy.common.text import to_printed, to_text
 
 PAIR = Types.ROW([Types.INT(), Types.STRING()])
 
-# What PyFlink prints is in tests/pyflink/expected/print_format.txt; here is what it cannot print, or only by chance.
+# tests/pyflink/expected/print_format.txt has what PyFlink prints. These cases are the ones it cannot print reliably.
 CASES: list[tuple[TypeInformation, Any, str]] = [
     (Types.TUPLE([Types.INT(), Types.STRING()]), (1, None), "(1,null)"),
     (Types.LIST(PAIR), [Row(1, "a"), None], "[+I[1, a], null]"),

@@ -85,7 +85,7 @@ TYPES = st.recursive(st.sampled_from(BASIC), nested, max_leaves=5)
 
 
 def shown(values: list[Any]) -> str:
-    return repr(values)  # Tells NaN, -0.0 and 0.0, True and 1, tuples and lists apart, and finds NaN equal to itself.
+    return repr(values)  # Distinguishes -0.0 from 0.0, True from 1 and tuples from lists; NaN equals itself.
 
 
 @given(TYPES, st.data())
@@ -100,7 +100,7 @@ def test_every_type_round_trips(typed: tuple[TypeInformation, st.SearchStrategy[
     stop = data.draw(st.integers(start, len(column)))
     sliced = array.slice(start, stop - start)
     assert shown(kind.from_arrow(sliced)) == shown(column[start:stop])
-    again = pa.array(sliced.to_pylist(), type=kind.arrow_type)  # No field of a null struct, no slack before a list.
+    again = pa.array(sliced.to_pylist(), type=kind.arrow_type)  # Without fields of null structs or slack before lists.
     assert shown(kind.from_arrow(again)) == shown(column[start:stop])
     if column:
         doubled = pa.concat_arrays([array, sliced]).take(pa.array([len(column) - 1, 0]))

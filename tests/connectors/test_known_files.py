@@ -24,7 +24,7 @@ from dagster_flinkpy.errors import SourceReadError
 from dagster_flinkpy.storage import ObjectInfo
 
 NAMES = st.sampled_from(["-", "a", "a-", "aa", "a~", "b", "é", "𝒳"]).map(lambda stem: f"{stem}.parquet")
-"""In order."""
+"""The names, in order."""
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("write"), NAMES),
@@ -45,20 +45,20 @@ ROW = Types.ROW_NAMED(["n"], [Types.LONG()])
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where the source is, and what had been read then, by this model."""
+    """The position of the source, and what the model says had been read by then."""
 
     position: str = "null"
     read: tuple[int, ...] = ()
     """Versions of files, in the order in which they were read."""
     last: str = ""
-    """The greatest name that was read."""
+    """The greatest name that had been read."""
     listed: dict[str, int] = field(default_factory=dict)
-    """The files up to there that were in the folder at the last epoch, and their versions."""
+    """The files up to that name that were in the folder at the last epoch, and their versions."""
     ended: bool = False
 
 
 class _History:
-    """A folder, and epochs that read it. Each write of a file is a version: a number that never comes again."""
+    """A folder, and epochs that read it. Each write of a file gets a version number that is never used again."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -98,7 +98,7 @@ class _History:
         self.enumerator = None  # a failed epoch ends the attempt
         assert enumerator.exhausted is before.ended
         if before.ended:
-            # The job refuses to go on if there are any.
+            # The job refuses to continue if there are any.
             unread = {name.rpartition("/")[2] for name in enumerator.unread()}
             assert unread == {n for n, version in self.files.items() if before.listed.get(n) != version}
             offenders = []
@@ -140,15 +140,15 @@ class _History:
         self.enumerator = None
 
     def is_behind(self, name: str, last: str) -> bool:
-        """Whether the source has passed the place where a file is."""
+        """Returns whether the source has passed the place of a file."""
         raise AssertionError
 
     def offenders(self, before: Checkpoint) -> list[str]:
-        """Files that the next epoch must name."""
+        """Returns the files that the error of the next epoch must name."""
         raise AssertionError
 
     def expected(self, before: Checkpoint) -> list[str]:
-        """Files that the next epoch must read."""
+        """Returns the files that the next epoch must read."""
         raise AssertionError
 
 
@@ -199,7 +199,7 @@ _AND_ANOTHER_IS_DELETED = [
     ("write", "é.parquet"),
     ("epoch", 1, True),
 ]
-"""A file comes too late, where as many are there as were read."""
+"""A file comes too late, and the folder has as many files as were read."""
 
 
 @settings(max_examples=200, deadline=None)
@@ -249,7 +249,7 @@ def test_what_is_no_list_of_files_is_refused(data: Any) -> None:
         KnownFiles.from_json(data)
 
 
-# --- positions that version 0.1 has stored ----------------------------------------------------------------------------
+# --- positions stored by version 0.1 ----------------------------------------------------------------------------------
 
 
 def stored(source: str, root: Path) -> Any:
@@ -310,12 +310,12 @@ def test_stored_names_of_files_are_known(tmp_path: Path) -> None:
     assert [[column.to_pylist() for column, _ in source.read(split)] for split in plan[0]] == [[["y"]], [["x", "y"]]]
     assert dealt_out(enumerator) == ["3.txt", "0.txt"]
     enumerator = source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
-    put(tmp_path, "2.txt")  # was read once, and deleted: it is another file now
+    put(tmp_path, "2.txt")  # a file of this name was read and deleted; this is a new one
     assert dealt_out(enumerator) == ["2.txt"]
 
 
 def test_a_check_that_only_counts_files_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A late file is then passed over if one that was read is deleted between the same two epochs."""
+    """Such a check misses a late file if another file is deleted between the same two epochs."""
 
     def counts(enumerator: Any, files: list[ObjectInfo]) -> list[ObjectInfo]:
         known = enumerator._known

@@ -39,7 +39,7 @@ def rows(*numbers):
 
 
 def stage(location, numbers, **context):
-    """One epoch of one subtask up to the barrier; its committables have been through checkpoint metadata."""
+    """Writes one epoch of one subtask up to the barrier. The committables make a round trip through metadata."""
     context = replace(CONTEXT, **context)
     writer = ParquetSink(location).create_writer(context, ROW)
     if numbers:
@@ -161,12 +161,12 @@ def test_another_object_of_that_name_is_an_error(location):
 
 
 def test_a_file_that_is_there_byte_by_byte_counts_as_committed(location):
-    """As after a commit to an encrypted bucket, where ETags do not tell what an object is made of."""
+    """This happens after a commit to an encrypted bucket, where ETags do not identify the content of an object."""
     requests = stage(location, [1])
     committer(location).commit(requests)
     store, key = location.open(), requests[0].committable["key"]
     data, _ = store.get(key)
-    store.put(key, data)  # on S3 the ETag is another now
+    store.put(key, data)  # on S3 this changes the ETag
     assert committer(location).commit(requests) == 1
 
 
@@ -244,7 +244,7 @@ def test_damaged_committable_is_refused(tmp_path, change):
 
 
 class Flaky(LocalObjectStore):
-    """Fails the first so many completions; the last of them after it was done."""
+    """Fails the first completions of uploads, the last one of them only after it took effect."""
 
     def __init__(self, directory, failures):
         super().__init__(directory)
@@ -268,7 +268,7 @@ def test_commit_is_tried_again_with_growing_pauses(tmp_path):
 
 
 class Contended(LocalObjectStore):
-    """Two attempts complete an upload at the same time: this one is refused, then the other is done."""
+    """Two attempts complete an upload at the same time: this one is refused, then the other one succeeds."""
 
     refused = False
 
@@ -288,7 +288,7 @@ def test_commit_is_tried_again_when_another_attempt_completes_the_upload(tmp_pat
 
 
 class OneLost(LocalObjectStore):
-    """Has no room for the second of two files."""
+    """Cannot store the second of two files."""
 
     def complete_upload(self, key, *args, **kwargs):
         if ".00001." in key:

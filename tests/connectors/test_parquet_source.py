@@ -332,7 +332,7 @@ def test_row_type_of_every_kind_of_column():
 
 
 def test_a_position_that_has_lost_its_last_file_is_refused(tmp_path: Path) -> None:
-    """Without it, the source would read all files once more."""
+    """Without it, the source would read all files again."""
     pq.write_table(pa.table({"n": [1]}), tmp_path / "1.parquet")
     source = ParquetSource(str(tmp_path), row_type=Types.ROW_NAMED(["n"], [Types.LONG()]), bounded=False)
     enumerator = source.create_enumerator(None)

@@ -118,7 +118,7 @@ def test_a_stateful_operator_without_uid_is_a_warning(env: StreamExecutionEnviro
 def test_a_program_that_is_run_without_uids_and_keeps_no_checkpoints_warns_once(
     env: StreamExecutionEnvironment, monkeypatch: pytest.MonkeyPatch, collect: bool
 ) -> None:
-    """Where they are kept it is an error. Sources and sinks of one that keeps none need no uid."""
+    """If checkpoints are kept, it is an error. If not, sources and sinks need no uid."""
 
     class Executor:
         def execute(self, graph: JobGraph, settings: ExecutionSettings) -> None:
@@ -136,7 +136,7 @@ def test_a_program_that_is_run_without_uids_and_keeps_no_checkpoints_warns_once(
         else:
             env.execute()
 
-    for _ in range(2):  # it is another program each time
+    for _ in range(2):  # a new program each time
         with pytest.warns(MissingUidWarning, match=r"no uid: KeyedProcess \(keyed_process\)\.") as warned:
             run()
         assert [w.filename for w in warned] == [__file__]

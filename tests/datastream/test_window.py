@@ -29,7 +29,7 @@ sizes = st.integers(1, 30)
 
 
 def naive(timestamp: int, size: int, slide: int, offset: int) -> set[TimeWindow]:
-    """All windows that start at offset + k * slide and hold the timestamp."""
+    """Returns all windows that start at offset + k * slide and contain the timestamp."""
     starts = (offset + k * slide for k in range(-300 // slide - 3, 300 // slide + 4))
     return {TimeWindow(start, start + size) for start in starts if start <= timestamp < start + size}
 

@@ -1,6 +1,6 @@
-"""Writes the contents of the pages in docs/reference, for those who read them in the repository.
+"""Writes the tables of contents in docs/reference, for readers of the repository.
 
-Run ``python -m tests.docs.reference`` when public names come or go.
+Run ``python -m tests.docs.reference`` after a change of public names.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _CONTENTS = re.compile(r"^\| module \|.*?(?=^$)", re.MULTILINE | re.DOTALL)
 
 
 def contents(package: str) -> str:
-    """A table of the public names by the module that defines them."""
+    """Returns a table of the public names by defining module."""
     face = importlib.import_module(package)
     names = defaultdict(list)
     for name in face.__all__:
@@ -26,7 +26,7 @@ def contents(package: str) -> str:
 
 
 def with_contents(page: str) -> str:
-    """The page with the table as it ought to be, after the heading."""
+    """Returns the page with the correct table after the heading."""
     heading, _, rest = _CONTENTS.sub("", page).partition("\n")
     return f"{heading}\n\n{contents(heading.removeprefix('# '))}\n{rest.lstrip()}"
 

@@ -1,4 +1,4 @@
-"""Commands of the documentation exist, and take the arguments that they are given there."""
+"""The commands in the documentation exist and accept the arguments that are shown there."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TARGETS = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MU
 class Command:
     page: str
     line: str
-    """Without the variables in front of it."""
+    """The words of the command, without variables before it."""
 
     @property
     def words(self) -> list[str]:
@@ -50,25 +50,25 @@ COMMANDS = [command for page in PAGES for command in commands_of(page) if comman
 
 
 def parse(program: click.Command, words: list[str]) -> None:
-    """As the program parses its arguments; runs nothing.
+    """Parses the arguments as the program does, and runs nothing.
 
     Raises:
         click.UsageError: There is no such command or option, or one is missing.
     """
     context = program.make_context("x", list(words))
     while isinstance(context.command, click.Group):
-        # What a group leaves of its arguments is its command and the arguments of that.
+        # The arguments that a group does not take are a command and its arguments.
         name, command, rest = context.command.resolve_command(context, [*context._protected_args, *context.args])
         assert command is not None
         context = command.make_context(name, rest, parent=context)
 
 
 class _Parsed(Exception):
-    """The arguments are fine; what they ask for is not done."""
+    """The arguments are valid. Stops the program before it runs."""
 
 
 def run_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """``python -m``, up to where it has parsed its arguments; a module without a parser need only be there.
+    """Runs ``python -m`` until the arguments are parsed. A module without a parser only has to exist.
 
     Raises:
         SystemExit: There is no such option.

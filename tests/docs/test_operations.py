@@ -1,4 +1,4 @@
-"""Tables of the documentation name all that there is: errors, permissions, options of a run."""
+"""The tables of the documentation are complete: errors, permissions, options of a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def rows_of(page: str, heading: str) -> dict[str, list[str]]:
-    """The table below a heading: first cell, without code marks -> the others."""
+    """Returns the table below a heading: first cell without code marks -> the other cells."""
     text = (DOCS / page).read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     rows = [line.strip("|").split(" | ") for line in text.splitlines() if line.startswith("| `")]
     return {cells[0].strip(" `"): [cell.strip() for cell in cells[1:]] for cells in rows}

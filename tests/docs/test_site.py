@@ -1,4 +1,4 @@
-"""The documentation as a site: it builds without a warning, each page is in its menu, and what is public is in it."""
+"""The site of the documentation builds without a warning, its menu has all pages, and it has all public names."""
 
 from __future__ import annotations
 

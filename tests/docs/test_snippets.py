@@ -1,7 +1,7 @@
 """Every Python block of the documentation runs, and prints what the page says it prints.
 
-The blocks of a page share a namespace; those of the tutorial have only what the files of the page hold. What a block
-prints stands in its ``# ->`` comments, or in the ``text`` block that follows it.
+The blocks of a page share a namespace. Those of the tutorial see only the files of the page. The expected output of a
+block is in its ``# ->`` comments, or in the ``text`` block that follows it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in sorted(DOCS.glob("**/*.md"))}
 TYPED = "tutorial"
-"""The page whose blocks are typed, each in a process of its own."""
+"""The page whose blocks are typed, each in a separate process."""
 WITH_SNIPPETS = [name for name, path in PAGES.items() if "```python" in path.read_text() and name != TYPED]
 _BLOCK = re.compile(
     r"^```python(?: title=\"(?P<file>[\w.]+)\")?\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?",
@@ -42,11 +42,11 @@ _BLOCK = re.compile(
 class Snippet:
     code: str
     line: int
-    """Of the page, where the code begins; from 1."""
+    """The line of the page on which the code begins, from 1."""
     output: str
-    """What it is to print."""
+    """The expected output."""
     file: str | None = None
-    """The file it belongs to; None: it is typed in a shell."""
+    """The file that the block belongs to, or None if it is typed in a shell."""
 
 
 def snippets_of(page: str) -> list[Snippet]:
@@ -59,7 +59,7 @@ def snippets_of(page: str) -> list[Snippet]:
 
 
 def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Runs the snippets of a page one after the other, and compares what each prints."""
+    """Runs the snippets of a page one after the other, and compares their output."""
     module = ModuleType("__main__")  # so that functions travel by value, as those of a script do
     monkeypatch.setitem(sys.modules, "__main__", module)
     for snippet in snippets:
@@ -73,7 +73,7 @@ def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Programs run in this process, DataFrames of theirs aside, in an empty folder."""
+    """Makes programs run in this process, in an empty folder. Only their DataFrames need Spark."""
 
     def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
         return run_rows(job)
@@ -95,7 +95,7 @@ def test_the_snippets_of_a_page_print_what_it_says(
 
 
 def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
-    """From an empty folder, in the order of the page; each block in a new process that has read the file so far."""
+    """Starts from an empty folder and follows the page. Each block runs in a new process that reads the file so far."""
     shell = None
     for snippet in snippets_of(PAGES[TYPED].read_text()):
         if snippet.file is not None:
@@ -103,7 +103,7 @@ def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
                 file.write(snippet.code)
             shell = snippet.file
             if not snippet.output:
-                continue  # what is typed next reads it
+                continue  # the next typed block reads it
         arguments = [shell] if snippet.file is not None else [shell, snippet.code]
         done = subprocess.run(
             [sys.executable, "-m", "tests.docs.typed", *map(str, arguments)],

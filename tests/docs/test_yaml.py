@@ -1,4 +1,4 @@
-"""YAML of the documentation is loaded by what reads it: Dagster's component loader, or its instance."""
+"""Loads the YAML of the documentation with Dagster's component loader or instance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``typed.py FILE [CODE]`` runs a file and then code, as one types it after ``python -i FILE``. Jobs need no Spark."""
+"""``typed.py FILE [CODE]`` runs a file and then code, as if typed after ``python -i FILE``. Jobs need no Spark."""
 
 from __future__ import annotations
 

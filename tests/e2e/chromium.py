@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect, sync_playwright
 __all__ = ["CHROMIUM", "fill_launchpad", "launch_backfill", "node", "open_page", "switch_of"]
 
 CHROMIUM = shutil.which("chromium")
-"""None if it is not there."""
+"""Path of the browser, or None if it is not installed."""
 _FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -20,7 +20,7 @@ _FLAGS = (
 
 @contextmanager
 def open_page(width: int, height: int) -> Iterator[Page]:
-    """An empty page."""
+    """Opens an empty page."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
         page = browser.new_page(viewport={"width": width, "height": height})
@@ -31,27 +31,27 @@ def open_page(width: int, height: int) -> Iterator[Page]:
 
 
 def node(page: Page, name: str) -> Locator:
-    """Of an asset, in the graph."""
+    """Returns the node of an asset in the graph."""
     return page.get_by_text(name, exact=True).first
 
 
 def switch_of(page: Page, sensor: str) -> Locator:
-    """Of a sensor on Dagster's page of automations. A row there has two boxes: to select it, and its switch."""
+    """Returns the switch of a sensor on Dagster's page of automations. Each row has two boxes: selection and switch."""
     row = page.get_by_text(sensor, exact=True).locator("xpath=ancestor::div[count(.//label/input)=2][1]")
     return row.locator("label").last
 
 
 def fill_launchpad(page: Page, launchpad: str, config: str) -> None:
-    """Writes the config of a run."""
+    """Replaces the config of a run in the launchpad."""
     page.goto(launchpad)
-    page.locator(".CodeMirror-line").filter(has_text="ops:").first.wait_for()  # the config that there is
+    page.locator(".CodeMirror-line").filter(has_text="ops:").first.wait_for()  # the existing config
     page.locator(".CodeMirror").first.click()
     page.keyboard.press("Control+A")
     page.keyboard.insert_text(config)
 
 
 def launch_backfill(page: Page, group: str, first: str, last: str) -> None:
-    """Of all assets of a group, from the dialog that the page of the group has."""
+    """Launches a backfill of all assets of a group, from the dialog on the page of the group."""
     page.goto(group)
     page.get_by_role("button", name="Materialize all").click()
     partitions = page.get_by_placeholder("ex: 20")

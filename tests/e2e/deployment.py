@@ -21,7 +21,7 @@ __all__ = ["ROOT", "RUN_SECONDS", "Deployment", "dagster_dev"]
 
 ROOT = Path(__file__).parents[2]
 RUN_SECONDS = 240
-"""For a run with a Spark server of its own, on a busy machine."""
+"""Enough for a run that starts its own Spark server on a busy machine."""
 
 _SETTINGS: dict[str, Any] = {
     "telemetry": {"enabled": False},
@@ -48,14 +48,14 @@ _LAUNCH = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) {
 
 @dataclass(frozen=True)
 class Deployment:
-    """What is running."""
+    """A running ``dagster dev``."""
 
     url: str
     home: Path
-    """Of the flights: data, checkpoints, tables."""
+    """The folder of the flights: data, checkpoints, tables."""
 
     def graphql(self, query: str, **variables: Any) -> dict[str, Any]:
-        """One request; its errors are raised."""
+        """Sends a request, and raises its errors."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as response:
@@ -65,50 +65,50 @@ class Deployment:
         return data
 
     def runs(self, **filters: Any) -> list[dict[str, Any]]:
-        """The newest first; their tags as a dict."""
+        """Returns runs, newest first, with their tags as a dict."""
         found: list[dict[str, Any]] = self.graphql(_RUNS, f=filters)["runsOrError"]["results"]
         return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
 
     def launch(self, location: str, job: str) -> str:
-        """Starts a run; its id."""
+        """Starts a run, and returns its id."""
         selector = {**_repository(location), "jobName": job}
         answer = self.graphql(_LAUNCH, p={"selector": selector, "mode": "default"})["launchRun"]
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return str(answer["run"]["runId"])
 
     def log(self, run_id: str) -> str:
-        """All messages of a run."""
+        """Returns all messages of a run."""
         events = self.graphql(_LOG, r=run_id)["logsForRun"]["events"]
         return "\n".join(event["message"] for event in events if event)
 
     def backfills(self) -> list[dict[str, Any]]:
-        """The newest first."""
+        """Returns the backfills, newest first."""
         found: list[dict[str, Any]] = self.graphql(_BACKFILLS)["partitionBackfillsOrError"]["results"]
         return found
 
     def sensor(self, location: str, name: str) -> dict[str, Any]:
-        """Status of a sensor, and its ticks, the newest first."""
+        """Returns the status of a sensor, and its ticks, newest first."""
         state: dict[str, Any] = self.graphql(_SENSOR, s={**_repository(location), "sensorName": name})["sensorOrError"][
             "sensorState"
         ]
         return state
 
     def said(self, location: str, sensor: str, what: str) -> bool:
-        """Whether a tick gave such a reason for starting nothing."""
+        """Returns whether a tick gave this reason for starting no run."""
         return any(what in (tick["skipReason"] or "") for tick in self.sensor(location, sensor)["ticks"])
 
     def switch_on(self, location: str, sensor: str) -> None:
-        """As the switch in the page does."""
+        """Switches a sensor on, like the switch on the page."""
         answer = self.graphql(_SWITCH_ON, s={**_repository(location), "sensorName": sensor})["startSensor"]
         assert answer["__typename"] == "Sensor", answer
 
     def latest_checkpoint(self, job: str) -> dict[str, Any]:
-        """Number and end of the job's last completed checkpoint, as the store says."""
+        """Reads the last completed checkpoint of a job from the store."""
         head = json.loads((self.home / "checkpoints" / job / "HEAD").read_text())
         return dict(head)
 
     def until(self, what: str, holds: Callable[[], Any], seconds: float = RUN_SECONDS) -> Any:
-        """Asks until something is there, and gives it."""
+        """Polls until a call returns something true, and returns that."""
         deadline = time.monotonic() + seconds
         while not (found := holds()):
             log = (self.home / "dagster-dev.log").read_text()[-4000:]
@@ -121,14 +121,14 @@ class Deployment:
 def dagster_dev(
     home: Path, locations: dict[str, str], *, prepare: str, variables: dict[str, str], **settings: Any
 ) -> Iterator[Deployment]:
-    """A ``dagster dev`` that ends with the context.
+    """Runs ``dagster dev`` until the end of the context.
 
     Args:
-        home: An empty folder for all that it writes.
-        locations: Its code locations, a module for each name.
-        prepare: Python that runs before, with the same settings.
-        variables: Added to the environment.
-        settings: Added to its ``dagster.yaml``.
+        home: An empty folder for everything that it writes.
+        locations: Its code locations: a module for each name.
+        prepare: Python code that runs first, with the same settings.
+        variables: Variables to add to the environment.
+        settings: Settings to add to its ``dagster.yaml``.
     """
     (home / "dagster_home").mkdir()
     (home / "dagster_home" / "dagster.yaml").write_text(json.dumps({**_SETTINGS, **settings}))
@@ -142,7 +142,7 @@ def dagster_dev(
         **os.environ,
         "FLINKPY_HOME": str(home),
         "DAGSTER_HOME": str(home / "dagster_home"),
-        # One Spark server for what prepares and for `dagster dev`; it depends on the name of the executable, too.
+        # One Spark server for the preparation and `dagster dev`. Its key also contains the name of the executable.
         "FLINKPY_SPARK_OWNER_PID": str(os.getpid()),
         "PYTHONWARNINGS": "ignore",
         **variables,
@@ -168,7 +168,7 @@ def dagster_dev(
         os.killpg(server.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             server.wait(30)
-        with suppress(ProcessLookupError):  # a code server waits for its runs
+        with suppress(ProcessLookupError):  # a code server would wait for its runs
             os.killpg(server.pid, signal.SIGKILL)
 
 

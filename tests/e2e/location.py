@@ -34,7 +34,7 @@ REPAIRED = HOME / "repaired"
 
 
 def write_visits() -> None:
-    """Each day some visits at each gate."""
+    """Writes some visits for each day and gate."""
     for number, gate in enumerate(GATES):
         (HOME / "visits" / gate).mkdir(parents=True)
         for day in range(14):
@@ -44,7 +44,7 @@ def write_visits() -> None:
 
 
 def expected_visits(home: Path, days: int) -> Counter[tuple[str, str, int]]:
-    """What one straight run over the first days writes: partition, museum, and the how-manieth visit it is."""
+    """Returns what one uninterrupted run over the first days writes: partition, museum, and number of the visit."""
     counts: Counter[str] = Counter()
     rows: Counter[tuple[str, str, int]] = Counter()
     for day in (str(FIRST_DAY + timedelta(days=n)) for n in range(days)):
@@ -56,7 +56,7 @@ def expected_visits(home: Path, days: int) -> Counter[tuple[str, str, int]]:
 
 
 def visits_env() -> StreamExecutionEnvironment:
-    """Counts the visits of each museum, at both gates together."""
+    """Counts the visits of each museum at both gates together."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2).set_max_parallelism(16)
     north, south = (
         env.from_source(
@@ -72,14 +72,14 @@ def visits_env() -> StreamExecutionEnvironment:
 
 
 def check(word: Row) -> Row:
-    """Does not like *or*, before it is repaired."""
+    """Fails for *or* until it is repaired."""
     if word["word"] == "or" and not REPAIRED.exists():
         raise ValueError("or is not implemented")
     return word
 
 
 def words_env() -> StreamExecutionEnvironment:
-    """Counts words, two in an epoch; the sensor would take an hour to ask for the second one."""
+    """Counts words, two per epoch. The sensor would only ask for the second epoch after an hour."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).enable_checkpointing(3_600_000)
     row = Types.ROW_NAMED(["word"], [Types.STRING()])
     words = env.from_source(CollectionSource(WORDS, row, records_per_epoch=2), WatermarkStrategy.no_watermarks(), "w")

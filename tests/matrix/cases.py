@@ -1,4 +1,4 @@
-"""What hypothesis draws: programs, and ways to run them that must not change what comes out."""
+"""Cases that hypothesis generates: programs, and ways to run them that must not change the result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.matrix.run import Settings
 __all__ = ["any_order", "in_order"]
 
 _EPOCH = 2 * BOUND
-"""Milliseconds from one epoch to the next where nothing is late."""
+"""Milliseconds from one epoch to the next in programs without late records."""
 
 
 def _records(times: st.SearchStrategy[int], most: int) -> st.SearchStrategy[Any]:
@@ -42,9 +42,9 @@ _savepoints = st.frozensets(st.integers(1, 3), max_size=1)
 
 @st.composite
 def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
-    """Records that may be late, of a source one subtask of which reads at a time; channels are read in Spark's order.
+    """Records may be late. Only one subtask of the source reads at a time, and channels are read in Spark's order.
 
-    What is late, and in which order a key's records come, is then the same however the job is run.
+    Then the late records, and the order of a key's records, are the same however the job is run.
     """
     split = _records(st.integers(0, 120), 7)
     epochs = draw(st.lists(st.lists(split, max_size=1).map(tuple), min_size=1, max_size=5))
@@ -62,7 +62,7 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
 
 @st.composite
 def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
-    """Sources that are read side by side, in any order; nothing is late, and no answer depends on the order."""
+    """Sources are read in parallel, in any order. No record is late, and no result depends on the order."""
     inputs = []
     for _ in range(draw(st.integers(1, 3))):
         epochs = []

@@ -1,4 +1,4 @@
-"""User functions of the matrix's programs; what they emit in all does not depend on the order of records."""
+"""User functions of the matrix's programs. Their total output does not depend on the order of records."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from dagster_flinkpy.datastream.state import (
 from tests.runtime.programs import EVENT
 
 OUT = Types.TUPLE([Types.STRING(), Types.STRING(), Types.LONG(), Types.LIST(Types.LONG())])
-"""What each leg of a program writes: what it is, key, time, numbers."""
+"""The records that each leg of a program writes: kind, key, time, numbers."""
 LATE = OutputTag("late", EVENT)
 ODD = OutputTag("odd", EVENT)
 RULES = MapStateDescriptor("rules", Types.STRING(), Types.LONG())
 BUCKET = 20
 END = 10**9
-"""A time that only the end of input reaches."""
+"""A time that event time only passes at the end of input."""
 
 
 class Values(AggregateFunction):
@@ -60,7 +60,7 @@ class Larger(ReduceFunction):
 
 
 class EveryKindOfState(KeyedProcessFunction):
-    """Keeps each record in state of every kind; a timer closes a bucket of time, another one comes with the end."""
+    """Keeps each record in all kinds of state. One timer closes a bucket of time, another one fires at the end."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -98,7 +98,7 @@ class EveryKindOfState(KeyedProcessFunction):
 
 
 class Count(KeyedProcessFunction):
-    """A running count; depends on the order of a key's records."""
+    """A running count, which depends on the order of a key's records."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -109,14 +109,14 @@ class Count(KeyedProcessFunction):
 
 
 class OddAside(ProcessFunction):
-    """Odd values go to a side output."""
+    """Sends odd values to a side output."""
 
     def process_element(self, value: Any, ctx: ProcessFunction.Context) -> Iterable[Any]:
         yield (ODD, value) if value.value % 2 else value
 
 
 class Join(KeyedCoProcessFunction):
-    """The records of both sides in a bucket of time, when it closes."""
+    """Emits the records of both sides in a bucket of time when the bucket closes."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._sides = [
@@ -142,7 +142,7 @@ class Join(KeyedCoProcessFunction):
 
 
 class ByRules(KeyedBroadcastProcessFunction):
-    """The sum of a key's values, and all rules, at the end."""
+    """Emits the sum of a key's values, and all rules, at the end."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._sum = runtime_context.get_state(ValueStateDescriptor("sum", Types.LONG()))
@@ -162,7 +162,7 @@ class ByRules(KeyedBroadcastProcessFunction):
 
 
 class Window(ProcessWindowFunction):
-    """A window's start and its values; of records, of a reduced one, or of a list of values."""
+    """Emits the start and the values of a window of records, of one reduced record, or of a list of values."""
 
     def process(self, key: Any, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterable[Any]:
         values = sorted(v for e in elements for v in (e if isinstance(e, list) else [e.value]))

@@ -1,4 +1,4 @@
-"""Programs of the matrix: plain data, whose ``repr`` is code, and the job graph they stand for."""
+"""Programs of the matrix: plain data, whose ``repr`` is code, and the job graphs built from it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from tests.runtime.programs import EVENT, FolderSink, environment
 __all__ = ["BOUND", "Input", "Leg", "Path_", "Program", "build"]
 
 BOUND = 20
-"""Out-of-orderness of every source, in milliseconds."""
+"""Allowed out-of-orderness of every source, in milliseconds."""
 
 Record = tuple[str, int, int]
 """Key, time, value."""
@@ -57,11 +57,11 @@ Record = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Input:
-    """A source: the records of each split of each epoch; an epoch may have none."""
+    """A source: the records of each split of each epoch. An epoch may be empty."""
 
     epochs: tuple[tuple[tuple[Record, ...], ...], ...]
     idleness: bool = False
-    """Whether its strategy has an idle timeout."""
+    """Whether the watermark strategy has an idle timeout."""
 
 
 class Path_(Enum):
@@ -73,14 +73,14 @@ class Path_(Enum):
     STAMPED = "stamped"
     """Timestamps and watermarks are assigned anew."""
     BLOCKING = "blocking"
-    """Through the store: two regions."""
+    """Records go through the store, between two regions."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 class Leg(Enum):
-    """What is computed of the records, and written to a sink of its own."""
+    """What is computed from the records and written to a separate sink."""
 
     STATE = "state"
     TUMBLING = "tumbling"
@@ -101,13 +101,13 @@ class Leg(Enum):
 
 
 ORDERED = {Leg.COUNT, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
-"""What they write depends on the order of a key's records, or of records and watermarks."""
+"""Legs whose output depends on the order of a key's records, or of records and watermarks."""
 TWO_INPUTS = {Leg.JOIN, Leg.RULES}
 
 
 @dataclass(frozen=True)
 class Program:
-    """Sources, united, and what is computed of them."""
+    """United sources, and what is computed from their records."""
 
     inputs: tuple[Input, ...]
     path: Path_
@@ -117,7 +117,7 @@ class Program:
 
     @property
     def epochs(self) -> int:
-        """How many there are."""
+        """The number of epochs."""
         return max(len(each.epochs) for each in self.inputs)
 
 
@@ -127,7 +127,7 @@ class _Sink(FolderSink):
 
 
 class _Committer(SinkCommitter):
-    """Each partition is run once, so there is nothing to replace."""
+    """Replaces nothing, because each partition runs once."""
 
     def __init__(self, inner: SinkCommitter) -> None:
         self._inner = inner
@@ -190,7 +190,7 @@ class _Enumerator(SplitEnumerator):
 
 
 def build(program: Program, parallelism: int, folder: Path) -> JobGraph:
-    """The job graph of a program; each leg writes to a :class:`FolderSink` of its name in the folder."""
+    """Builds the job graph of a program. Each leg writes to a :class:`FolderSink` of its name in the folder."""
     env = environment(parallelism)
     streams = [_stream(env, program, i) for i in range(len(program.inputs))]
     united = streams[0].union(*streams[1:]) if len(streams) > 1 else streams[0]

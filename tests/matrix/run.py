@@ -1,4 +1,4 @@
-"""Runs a program of the matrix in one of the ways a job can be run, and says what came out."""
+"""Runs a program of the matrix in one of many ways, and returns the result."""
 
 from __future__ import annotations
 
@@ -27,44 +27,44 @@ __all__ = ["STRAIGHT", "Outcome", "Settings", "check", "run", "script"]
 
 @dataclass(frozen=True)
 class Settings:
-    """How a job is run. The defaults are one straight run."""
+    """How a job is run. The defaults are one uninterrupted run."""
 
     parallelism: int = 1
     barriers: int = 1
-    """Per Spark job."""
+    """Number of barriers per Spark job."""
     order: int | None = None
-    """Seed of the order in which tasks read their channels; None: Spark's."""
+    """Seed of the order in which tasks read their channels, or None for Spark's order."""
     unaligned: bool = False
     at_least_once: bool = False
     heap: bool = False
     """Whether state is in the heap backend."""
     attempts: bool = False
-    """Whether each Spark job is an attempt of its own, which restores what the one before left."""
+    """Whether each Spark job is a separate attempt, which restores the state of the previous one."""
     crashes: frozenset[int] = frozenset()
-    """Spark jobs whose results are lost; another attempt runs them again."""
+    """Spark jobs whose results are lost, so that another attempt runs them again."""
     rescale: Mapping[int, int] = field(default_factory=dict)
-    """Spark job -> the parallelism with which another attempt goes on."""
+    """Spark job -> parallelism with which another attempt continues."""
     savepoints: frozenset[int] = frozenset()
-    """Spark jobs before which a savepoint is taken, from which another attempt goes on."""
+    """Spark jobs before which a savepoint is taken, from which another attempt continues."""
     partitions: bool = False
     """Whether each epoch is read as a partition of time. The input must not end."""
 
 
 STRAIGHT = Settings()
 _MEMORY = "/dev/shm"
-"""A file system in memory: the store writes through to the disk, which would take most of the time."""
+"""A file system in memory, because the store's writes to disk would take most of the time."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came out of a run."""
+    """The result of a run."""
 
     sinks: dict[str, Counter[Any]]
-    """Records by sink."""
+    """The records of each sink."""
     late: int
-    """Records that windows have dropped, by their metrics."""
+    """Number of records that windows dropped, according to their metrics."""
     state: dict[str, list[str]]
-    """Rows in the last checkpoint, by operator and state."""
+    """The rows in the last checkpoint, by operator and state."""
 
 
 class _Crash(Exception):
@@ -85,9 +85,9 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
     """Runs a program to its end.
 
     Args:
-        program: What to run.
-        settings: How.
-        folder: An empty one, for everything.
+        program: The program.
+        settings: How to run it.
+        folder: An empty folder for all files.
     """
     graph = build(program, settings.parallelism, folder / "sinks")
     late, state = 0, dict[str, list[str]]()
@@ -160,7 +160,7 @@ def _partition(ordinal: int) -> TimePartition:
 
 
 def _remaining(program: Program, metadata: list[Any]) -> int:
-    """Epochs that an input without end still has; with an end, the job knows itself."""
+    """Returns the number of epochs that an endless input still has. If the input ends, the job knows it."""
     return 10**6 if program.ends else program.epochs - len(metadata)
 
 
@@ -169,7 +169,7 @@ def _all_read(program: Program, metadata: list[Any]) -> bool:
 
 
 def _state(checkpoint: Path) -> dict[str, list[str]]:
-    """All keyed state and broadcast state; of a list, the order of its elements does not count."""
+    """Returns all keyed state and broadcast state. The order of the elements of a list does not count."""
     found: dict[str, list[str]] = {}
     for state in read_savepoint(str(checkpoint)).states:
         rows = [
@@ -182,7 +182,7 @@ def _state(checkpoint: Path) -> dict[str, list[str]]:
 
 
 def script(program: Program, settings: Settings) -> str:
-    """A Python program that runs one case again."""
+    """Returns a Python program that runs one case again."""
     return (
         "from tests.matrix.programs import Input, Leg, Path_, Program\n"
         "from tests.matrix.run import Settings, check\n\n"
@@ -191,10 +191,10 @@ def script(program: Program, settings: Settings) -> str:
 
 
 def check(program: Program, settings: Settings) -> None:
-    """Runs a program straight, and with the settings.
+    """Runs a program without interruption and with the settings, and compares the results.
 
     Raises:
-        AssertionError: Sinks, state or late records differ; the message has a script that does it again.
+        AssertionError: Sinks, state or late records differ. The message contains a script that repeats the case.
     """
     with tempfile.TemporaryDirectory(dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:
         expected = run(program, STRAIGHT, Path(folder) / "straight")

@@ -1,4 +1,4 @@
-"""Whole jobs, drawn by hypothesis, against one straight run of the same program at parallelism 1."""
+"""Compares jobs that hypothesis generates with one uninterrupted run of the same program at parallelism 1."""
 
 from __future__ import annotations
 

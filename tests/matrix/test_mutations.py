@@ -1,4 +1,4 @@
-"""Rules of the runtime, broken one at a time: the matrix has to notice each."""
+"""Breaks rules of the runtime one at a time. The matrix must notice each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.matrix.run import check
 
 @contextmanager
 def idleness_outlasts_its_epoch() -> Iterator[None]:
-    """A channel that was idle up to one barrier is idle up to the next one, until it says something."""
+    """A channel that was idle up to one barrier stays idle after it, until it sends something."""
     real = WatermarkValve.on_status
 
     def on_status(valve: Any, channel: Any, origin: str, idle: bool, epoch: int) -> bool:
@@ -40,7 +40,7 @@ def idleness_outlasts_its_epoch() -> Iterator[None]:
 
 @contextmanager
 def a_channel_that_is_behind_does_not_count() -> Iterator[None]:
-    """As in Flink's valve: one that was idle is left out until it has caught up."""
+    """As in Flink's valve, a channel that was idle is ignored until it has caught up."""
 
     def advance(origin: Any, epoch: int) -> None:
         vars(origin).setdefault("was_idle", set()).update(origin.idle)
@@ -78,7 +78,7 @@ def what_was_in_flight_is_forgotten() -> Iterator[None]:
 
 @contextmanager
 def the_end_of_input_does_not_wait_for_idle_sources() -> Iterator[None]:
-    """An input that ended is the event time of a gate whose other inputs are idle."""
+    """An input that has ended sets the event time of a gate whose other inputs are idle."""
     real = WatermarkValve._advance
 
     def advance(valve: Any, origin: Any, epoch: int) -> bool:
@@ -93,7 +93,7 @@ def the_end_of_input_does_not_wait_for_idle_sources() -> Iterator[None]:
         yield
 
 
-# Cases in which a rule matters at all, so that few have to be run.
+# Cases in which a rule matters, so that few have to be run.
 TURNS = in_order().filter(
     lambda case: (
         case[1].parallelism > 1 < case[1].barriers and not case[1].partitions and len(case[0].inputs[0].epochs) > 2

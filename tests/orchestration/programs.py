@@ -1,4 +1,4 @@
-"""Small programs, and an attempt that runs no Spark."""
+"""Small programs, and a fake attempt without Spark."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ END_OF_TIME = 2**63 - 1
 
 
 class Count(KeyedProcessFunction):
-    """How often each word was seen so far.
+    """Counts how often each word was seen so far.
 
     Args:
         poison: A word that raises.

@@ -1,4 +1,4 @@
-"""What somebody may get wrong in Dagster, and that the error names the fix."""
+"""Mistakes that users can make in Dagster. The error must name the fix."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COUNTED = Types.TUPLE([Types.STRING(), Types.LONG()])
 
 
 class Deployment:
-    """Jobs of one store, which really run, but not on Spark."""
+    """Jobs with one store. They really run, but not on Spark."""
 
     def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.folder, self.instance, self.resources = folder, instance, resources
@@ -66,7 +66,7 @@ def deployment(
 
 
 def said(result: ExecuteInProcessResult) -> tuple[str, str]:
-    """Description of the failure and type of its error."""
+    """Returns the description of the failure and the type of its error."""
     (failure,) = [event for event in result.all_events if event.is_step_failure]
     data = failure.step_failure_data.user_failure_data
     assert data is not None
@@ -74,7 +74,7 @@ def said(result: ExecuteInProcessResult) -> tuple[str, str]:
 
 
 def other_words(table: Path) -> StreamExecutionEnvironment:
-    """A program like the word count, with other uids."""
+    """Builds a program like the word count, with other uids."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2).set_max_parallelism(16)
     source = CollectionSource(["a"], Types.STRING())
     texts = env.from_source(source, WatermarkStrategy.no_watermarks(), "texts").uid("texts")

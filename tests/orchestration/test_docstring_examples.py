@@ -1,4 +1,4 @@
-"""The examples in docstrings of the orchestration run."""
+"""Runs the examples in the docstrings of ``orchestration``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small program through Dagster on a real Spark."""
+"""Runs a small program in Dagster on a real Spark."""
 
 from __future__ import annotations
 

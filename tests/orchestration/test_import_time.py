@@ -31,7 +31,7 @@ def test_the_modules_are_named_as_they_are(name: str) -> None:
 
 @pytest.mark.parametrize("module", ["dagster_flinkpy", "dagster_flinkpy.orchestration", "assets.definitions"])
 def test_heavy_modules_stay_out(module: str, tmp_path: Path) -> None:
-    """A code location is loaded often, and never runs Spark itself."""
+    """A code location is loaded often, and never itself runs Spark."""
     unwanted = HEAVY | {f"dagster_flinkpy.{name}" for name in RUN}
     program = f"import sys, {module};print(*({unwanted} & sys.modules.keys()))"
     done = subprocess.run(

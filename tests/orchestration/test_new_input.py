@@ -1,4 +1,4 @@
-"""What a job reads when Dagster runs it again, and what it says of input that came after its end."""
+"""What a job reads when Dagster runs it again, and what it reports about input that arrived after its end."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(folder: Path, number: int) -> None:
-    """A file of one record, ten milliseconds after the one before."""
+    """Writes a file with one record, ten milliseconds after the previous one."""
     folder.mkdir(exist_ok=True)
     columns = {"key": ["k"], "at": [number * 10], "n": [number]}
     pq.write_table(pa.table(columns), folder / f"{number}.parquet")
 
 
 class Deployment:
-    """The sums of numbers in files, so far and by windows of ten milliseconds, as assets."""
+    """Assets with sums of numbers in files: running sums, and sums of windows of ten milliseconds."""
 
     def __init__(self, path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.files, self.tables = path / "files", path / "tables"
@@ -175,7 +175,7 @@ def test_a_source_that_has_ended_stays_ended_beside_one_that_goes_on(deployment:
     assert "source 'ended' has input that came after its end: 2.parquet." in description
     (deployment.files / "2.parquet").unlink()
     (deployment.files / "1.parquet").unlink()
-    deployment.files.rmdir()  # what was read may be deleted
+    deployment.files.rmdir()  # files that were read may be deleted
     assert deployment.run(program).success
     assert deployment.numbers("sums") == [1, 2, 4, 7]
 

@@ -77,7 +77,7 @@ def test_lingering_transactions_of_a_job(tmp_path: Path) -> None:
     tables = TwoPhaseCommitSinkResource(url=str(tmp_path))
     store = tables.location().open()
     mine = "rotations/a~b.table.0000000001.00000.x.parquet"
-    earlier = "rotations/a%2Eb.table.0000000001.00000.x.parquet"  # as an earlier release named it
+    earlier = "rotations/a%2Eb.table.0000000001.00000.x.parquet"  # the name that an earlier release used
     for key in (mine, earlier, "rotations/a.table.0000000001.00000.x.parquet"):
         store.upload_part(key, store.create_upload(key), 1, b"rows")
     assert [upload.key for upload in tables.lingering("a.b")] == [earlier, mine]

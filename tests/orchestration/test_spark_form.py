@@ -19,12 +19,12 @@ TOPS = Types.ROW_NAMED(["group", "top"], [Types.LONG(), Types.LONG()])
 
 
 def numbers(spark: Any) -> Any:
-    """All numbers, in three groups."""
+    """Returns all numbers, in three groups."""
     return spark.range(0, 10, 1, 3).selectExpr("id n", "id % 3 group")
 
 
 def tops(df: Any) -> Any:
-    """The greatest number of each group."""
+    """Returns the greatest number of each group."""
     return df.groupBy("group").max("n").toDF("group", "top")
 
 
@@ -87,7 +87,7 @@ def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str
 
 @pytest.mark.spark
 def test_each_run_reads_the_dataframe(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
-    """Sums so far, by group: each run adds the table as it is now."""
+    """Running sums by group: each run adds the table as it is then."""
     table = tmp_path / "table"
     rows = [1]
 
@@ -113,7 +113,7 @@ def test_a_partition_reads_its_part_of_the_dataframe(
     days = DailyPartitionsDefinition("2024-03-01", end_date="2024-03-03")
 
     def sales(spark: Any, partition: TimePartition) -> Any:
-        """The numbers of a day."""
+        """Returns the numbers of a day."""
         return spark.createDataFrame([(partition.start.day, 0)], "n long, group long")
 
     def program() -> StreamExecutionEnvironment:

@@ -1,4 +1,4 @@
-"""Assets behind a job load its tables; the job runs in the harness."""
+"""Assets downstream of a job load its tables. The job runs in the harness."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TABLE = AssetIn(["words", "table"], input_manager_key="tables")
 
 
 class Deployment:
-    """A word count, and an asset behind its table."""
+    """A word count, and an asset downstream of its table."""
 
     def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.folder, self.instance = folder, instance

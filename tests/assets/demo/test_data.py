@@ -50,11 +50,11 @@ def test_flights_without_departure_have_no_event_time(flights_data):
         "count(*) FILTER (event_time_ms IS NOT NULL AND tailnum IS NULL) "
         f"FROM read_parquet('{flights_data.flights}/*.parquet')"
     )
-    assert row == (0, 0)  # so every flight that departed has the key of the rotations
+    assert row == (0, 0)  # so every flight that departed has a tail number, the key of the rotations
 
 
 def test_no_flight_is_a_day_behind_the_newest_one_before_it(flights_data):
-    """So the watermark's bound of 24 hours makes no record late."""
+    """With the watermark's bound of 24 hours, no record is late."""
     newest, behind = 0, 0
     for path in sorted(flights_data.flights.iterdir()):
         for departed in pq.read_table(path, columns=["event_time_ms"])["event_time_ms"].to_pylist():

@@ -21,7 +21,7 @@ def flight(number, hour, dep_delay, arr_delay, origin="JFK", dest="LAX", tailnum
 
 @pytest.fixture
 def small(tmp_path):
-    """One day, made to be reckoned by hand."""
+    """One day of data, small enough to compute the result by hand."""
     flights = [
         flight(1, 100, 30, 20),
         flight(2, 101, 10, 40),
@@ -49,7 +49,7 @@ def test_tables_reckoned_by_hand(small):
         (1, 1, 1, 0),
         (2, 2, 2, 10),  # arrived 20 late, left 10 late
         (3, 3, 3, 40),  # arrived 40 late, left 90 late
-        (4, 4, 1, 0),  # the leg before came here, but when is not known
+        (4, 4, 1, 0),  # the previous leg came here, but its arrival time is unknown
         (6, 1, 1, 0),  # 26 hours later: a new rotation
     ]
     delays = ["origin", "window_start_ms", "window_end_ms", "flights", "mean_dep_delay", "max_dep_delay"]

@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.spark
 def test_four_days(tmp_path: Path) -> None:
-    """The demo on its first days."""
+    """Runs the demo on its first four days."""
     done = subprocess.run(
         [sys.executable, "-m", "assets.demo"],
         cwd=Path(__file__).parents[3],

@@ -1,4 +1,4 @@
-"""The component through Dagster's loader, and the example project, which is what the scaffolder writes."""
+"""Loads the component with Dagster's loader, and checks that the example project is what the scaffolder writes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sandbox() -> Iterator[DefsFolderSandbox]:
 
 @pytest.fixture
 def load(sandbox: DefsFolderSandbox) -> Any:
-    """The definitions of a scaffolded pipeline whose attributes are these."""
+    """Loads the definitions of a scaffolded pipeline with these attributes."""
 
     def definitions(attributes: dict[str, Any], program: str | None = None) -> Definitions:
         folder = sandbox.scaffold_component(FlinkPipelineComponent, "words")
@@ -144,7 +144,7 @@ def test_restart_strategies(strategy: dict[str, Any], expected: str) -> None:
 
 
 def attributes(**given: Any) -> FlinkPipelineComponent:
-    """A component of these attributes, without a file."""
+    """Returns a component with these attributes, without a file."""
     env = "tests.orchestration.programs:word_count"
     return FlinkPipelineComponent.from_attributes_dict(attributes={"name": "words", "env": env, **given})
 
@@ -197,7 +197,7 @@ def test_a_subclass_may_translate_in_python() -> None:
 
 
 def story_of(load: Any, given: dict[str, Any]) -> str:
-    """Dagster puts a tree of the components over an error; what happened is its cause."""
+    """Returns the text of an error and its cause. Dagster wraps the cause in an error with a tree of components."""
     with pytest.raises(Exception) as caught:
         load(given)
     return "".join(traceback.format_exception(caught.value))
@@ -240,7 +240,7 @@ def test_what_does_not_fit_together_is_refused(load: Any, given: dict[str, Any],
 
 
 def test_dagster_finds_the_component_and_its_scaffolder() -> None:
-    """By the entry point of the installed distribution, as `dg list components` and `dg scaffold defs` do."""
+    """Uses the entry point of the installed distribution, like `dg list components` and `dg scaffold defs`."""
     found = discover_entry_point_package_objects()
     key = EnvRegistryKey("dagster_flinkpy", "FlinkPipelineComponent")
     assert found[key] is FlinkPipelineComponent
@@ -276,7 +276,7 @@ def test_scaffolding_leaves_resources_alone(sandbox: DefsFolderSandbox) -> None:
 
 @pytest.fixture
 def example(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Definitions]:
-    """The example project, copied, so that its state and tables are in the test's folder."""
+    """Copies the example project, so that its state and tables are in the test's folder."""
     project = tmp_path / "project"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", "checkpoints", "tables"))
     monkeypatch.syspath_prepend(str(project / "src"))

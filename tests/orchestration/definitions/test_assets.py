@@ -205,7 +205,7 @@ def test_refuses_a_name_that_is_no_folder(tmp_path: Path, name: str) -> None:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, instance: DagsterInstance, resources: dict[str, Any]) -> Any:
-    """Materializes the word count by a fake attempt."""
+    """Returns a function that materializes the word count with a fake attempt."""
 
     def execute(config: dict[str, Any] | None = None, **fake: Any) -> ExecuteInProcessResult:
         monkeypatch.setattr(runtime_job, "JobAttempt", FakeAttempt.factory(**fake))

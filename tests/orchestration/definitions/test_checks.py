@@ -1,4 +1,4 @@
-"""Asset checks over checkpoints that the harness made; files are damaged by hand."""
+"""Asset checks on checkpoints from the harness. The tests damage the files."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Deployment:
         return {evaluation.asset_key: evaluation for evaluation in result.get_asset_check_evaluations()}
 
     def failed_check(self, name: str) -> Failure:
-        """How the check's step failed."""
+        """Runs a check whose step fails, and returns the failure."""
         with pytest.raises(Failure) as raised:
             self.check(name)
         return raised.value
@@ -139,7 +139,7 @@ def test_damaged_metadata_is_a_finding(deployment: Deployment) -> None:
 def test_a_checkpoint_that_is_replaced_while_it_is_read_is_no_finding(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run that began anew replaces the checkpoint, so its files go, when the check knows which to look for."""
+    """A new run replaces the checkpoint and deletes its files after the check has listed them."""
     deployment.resources["checkpoint_storage"] = CheckpointStorageResource(
         url=str(deployment.state.parent), num_retained=1
     )

@@ -156,7 +156,7 @@ def test_rescale_of_a_stopped_job_says_what_starts_it(run: Any, monkeypatch: pyt
         f"{rescaled}. It stays stopped. To start it, run words_reset with checkpoint_id 50, or words_restore with a "
         "savepoint."
     }
-    assert said(epochs=0) == {rescaled}  # of one that was drained, nothing is left to start
+    assert said(epochs=0) == {rescaled}  # a drained job has nothing left to start
 
 
 def test_reset(run: Any) -> None:

@@ -1,6 +1,6 @@
-"""Backfills as the UI launches them and the daemon runs them: over GraphQL, then its iterations, with real runs.
+"""Backfills as the UI launches them (over GraphQL) and as the daemon runs them, with real runs.
 
-Tasks run without Spark, by the harness; runs are executed in this process, one after the other.
+Tasks run in the harness, without Spark. Runs are executed in this process, one after the other.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ _definitions: list[Definitions] = []
 
 
 def definitions() -> Definitions:
-    """What the code location of these tests loads."""
+    """Returns the definitions that the code location of these tests loads."""
     return _definitions[-1]
 
 
 class Letters(PartitionedSource):
-    """Some letters a day.
+    """Reads some letters per day.
 
     Args:
-        days: By partition key.
+        days: The letters by partition key.
     """
 
     def __init__(self, days: dict[str, str]) -> None:
@@ -127,7 +127,7 @@ class Letters(PartitionedSource):
 
 
 def diamond(tables: Path, poison: str | None = None) -> StreamExecutionEnvironment:
-    """Two sources that meet in one operator, and a branch beside it."""
+    """Returns a program in which two sources meet in one operator, with a branch beside it."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).set_max_parallelism(8)
     no_time = WatermarkStrategy.no_watermarks()
     flights = env.from_source(Letters(FLIGHTS), no_time, "flights").uid("flights")
@@ -156,7 +156,7 @@ def rows_are_there() -> AssetCheckResult:
 
 
 class Location(WorkspaceLoadTarget):
-    """`definitions`, in this process."""
+    """Loads `definitions` in this process."""
 
     def create_origins(self) -> Sequence[InProcessCodeLocationOrigin]:
         target = LoadableTargetOrigin(executable_path=sys.executable, module_name=__name__, attribute="definitions")
@@ -164,7 +164,7 @@ class Location(WorkspaceLoadTarget):
 
 
 class Daemon:
-    """The diamond in a code location, and what the webserver and the daemon do with its backfills."""
+    """The diamond in a code location, with the webserver's and the daemon's part in its backfills."""
 
     def __init__(self, path: Path, instance: DagsterInstance, workspace: WorkspaceProcessContext) -> None:
         self.path, self.instance, self.workspace = path, instance, workspace
@@ -175,13 +175,13 @@ class Daemon:
         checks: list[AssetChecksDefinition] = [rows_are_there]
         deployed = Definitions(assets, resources=self.resources, asset_checks=checks, executor=in_process_executor)
         _definitions.append(deployed)
-        # A run in this process would else take what the run before it has loaded.
+        # Otherwise a run in this process would take what the previous run has loaded.
         ReconstructableJob.get_definition.cache_clear()
         ReconstructableJob.get_repository_definition.cache_clear()
         self.workspace.refresh_code_location("demo")
 
     def backfill(self, days: Sequence[str], uids: Sequence[str] = REGION, **config: Any) -> PartitionBackfill:
-        """Launched as the UI does it, and run to its end as the daemon does it."""
+        """Launches a backfill as the UI does, and runs it to its end as the daemon does."""
         params: dict[str, Any] = {
             "assetSelection": [{"path": ["demo", uid]} for uid in uids],
             "partitionNames": list(days),
@@ -201,13 +201,13 @@ class Daemon:
         return backfill
 
     def run(self, day: str, **config: Any) -> None:
-        """One partition, as *Materialize* in the UI starts it."""
+        """Runs one partition, as *Materialize* in the UI does."""
         job = definitions().resolve_implicit_global_asset_job_def()
         run_config = {"ops": {"demo": {"config": config}}}
         assert job.execute_in_process(run_config, self.instance, partition_key=day).success
 
     def job(self, verb: str, **config: Any) -> Any:
-        """One of the jobs of `build_flink_jobs`; what it returns."""
+        """Runs one of the jobs of `build_flink_jobs`, and returns its result."""
         jobs = {job.name: job for job in build_flink_jobs(diamond(self.path), name="demo")}
         op = next(iter(jobs[f"demo_{verb}"].nodes)).name
         result = jobs[f"demo_{verb}"].execute_in_process(
@@ -226,7 +226,7 @@ class Daemon:
         return backfill
 
     def runs(self, backfill: PartitionBackfill) -> list[DagsterRun]:
-        """Of a backfill, the oldest first."""
+        """Returns the runs of a backfill, oldest first."""
         records = self.instance.get_run_records(ascending=True)
         runs = [record.dagster_run for record in records]
         return [run for run in runs if run.tags.get(BACKFILL_ID_TAG) == backfill.backfill_id]
@@ -257,7 +257,7 @@ class Daemon:
 
 
 def ranges(runs: Sequence[DagsterRun]) -> list[tuple[str, str]]:
-    """First and last partition of each run."""
+    """Returns the first and last partition of each run."""
     found = []
     for run in runs:
         one = run.tags.get(PARTITION_NAME_TAG)
@@ -276,7 +276,7 @@ def selected(run: DagsterRun) -> set[str]:
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
     monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
-    # Those of Dagster repeat themselves when hypothesis seeds the random numbers.
+    # Dagster's ids repeat themselves when hypothesis seeds the random numbers.
     monkeypatch.setattr(launching, "make_new_backfill_id", lambda: uuid.uuid4().hex[:8])
     _definitions.append(Definitions())
     with (
@@ -297,7 +297,7 @@ def test_a_backfill_over_a_week_of_a_program_whose_sources_meet(
     assert backfill.status == BulkActionStatus.COMPLETED_SUCCESS
     assert ranges(daemon.runs(backfill)) == ([(KEYS[1], KEYS[6])] if runs == 1 else [(key, key) for key in KEYS[1:]])
     for run in daemon.runs(backfill):
-        # Dagster asks for the rest of later partitions when their sources are done, and then finds it done, too.
+        # Dagster requests the other assets of later partitions when their sources are done, and finds them done, too.
         whole = selected(run) == set(REGION)
         assert whole or (selected(run) == {"flights", "weather"} and run.run_id != daemon.runs(backfill)[0].run_id)
         assert ("runs the whole region" in daemon.said(run)) is not whole
@@ -309,7 +309,7 @@ def test_a_backfill_over_a_week_of_a_program_whose_sources_meet(
 
 @pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])
 def test_a_backfill_starts_from_a_savepoint_at_another_parallelism(daemon: Daemon, policy: BackfillPolicy) -> None:
-    """Its run config says where it starts, as a whole: a run for the second partition goes on from the first."""
+    """Its run config says where the whole backfill starts: a run for the second partition continues from the first."""
     daemon.deploy(policy)
     daemon.backfill(KEYS[:1])
     savepoint = daemon.job("savepoint")
@@ -392,7 +392,7 @@ def test_a_file_that_comes_late_is_read_when_its_partition_runs_again(
 def test_any_sequence_of_runs_backfills_and_rescales_equals_one_straight_run(
     daemon: Daemon, data: st.DataObject
 ) -> None:
-    """The oracle reads the days in order, at parallelism 1."""
+    """Compares with an oracle that reads the days in order, at parallelism 1."""
     days, done = KEYS[:5], 0
     with tempfile.TemporaryDirectory() as folder:
         daemon.path = Path(folder)
@@ -424,7 +424,7 @@ def test_any_sequence_of_runs_backfills_and_rescales_equals_one_straight_run(
 
 
 def backfill_runs(instance: DagsterInstance, *statuses: DagsterRunStatus) -> list[DagsterRun]:
-    """A run of one backfill for each partition, and this job."""
+    """Creates the runs of one backfill, one per partition."""
     tags = {BACKFILL_ID_TAG: "b", JOB_TAG: "demo"}
     return [
         create_run_for_test(instance, status=status, tags={**tags, PARTITION_NAME_TAG: key})

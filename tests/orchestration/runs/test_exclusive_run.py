@@ -1,4 +1,4 @@
-"""Runs over disjoint ranges at once: two real processes with one Dagster instance. Epochs run without Spark."""
+"""Runs over disjoint ranges at the same time, in two real processes with one Dagster instance, without Spark."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.runtime.harness import run_rows, spark_order
 
 ROOT = Path(__file__).parents[3]
 LIMIT_SECONDS = 90.0
-"""A process that hangs is ended then, and the test fails for want of its line."""
+"""After this time a hanging process is ended, and the test fails because its line is missing."""
 
 
 def resources(path: Path) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def resources(path: Path) -> dict[str, Any]:
 
 
 def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
-    """One run in a process of its own; each line from outside lets it go on."""
+    """Executes a run in a separate process. Each line from outside lets it continue."""
 
     def reached(what: str) -> None:
         print(what, flush=True)
@@ -64,7 +64,7 @@ def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
     patch.setattr(exclusive_run, "SILENT_SECONDS", 2.0)
     instance = DagsterInstance.get()
     if stops == "dead":
-        # A lease of a second: the least is else a minute.
+        # A lease of one second, where the minimum is a minute.
         patch.setattr(job_loop, "_LEASE_MARGIN", timedelta(seconds=-599))
     assets = Deployment(Path(path), instance, {}).assets()
     definitions = Definitions(assets, resources=resources(Path(path)), executor=in_process)
@@ -77,14 +77,14 @@ def child(path: str, first: str, last: str, backfill: str, stops: str) -> None:
 
 
 class Process:
-    """A run in a process of its own.
+    """A run in a separate process.
 
     Args:
-        path: Of the deployment, and home of Dagster.
-        first: Partition.
-        last: Partition.
-        backfill: The run is one of this backfill.
-        stops: What it stops for in each epoch, until it is told to go on; "dead": its lease is short; empty: nothing.
+        path: Folder of the deployment, and home of Dagster.
+        first: First partition.
+        last: Last partition.
+        backfill: Id of the backfill to which the run belongs.
+        stops: Where it stops in each epoch until it is told to continue. "dead": its lease is short. Empty: nowhere.
     """
 
     def __init__(self, path: Path, first: str, last: str, *, backfill: str, stops: str = "") -> None:
@@ -104,7 +104,7 @@ class Process:
         self.run_id = self.until("created ").split()[1]
 
     def until(self, text: str) -> str:
-        """Its next line with a text."""
+        """Returns its next line that contains a text."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             self.lines.append(line)
@@ -131,7 +131,7 @@ class Process:
 
 @contextmanager
 def processes(path: Path, *ranges: tuple[str, str, str], stops: Sequence[str] = ("", "")) -> Iterator[list[Process]]:
-    """Runs that are created, and wait to be told to begin."""
+    """Creates runs that wait until they are told to begin."""
     started: list[Process] = []
     try:
         for (first, last, backfill), stop in zip(ranges, stops, strict=True):
@@ -144,7 +144,7 @@ def processes(path: Path, *ranges: tuple[str, str, str], stops: Sequence[str] = 
 
 @pytest.fixture
 def deployment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployment]:
-    """With the first five days run, so that each range has an end state to start from."""
+    """Returns a deployment that has run the first five days, so that each range has a start state."""
     monkeypatch.setattr(job_loop.JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     (tmp_path / "dagster.yaml").write_text("telemetry: {enabled: false}\n")
@@ -205,7 +205,7 @@ def test_runs_of_one_backfill_that_begin_in_reverse_order_do_not_wait_for_each_o
 
 
 class Clock:
-    """Of this process, set ahead by whoever waits."""
+    """The clock of this process, which waiting moves forward."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         real, self.ahead = time.time, 0.0
@@ -232,7 +232,7 @@ def job(tmp_path: Path) -> FlinkJob:
 
 
 class Turns:
-    """Runs in an instance, and what one says that waits."""
+    """The runs of an instance, and the log lines of a waiting run."""
 
     def __init__(self, instance: DagsterInstance, job: FlinkJob, clock: Clock, path: Path) -> None:
         self.instance, self.job, self.clock = instance, job, clock
@@ -314,7 +314,7 @@ def test_who_leads_the_job_is_waited_for_although_its_step_began_later(turns: Tu
 
 
 def test_runs_of_two_backfills_never_wait_in_a_circle(turns: Turns) -> None:
-    """The second run of a backfill begins first, then another run, then the first of the backfill."""
+    """The second run of a backfill begins first, then another run, then the first run of the backfill."""
     turns.backfill_run(KEYS[1])
     other = turns.run()
     first = turns.backfill_run(KEYS[0])

@@ -1,4 +1,4 @@
-"""The inspect job over checkpoints that the harness made."""
+"""The inspect job on checkpoints from the harness."""
 
 from __future__ import annotations
 

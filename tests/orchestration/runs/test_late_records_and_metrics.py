@@ -59,7 +59,7 @@ def visits(table: Path) -> StreamExecutionEnvironment:
 
 
 class Deployment:
-    """The job, its checks and where its checkpoints are."""
+    """The job, its checks, and the folder of its checkpoints."""
 
     def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.env, self.instance, self.resources = visits(folder / "table"), instance, resources
@@ -115,7 +115,7 @@ def deployment(
 
 @pytest.mark.parametrize("barriers", [1, 2])
 def test_numbers_of_the_epoch_are_metadata(deployment: Deployment, barriers: int) -> None:
-    """Also if a Spark job has several epochs."""
+    """The same holds if a Spark job has several epochs."""
     deployment.run(epochs=2, barriers=barriers)
     assert deployment.metadata("window")["flink/late_records_dropped"] == 2
     measured = deployment.metadata("measured")

@@ -1,4 +1,4 @@
-"""Time-partitioned jobs through Dagster. Tasks run without Spark, by the harness; the rest is real."""
+"""Time-partitioned jobs in Dagster. Tasks run in the harness, without Spark; everything else is real."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ COUNTS = Types.TUPLE([Types.STRING(), Types.LONG()])
 
 
 class Letters(PartitionedSource):
-    """Some letters a day."""
+    """Reads some letters per day."""
 
     @property
     def produced_type(self) -> Any:
@@ -122,7 +122,7 @@ class Deployment:
         selected: Sequence[str] = (),
         **config: Any,
     ) -> ExecuteInProcessResult:
-        """A run of one partition, or of a range as a backfill starts it; of all assets if none is selected."""
+        """Runs one partition, or a range as a backfill does. Runs all assets if none is selected."""
         job = Definitions(self.assets(poison), resources=self.resources).resolve_implicit_global_asset_job_def()
         range_tags = {ASSET_PARTITION_RANGE_START_TAG: first, ASSET_PARTITION_RANGE_END_TAG: last or first}
         return job.execute_in_process(
@@ -142,7 +142,7 @@ class Deployment:
         return found
 
     def materialized(self) -> dict[str, int]:
-        """Latest checkpoint id of each partition of the sink's asset, as its metadata says."""
+        """Returns the latest checkpoint id of each partition of the sink's asset, from its metadata."""
         records = self.instance.fetch_materializations(
             AssetKey(["letters", "table"]), limit=100, ascending=True
         ).records
@@ -206,7 +206,7 @@ def test_a_backfill_of_the_past_replaces_it_and_makes_the_rest_stale(
 
 
 def outdated_by_check(deployment: Deployment) -> list[str] | None:
-    """What the check of the table says, which the page shows; None before it has run."""
+    """Returns what the check of the table shows on its page, or None before it has run."""
     key = AssetCheckKey(AssetKey(["letters", "table"]), "partitions_up_to_date")
     (record,) = deployment.instance.event_log_storage.get_asset_check_execution_history(key, limit=1) or [None]
     if record is None:
@@ -440,7 +440,7 @@ def test_a_definition_with_other_windows_is_refused(other: TimeWindowPartitionsD
 
 
 def test_a_backfill_of_days_before_the_old_start(deployment: Deployment, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retention and the warning go by the definition as it is now."""
+    """Retention and the warning follow the current definition."""
     plain = deployment.assets
     deployment.run(KEYS[3], KEYS[5], start_empty=True)
     short = DailyPartitionsDefinition(KEYS[3], end_date="2024-03-08")
@@ -497,7 +497,7 @@ def test_what_a_failed_range_completed_becomes_stale_too(
 
 
 def test_runs_of_whole_jobs_are_found(deployment: Deployment) -> None:
-    """A schedule's runs have no tag and no asset selection."""
+    """The runs of a schedule have neither a tag nor an asset selection."""
     assets = deployment.assets()
     checks = build_flink_asset_checks(letters(deployment.tmp_path / "table"), name="letters")
     daily = define_asset_job("daily", AssetSelection.assets(*assets[0].keys).without_checks())

@@ -1,4 +1,4 @@
-"""A run that Dagster tries again is one run to the job: what it restores, it restores once."""
+"""A run that Dagster retries is one run to the job, so it restores a savepoint only once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A selection of some assets of a region runs all of it. Tasks run without Spark, by the harness; the rest is real."""
+"""Selecting some assets of a region runs all of it. Tasks run in the harness, without Spark; the rest is real."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ SELECTIONS = [["words"], ["table"], ["words", "table"]]
 
 
 class Words:
-    """The word count as assets behind an asset of files."""
+    """The word count as assets after an asset of files."""
 
     def __init__(self, path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         self.path, self.instance, self.resources = path, instance, resources
@@ -82,7 +82,7 @@ class Words:
         )
 
     def latest(self, uid: str) -> tuple[dict[str, str], dict[str, Any]]:
-        """Tags and numbers in the metadata of the newest materialization, but what is not the same elsewhere."""
+        """Returns tags and metadata numbers of the newest materialization, except those that differ between runs."""
         record = self.instance.get_latest_materialization_event(AssetKey(["words", uid]))
         assert record is not None
         assert record.asset_materialization is not None
@@ -92,7 +92,7 @@ class Words:
         digest = tags[DATA_VERSION_TAG].partition("-")[2]
         assert digest
         tags = {name: value.replace(digest, "digest") for name, value in tags.items()}
-        assert tags.pop(CODE_VERSION_TAG)  # has the table's path in it
+        assert tags.pop(CODE_VERSION_TAG)  # contains the table's path
         return {k: v for k, v in tags.items() if not k.startswith(INPUT_EVENT_POINTER_TAG_PREFIX)}, facts
 
     def stale(self) -> list[str]:
@@ -210,7 +210,7 @@ def test_jobs_go_on_from_a_run_of_a_selection(words: Words) -> None:
     [(UIDS, UIDS), (["table"], []), (["words"], ["words"]), (["words", "table"], ["words"])],
 )
 def test_automation_asks_once_for_what_is_new(words: Words, automated: list[str], expected: list[str]) -> None:
-    """What a run has materialized besides its selection is not asked for once more."""
+    """Assets that a run materialized besides its selection are not requested again."""
     words.automate = dict.fromkeys(automated, AutomationCondition.eager())
     result = evaluate_automation_conditions(words.definitions(), words.instance)
     words.run(*UIDS)

@@ -1,4 +1,4 @@
-"""The picture of key-group skew; that Dagster shows it is a matter of the browser tests."""
+"""The picture of key-group skew. The browser tests check that Dagster shows it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
 
 SHOWN_IN_PLACE = 1000
-"""Dagster's page shows longer Markdown behind a link."""
+"""Dagster's page shows longer Markdown only behind a link."""
 
 
 def drawn(markdown: str) -> tuple[list[int], list[int]]:
-    """Heights of the bars, and where the lines are."""
+    """Returns the heights of the bars, and the positions of the lines."""
     (image,) = re.findall(r"!\[Rows by key group\]\(data:image/svg\+xml,([^ ()]+)\)", markdown)
     bars, lines = (path.attrib["d"] for path in ElementTree.fromstring(unquote(image)))
     assert bars.startswith("M0,48") and bars.endswith("V48z")
@@ -48,7 +48,7 @@ def test_a_single_row_can_be_seen() -> None:
 @pytest.mark.parametrize("parallelism", [1, 16, 17])
 @pytest.mark.parametrize("key_groups", [17, 128, 4096, 32768])
 def test_it_is_small_enough_to_be_shown_in_place(key_groups: int, parallelism: int) -> None:
-    """Bars that go all the way up and down take the most letters."""
+    """Bars of full and zero height in turn take the most characters."""
     width = -(-key_groups // 64)
     rows = [10**12 if group // width % 2 else 1 for group in range(key_groups)]
     chart = skew_chart(rows, parallelism)

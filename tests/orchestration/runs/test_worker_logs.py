@@ -1,4 +1,4 @@
-"""What user functions log is in the log of the Dagster run; what they print in the output of the step."""
+"""What user functions log goes to the log of the Dagster run. What they print goes to the output of the step."""
 
 from __future__ import annotations
 

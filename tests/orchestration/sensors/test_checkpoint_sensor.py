@@ -123,7 +123,7 @@ def tick(tmp_path: Path, instance: DagsterInstance) -> Callable[[SensorDefinitio
 def complete(
     tmp_path: Path, checkpoint_id: int, *, job: str = "words", ago: timedelta = HOUR_AGO, end: bool = False
 ) -> None:
-    """A completed checkpoint, with ids up to this one used."""
+    """Completes a checkpoint with this id."""
     storage = CheckpointStorageResource(url=str(tmp_path / "checkpoints")).location()
     store = CompletedCheckpointStore(storage.child(job).open())
     now = time.time_ns() // 1_000_000

@@ -58,7 +58,7 @@ BY_SENSOR = {JOB_TAG: "words", "dagster/sensor_name": "words_checkpoint_sensor"}
 
 
 def ran(ago_s: float, status: DagsterRunStatus, tags: dict[str, str] | None = None) -> RunRecord:
-    """A run that ended so many seconds before now; by a sensor, unless other tags are given."""
+    """Returns a run that ended this many seconds ago. A sensor started it, unless other tags are given."""
     ended = NOW / 1000 - ago_s
     return RunRecord(
         storage_id=1,
@@ -166,7 +166,7 @@ def plan(
     run: DagsterRun | None = None,
     **options: Any,
 ) -> DagsterRun:
-    """A run without tags that is to materialize assets, as somebody starts it in the UI."""
+    """Plans a run without tags that materializes assets, as a person starts it in the UI."""
     run = run or create_run_for_test(instance, status=status, **options)
     assert run is not None
     for key in assets.keys:
@@ -253,7 +253,7 @@ def test_a_tick_looks_at_a_bounded_number_of_runs(
 def test_what_a_restart_replaces_is_in_the_history_however_many_partitions_it_has(
     assets: list[AssetsDefinition], instance: DagsterInstance
 ) -> None:
-    """By hand a year of partitions was started, and failed; so did its restart, which has planned as many."""
+    """A person started a year of partitions, which failed. So did its restart, which planned as many."""
     by_hand = plan(instance, assets[0], FAILED)
     again = plan(instance, assets[0], FAILED, tags=BY_SENSOR | {RESTART_TAG: by_hand.run_id})
     for _ in range(100):
@@ -279,7 +279,7 @@ def test_a_savepoint_that_succeeds_ends_no_failure(assets: list[AssetsDefinition
 
 
 def run_of_both(both: list[AssetsDefinition], instance: DagsterInstance, **steps: Any) -> DagsterRun:
-    """A failed run with a step for each job; how the steps ended."""
+    """Creates a failed run with a step for each job. The arguments say how the steps ended."""
     run = plan(instance, both[0], FAILED, job_name="__ASSET_JOB")
     plan(instance, both[1], FAILED, run=run)
     for step, end in steps.items():

@@ -40,7 +40,7 @@ def instance() -> Iterator[DagsterInstance]:
 
 
 class Location:
-    """A code location with a checkpoint sensor and what follows the job's status."""
+    """A code location with a checkpoint sensor and the sensors that follow the job's status."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Location:
         self.followers = dict(zip((STARTED, FAILURE, CANCELED), followers, strict=True))
 
     def happens(self, status: DagsterRunStatus, run: DagsterRun | None = None) -> str:
-        """A run changes its status; what the sensor says of it."""
+        """Changes the status of a run, and returns what the sensor says."""
         run = run or DagsterRun(
             "words_checkpoint", tags={JOB_TAG: "words"}, remote_job_origin=RemoteJobOrigin(REPOSITORY, "words")
         )
@@ -66,7 +66,7 @@ class Location:
 
     @property
     def is_on(self) -> bool | None:
-        """As the daemon sees it; None: the default."""
+        """Returns whether the daemon sees the sensor as on; None means the default."""
         origin = REPOSITORY.get_instigator_origin(self.sensor.name)
         states = [s for s in self.instance.all_instigator_state() if s.origin == origin]
         return states[0].is_running if states else None
@@ -128,7 +128,7 @@ def test_a_run_from_the_ui_counts(instance: DagsterInstance, assets: list[Assets
 def test_what_later_runs_have_overtaken_changes_nothing(
     instance: DagsterInstance, assets: list[AssetsDefinition]
 ) -> None:
-    """Each sensor has ticks of its own, so they may see a run's end before its start."""
+    """Sensors tick independently, so they may see a run's end before its start."""
     location = Location(instance, assets)
 
     def run(status: DagsterRunStatus) -> DagsterRun:

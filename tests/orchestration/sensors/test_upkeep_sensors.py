@@ -39,7 +39,7 @@ START_MS = 1_700_000_000_000
 
 
 class Location:
-    """A code location with a sensor that ticks; its clock is turned by hand."""
+    """A code location with a ticking sensor, whose clock the test sets."""
 
     def __init__(self, tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
         env = word_count(tmp_path / "table", ["a"])
@@ -119,7 +119,7 @@ def test_no_savepoint_beside_a_run(location: Location) -> None:
 
 
 def run_of(location: Location, result: SensorExecutionData, status: DagsterRunStatus) -> DagsterRun:
-    """The run that a tick asked for."""
+    """Creates the run that a tick requested."""
     (request,) = result.run_requests or []
     return create_run_for_test(location.instance, tags=dict(request.tags), status=status)
 
