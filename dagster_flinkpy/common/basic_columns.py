@@ -63,7 +63,8 @@ class BasicColumn:
         try:
             return self._build(values)
         except _ARROW_REFUSES as e:
-            raise TypeMismatchError(f"declared {self.name}, produced {self._first_misfit(values)}") from e
+            declared = "PRIMITIVE_ARRAY(BYTE)" if self.name == "BYTES" else self.name
+            raise TypeMismatchError(f"declared {declared}, produced {self._first_misfit(values)}") from e
 
     def _build(self, values: Sequence[Any]) -> pa.Array:
         if self._fits is None:

@@ -84,7 +84,7 @@ class BasicTypeInfo(TypeInformation):
         return {"type": BIG_DEC_JSON if self.name == "BIG_DEC" else self.name}
 
     def __repr__(self) -> str:
-        return f"Types.{self.name}()"
+        return "Types.PRIMITIVE_ARRAY(Types.BYTE())" if self.name == "BYTES" else f"Types.{self.name}()"
 
 
 class DecimalTypeInfo(BasicTypeInfo):

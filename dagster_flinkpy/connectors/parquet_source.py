@@ -467,9 +467,9 @@ def _struct(batch: pa.RecordBatch, row_type: RowTypeInfo) -> pa.Array:
 
     fields = list(row_type.arrow_type)
     columns = []
-    for field in fields:
+    for field, declared in zip(fields, row_type.field_types, strict=True):
         try:
             columns.append(batch.column(field.name).cast(field.type))
         except pa.ArrowException as error:
-            raise SourceReadError(f"column {field.name!r} does not fit {field.type}: {error}") from error
+            raise SourceReadError(f"column {field.name!r} does not fit {declared}: {error}") from error
     return pa.StructArray.from_arrays(columns, fields=fields)

@@ -167,11 +167,13 @@ def check_field(record_type: TypeInformation, position: int | str, what: str) ->
     """
     if isinstance(record_type, TupleTypeInfo):
         last = len(record_type.field_types) - 1
-        if isinstance(position, str) or position > last:
+        if isinstance(position, str):
             raise ConfigurationError(
-                f"{what} of {position!r}: the records are tuples, whose fields have no names; use an index to {last} "
-                "or declare them as Types.ROW_NAMED"
+                f"{what} of {position!r}: the records are tuples, whose fields have no names; use an index from 0 to "
+                f"{last}, or declare them as Types.ROW_NAMED"
             )
+        if position > last:
+            raise ConfigurationError(f"{what} of {position}: the records are tuples with the fields 0 to {last} only")
     elif isinstance(record_type, RowTypeInfo):
         names = record_type.field_names
         if position not in names if isinstance(position, str) else position >= len(names):

@@ -428,7 +428,11 @@ class KeyedStream(DataStream):
             job_execution_name: The name of the job.
             limit: Return at most this many records, as a list.
         """
-        keyed = super().map(WithKey(self._upstream.inputs[0].partitioner.selector)).name("With key")
+        # In front of the shuffle and with the parallelism there, so that the order of the records is kept.
+        selector = self._upstream.inputs[0].partitioner.selector
+        keyed = self._partitioned(StreamPartitioner(PartitionerKind.FORWARD)).map(WithKey(selector)).name("With key")
+        keyed._transformation.parallelism = self._transformation.parallelism
+        keyed._transformation.default_parallelism = self._transformation.default_parallelism
         if limit is None:
             return keyed.execute_and_collect(job_execution_name)
         return keyed.execute_and_collect(job_execution_name, limit)

@@ -194,7 +194,7 @@ MISFITS: list[tuple[TypeInformation, Any, str]] = [
     (Types.BYTE(), 128, "declared BYTE.*128"),
     (STRING, 5, "declared STRING.*5 is int"),
     (STRING, b"x", "declared STRING.*b'x' is bytes"),
-    (Types.PRIMITIVE_ARRAY(Types.BYTE()), "x", "declared BYTES.*'x' is str"),
+    (Types.PRIMITIVE_ARRAY(Types.BYTE()), "x", r"declared PRIMITIVE_ARRAY\(BYTE\).*'x' is str"),
     (Types.BOOLEAN(), "yes", "declared BOOLEAN"),
     (Types.SQL_DATE(), "2020-01-01", "declared SQL_DATE"),
     (Types.TUPLE([LONG, STRING]), (1, 2), "field 'f1': declared STRING.*2 is int"),

@@ -267,7 +267,8 @@ def test_aggregated_fields_are_checked_against_the_type(fold: str) -> None:
     rows = env.from_collection([("a", 1)], Types.ROW_NAMED(["name", "amount"], [Types.STRING(), Types.LONG()]))
     for stream, field, said in [
         (tuples, "amount", "tuples, whose fields have no names"),
-        (tuples, 2, "an index to 1"),
+        (tuples, "amount", "an index from 0 to 1"),
+        (tuples, 2, "the fields 0 to 1 only"),
         (rows, "price", "the fields name, amount only"),
         (rows, 2, "the fields name, amount only"),
     ]:

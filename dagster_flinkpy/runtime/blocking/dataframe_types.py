@@ -157,14 +157,14 @@ def frame_schema(type_info: RowTypeInfo | TupleTypeInfo, operator: str) -> Struc
     from pyspark.sql.types import LongType, StructType
 
     schema = StructType()
-    for field in cast(pa.StructType, type_info.arrow_type):
+    for field, declared in zip(cast(pa.StructType, type_info.arrow_type), type_info.field_types, strict=True):
         try:
             if _has_wide_decimal(field.type):
                 raise ConfigurationError(f"its decimals have more than {_MAX_PRECISION} digits")
             schema.add(field.name, from_arrow_type(field.type))
         except (PySparkException, ConfigurationError) as error:
             raise ConfigurationError(
-                f"operator {operator!r}: field {field.name!r} of the stream is {field.type}, for which Spark has no "
+                f"operator {operator!r}: field {field.name!r} of the stream is {declared}, for which Spark has no "
                 f"type ({error}); map() it to another one before"
             ) from error
     return schema.add(ROWTIME, LongType())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, TimestampAssigner, WatermarkStrategy
 from dagster_flinkpy.datastream.operator_specs import TimestampsSpec
 from dagster_flinkpy.errors import TypeMismatchError
@@ -56,8 +57,11 @@ class EventTime:
                 f"operator {uid!r}: no timestamp field {self._assigner!r} in {batch.type_info}"
             ) from e
         if not pa.types.is_integer(column.type):
+            row_type = cast(RowTypeInfo, batch.type_info)
+            declared = row_type.field_types[row_type.field_names.index(self._assigner)]
             raise TypeMismatchError(
-                f"operator {uid!r}: timestamp field {self._assigner!r} is {column.type}; it must be int milliseconds"
+                f"operator {uid!r}: timestamp field {self._assigner!r} is {declared}; it must be an integer, the "
+                "milliseconds since 1970"
             )
         filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()
         return filled
