@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from datetime import datetime, timedelta, timezone
 
 from dagster_flinkpy.common.time import Duration, Time
+from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
     "Clock",
@@ -37,7 +38,12 @@ def to_millis(span: Time | Duration | timedelta) -> int:
 
     >>> to_millis(timedelta(seconds=1.5))
     1500
+
+    Raises:
+        ConfigurationError: It is no span of time.
     """
+    if not isinstance(span, (Time, Duration, timedelta)):
+        raise ConfigurationError(f"need a span of time, such as Time.minutes(5), not {span!r}")
     return span // _MILLISECOND if isinstance(span, timedelta) else span.millis
 
 

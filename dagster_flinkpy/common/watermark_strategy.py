@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dagster_flinkpy.common.time import Duration
+from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["MAX_WATERMARK", "MIN_WATERMARK", "TimestampAssigner", "WatermarkStrategy"]
@@ -58,6 +59,8 @@ class WatermarkStrategy:
 
         The watermark is the newest timestamp minus the bound minus 1 ms (Flink: ``BoundedOutOfOrdernessWatermarks``).
         """
+        wanted = "a Duration, such as Duration.of_minutes(5)"
+        check_argument("for_bounded_out_of_orderness()", max_out_of_orderness, (Duration, Time), wanted)
         if max_out_of_orderness.millis < 0:
             raise ConfigurationError(f"max_out_of_orderness is negative: {max_out_of_orderness.millis} ms")
         return WatermarkStrategy(max_out_of_orderness=max_out_of_orderness)
@@ -82,6 +85,8 @@ class WatermarkStrategy:
 
     def with_idleness(self, idle_timeout: Duration) -> WatermarkStrategy:
         """Returns a strategy that ignores a channel after this long without records."""
+        wanted = "a Duration, such as Duration.of_minutes(5)"
+        check_argument("with_idleness()", idle_timeout, (Duration, Time), wanted)
         if idle_timeout.millis <= 0:
             raise ConfigurationError(f"idle_timeout must be positive, not {idle_timeout.millis} ms")
         return replace(self, idle_timeout=idle_timeout)

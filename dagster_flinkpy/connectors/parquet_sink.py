@@ -6,6 +6,7 @@ uploads after the checkpoint. It recognises an upload that is already completed 
 
 from __future__ import annotations
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
@@ -33,6 +34,7 @@ class ParquetSink(TwoPhaseCommittingSink):
     """
 
     def __init__(self, location: StorageLocation | str) -> None:
+        check_argument("ParquetSink()", location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
         self.location = StorageLocation(location) if isinstance(location, str) else location
 
     def validate(self, type_info: TypeInformation | None) -> None:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
@@ -97,6 +98,11 @@ class ParquetSource(PartitionedSource):
         partition_format: str | None = None,
         batch_rows: int = 8192,
     ) -> None:
+        check_argument("ParquetSource()", location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
+        check_argument("row_type of ParquetSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        check_number("batch_rows of ParquetSource()", batch_rows, "rows")
+        if max_files_per_epoch is not None:
+            check_number("max_files_per_epoch of ParquetSource()", max_files_per_epoch, "files")
         if batch_rows < 1 or (max_files_per_epoch is not None and max_files_per_epoch < 1):
             raise ConfigurationError(
                 f"batch_rows={batch_rows} and max_files_per_epoch={max_files_per_epoch} must be at least 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
+from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
@@ -69,6 +70,7 @@ class CheckpointConfig:
         Raises:
             ConfigurationError: It is less than 10.
         """
+        check_number("set_checkpoint_interval()", checkpoint_interval, "milliseconds")
         if checkpoint_interval < 10:
             raise ConfigurationError(f"checkpoint interval must be at least 10 ms, not {checkpoint_interval}")
         self.interval = timedelta(milliseconds=checkpoint_interval)
@@ -80,6 +82,8 @@ class CheckpointConfig:
 
     def set_checkpointing_mode(self, checkpointing_mode: CheckpointingMode) -> CheckpointConfig:
         """Sets the guarantee for records after a failure."""
+        wanted = "a CheckpointingMode, such as CheckpointingMode.EXACTLY_ONCE"
+        check_argument("set_checkpointing_mode()", checkpointing_mode, CheckpointingMode, wanted)
         self.mode = checkpointing_mode
         return self
 
@@ -89,6 +93,7 @@ class CheckpointConfig:
 
     def set_checkpoint_timeout(self, checkpoint_timeout: int) -> CheckpointConfig:
         """Sets the milliseconds after which a checkpoint is aborted."""
+        check_number("set_checkpoint_timeout()", checkpoint_timeout, "milliseconds")
         self.timeout = timedelta(milliseconds=checkpoint_timeout)
         return self
 
@@ -98,6 +103,7 @@ class CheckpointConfig:
 
     def set_min_pause_between_checkpoints(self, min_pause_between_checkpoints: int) -> CheckpointConfig:
         """Sets the milliseconds from the end of a checkpoint to the next periodic one."""
+        check_number("set_min_pause_between_checkpoints()", min_pause_between_checkpoints, "milliseconds")
         self.min_pause = timedelta(milliseconds=min_pause_between_checkpoints)
         return self
 
@@ -107,6 +113,7 @@ class CheckpointConfig:
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> CheckpointConfig:
         """Sets how many checkpoints may be pending at once."""
+        check_number("set_max_concurrent_checkpoints()", max_concurrent_checkpoints, "checkpoints")
         self.max_concurrent = max_concurrent_checkpoints
         return self
 

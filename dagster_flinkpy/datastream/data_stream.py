@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation, Types
@@ -107,6 +108,14 @@ class DataStream(OperatorSettings):
             )
         return self._transformation
 
+    if not TYPE_CHECKING:  # type checkers report a missing attribute themselves
+
+        def __getattr__(self, name: str) -> Any:
+            hint = ""
+            if hasattr(KeyedStream, name) and not name.startswith("_"):
+                hint = f": call key_by() first, such as stream.key_by(lambda record: ...).{name}(...)"
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
+
     def start_new_chain(self: S) -> S:
         """Has no effect, like `disable_chaining`."""
         return self
@@ -184,6 +193,8 @@ class DataStream(OperatorSettings):
         tuple_type = self.get_type()
         if not isinstance(tuple_type, TupleTypeInfo):
             raise JobGraphError(f"project() needs a stream of Types.TUPLE(...), not {tuple_type}")
+        for index in field_indexes:
+            check_number("project()", index, "each field: its index")
         if not all(0 <= i < len(tuple_type.field_types) for i in field_indexes):
             raise JobGraphError(f"project{field_indexes}: the stream has {len(tuple_type.field_types)} fields")
         projected = Types.TUPLE([tuple_type.field_types[i] for i in field_indexes])
@@ -202,6 +213,7 @@ class DataStream(OperatorSettings):
     def union(self, *streams: DataStream) -> DataStream:
         """Combines streams of one type into a stream of all their records."""
         for other in streams:
+            check_argument("union()", other, DataStream, "streams")
             self._upstream.check_same_program(other._upstream)
             if other.get_type() != self.get_type():
                 raise JobGraphError(f"union() needs streams of one type, not {self.get_type()} and {other.get_type()}")
@@ -227,14 +239,18 @@ class DataStream(OperatorSettings):
         """Connects two streams, which may differ in type, for one function that reads both."""
         if isinstance(ds, BroadcastStream):
             return BroadcastConnectedStream(self._upstream, ds)
+        check_argument("connect()", ds, DataStream, "a stream, or what broadcast(descriptor) returns")
         return ConnectedStreams(self._upstream, ds._upstream)
 
     def assign_timestamps_and_watermarks(self, watermark_strategy: WatermarkStrategy) -> DataStream:
         """Assigns event times to the records, and generates watermarks."""
+        wanted = "a WatermarkStrategy, such as WatermarkStrategy.for_monotonous_timestamps()"
+        check_argument("assign_timestamps_and_watermarks()", watermark_strategy, WatermarkStrategy, wanted)
         return self._then("Timestamps/Watermarks", TimestampsSpec(watermark_strategy), self.get_type())
 
     def get_side_output(self, output_tag: OutputTag) -> DataStream:
         """Returns the side output of this operator with this tag."""
+        check_argument("get_side_output()", output_tag, OutputTag, "an OutputTag, such as OutputTag('late', type_info)")
         declared = self._transformation.side_outputs
         type_info = output_tag.type_info or declared.get(output_tag.tag_id) or PickledBytesTypeInfo()
         declared[output_tag.tag_id] = type_info
@@ -369,6 +385,7 @@ class DataStream(OperatorSettings):
 
     def sink_to(self, sink: Sink) -> DataStreamSink:
         """Writes the stream to a sink."""
+        check_argument("sink_to()", sink, Sink, "a sink, such as ParquetSink(location)")
         sink.validate(None if isinstance(self.get_type(), PickledBytesTypeInfo) else self.get_type())
         return DataStreamSink(self._then("Sink", SinkSpec(sink), self.get_type())._transformation)
 
@@ -378,6 +395,7 @@ class DataStream(OperatorSettings):
         Args:
             sink_identifier: The prefix of each line. With several subtasks, the number of the subtask follows it.
         """
+        check_argument("print()", sink_identifier, (str, type(None)), "text as the prefix of the lines")
         return DataStreamSink(self._then("Print", PrintSpec(sink_identifier or ""), self.get_type())._transformation)
 
     @overload
@@ -400,6 +418,8 @@ class DataStream(OperatorSettings):
             job_execution_name: The name of the job.
             limit: Return at most this many records, as a list.
         """
+        if limit is not None:
+            check_number("execute_and_collect()", limit, "records as limit")
         records = CloseableIterator(self._upstream.program.execute_and_collect(self._upstream, job_execution_name))
         if limit is None:
             return records

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.key_groups import check_whole_number
 
@@ -25,11 +26,13 @@ class OperatorSettings:
 
     def uid(self: S, uid: str) -> S:
         """Sets the operator's id, under which its state is stored and restored."""
+        check_argument("uid()", uid, str, "text")
         self._operator.uid = uid
         return self
 
     def name(self: S, name: str) -> S:
         """Sets the operator's display name."""
+        check_name("name()", name)
         self._operator.name = name
         return self
 
@@ -47,11 +50,13 @@ class OperatorSettings:
 
     def slot_sharing_group(self: S, slot_sharing_group: str) -> S:
         """Puts the operator into a slot-sharing group."""
+        check_name("slot_sharing_group()", slot_sharing_group)
         self._operator.slot_sharing_group = slot_sharing_group
         return self
 
     def set_description(self: S, description: str) -> S:
         """Sets a longer description than the name. It is not shown anywhere."""
+        check_argument("set_description()", description, str, "text")
         self._operator.description = description
         return self
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -20,8 +21,7 @@ class OutputTag:
     """
 
     def __init__(self, tag_id: str, type_info: TypeInformation | None = None) -> None:
-        if not tag_id:
-            raise ConfigurationError("an OutputTag needs a name")
+        check_name("OutputTag()", tag_id)
         if type_info is not None and not isinstance(type_info, TypeInformation):
             raise ConfigurationError(f"OutputTag {tag_id!r} needs a type from Types.*, not {type_info!r}")
         self.tag_id = tag_id

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Generic, Protocol, TypeVar
 
+from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.aggregations import key_fields
@@ -288,9 +289,12 @@ class Upstream(Generic[S]):
             JobGraphError: The key is a field that the records do not have.
             ConfigurationError: The selector is not a field, function or `KeySelector`, or the key type is not a type.
         """
+        wanted = "a function of the record, a KeySelector, or the name or names of its key fields"
         if isinstance(key_selector, (str, tuple)):
             self._check_fields((key_selector,) if isinstance(key_selector, str) else key_selector)
         else:
+            if not callable(key_selector):
+                check_argument("key_by()", key_selector, KeySelector, wanted)
             as_callable(key_selector, KeySelector, "get_key")
         if key_type is not None and not isinstance(key_type, TypeInformation):
             raise ConfigurationError(f"key_by() needs a key type from Types.*, not {key_type!r}")

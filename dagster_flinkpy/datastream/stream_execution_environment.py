@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
@@ -106,6 +107,7 @@ class StreamExecutionEnvironment:
         ``execution.state-recovery.claim-mode`` and ``execution.state-recovery.ignore-unclaimed-state`` (``true``, or
         the uids whose state may be left behind, with ``;`` between them).
         """
+        check_argument("configure()", configuration, Configuration, "a Configuration")
         options = configuration.to_dict()
         if "parallelism.default" in options:
             self.set_parallelism(configuration.get_integer("parallelism.default", 1))
@@ -140,6 +142,8 @@ class StreamExecutionEnvironment:
 
     def set_runtime_mode(self, execution_mode: RuntimeExecutionMode) -> StreamExecutionEnvironment:
         """Sets whether results come record by record, or once at the end of bounded input."""
+        wanted = "a RuntimeExecutionMode, such as RuntimeExecutionMode.BATCH"
+        check_argument("set_runtime_mode()", execution_mode, RuntimeExecutionMode, wanted)
         self._program.runtime_mode = execution_mode
         return self
 
@@ -150,6 +154,7 @@ class StreamExecutionEnvironment:
             interval: Milliseconds.
             mode: The guarantee for records after a failure. Default: EXACTLY_ONCE.
         """
+        check_number("enable_checkpointing()", interval, "milliseconds, such as 60_000 for a minute")
         self._program.checkpoint_config.set_checkpoint_interval(interval)
         if mode is not None:
             self._program.checkpoint_config.set_checkpointing_mode(mode)
@@ -261,6 +266,7 @@ class StreamExecutionEnvironment:
 
     def from_collection(self, collection: Sequence[Any], type_info: TypeInformation | None = None) -> DataStream:
         """Returns a stream of the values of a collection. Without ``type_info`` they are pickled."""
+        check_argument("from_collection()", collection, Iterable, "a collection of records, such as a list")
         type_info = type_info or PickledBytesTypeInfo()
         source = CollectionSource(list(collection), type_info)
         stream = self.from_source(source, WatermarkStrategy.no_watermarks(), "Collection Source")
@@ -275,6 +281,7 @@ class StreamExecutionEnvironment:
         """
         from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 
+        check_name("read_text_file()", file_path)
         source = FileSource.for_record_stream_format(StreamFormat.text_line_format(charset_name), file_path).build()
         return self.from_source(source, WatermarkStrategy.no_watermarks(), "Text File Source")
 

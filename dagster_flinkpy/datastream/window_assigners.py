@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.common.arguments import check_number
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.common.serializer import TypeSerializer
 from dagster_flinkpy.common.time import Duration, Time
@@ -381,6 +382,7 @@ class _Counting(WindowAssigner[T, CountWindow]):
     """Windows with a fixed number of records of a key."""
 
     def __init__(self, window_size: int, state_name: str) -> None:
+        check_number("a count window", window_size, "records")
         if window_size <= 0:
             raise ConfigurationError(f"a count window needs at least one record, not {window_size}")
         self._window_size = window_size
@@ -435,6 +437,7 @@ class CountSlidingWindowAssigner(_Counting[T]):
 
     def __init__(self, window_size: int, window_slide: int) -> None:
         super().__init__(window_size, "slide-count-assigner")
+        check_number("a count window", window_slide, "records")
         if window_slide <= 0:
             raise ConfigurationError(f"count windows need to slide by at least one record, not {window_slide}")
         self._window_slide = window_slide

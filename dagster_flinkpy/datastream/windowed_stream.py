@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.datastream.adapters import AccumulateType, Accumulation
 from dagster_flinkpy.datastream.aggregations import (
@@ -74,6 +75,7 @@ class _Windowed(Generic[S]):
 
     def allowed_lateness(self: W, time_ms: int) -> W:
         """Keeps a window's state for some milliseconds after its end, so that late records make it fire again."""
+        check_number("allowed_lateness()", time_ms, "milliseconds")
         if time_ms < 0:
             raise ConfigurationError(f"allowed lateness is negative: {time_ms} ms")
         self._lateness = time_ms
@@ -81,6 +83,8 @@ class _Windowed(Generic[S]):
 
     def side_output_late_data(self: W, output_tag: OutputTag) -> W:
         """Sends records that arrive too late to a side output. By default they are dropped."""
+        wanted = "an OutputTag, such as OutputTag('late', type_info)"
+        check_argument("side_output_late_data()", output_tag, OutputTag, wanted)
         self._late_tag = output_tag
         return self
 

@@ -1,0 +1,55 @@
+"""Checks of the arguments of a program's calls, so that a wrong one fails where it is passed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster_flinkpy.errors import ConfigurationError
+
+__all__ = ["check_argument", "check_name", "check_number"]
+
+
+def check_argument(call: str, value: Any, kinds: type | tuple[type, ...], wanted: str) -> None:
+    """Checks that an argument has one of some types.
+
+    Args:
+        call: The call, for the message, such as ``sink_to()``.
+        value: The argument.
+        kinds: The types.
+        wanted: What to pass, for the message.
+
+    Raises:
+        ConfigurationError: It has another type. The message says what to pass.
+    """
+    if not isinstance(value, kinds):
+        shown = repr(value)
+        if isinstance(value, type):
+            shown = f"the class {value.__name__}"
+            if issubclass(value, kinds):
+                shown += f": pass an instance, {value.__name__}(...)"
+        raise ConfigurationError(f"{call} needs {wanted}, not {shown}")
+
+
+def check_name(call: str, value: Any) -> None:
+    """Checks that an argument is text and not empty.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if not isinstance(value, str) or not value:
+        raise ConfigurationError(f"{call} needs text that is not empty, not {value!r}")
+
+
+def check_number(call: str, value: Any, unit: str) -> None:
+    """Checks that an argument is a whole number.
+
+    Args:
+        call: The call, for the message.
+        value: The argument.
+        unit: What it is a number of, for the message.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ConfigurationError(f"{call} needs a whole number of {unit}, not {value!r}")

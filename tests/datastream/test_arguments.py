@@ -1,0 +1,179 @@
+"""A wrong argument of a program's call fails where it is passed, and the message says what to pass."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
+from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream import DataStream, OutputTag, StreamExecutionEnvironment
+from dagster_flinkpy.datastream.data_stream import KeyedStream
+from dagster_flinkpy.datastream.functions import MapFunction
+from dagster_flinkpy.datastream.window import (
+    ContinuousEventTimeTrigger,
+    CountSlidingWindowAssigner,
+    EventTimeSessionWindows,
+    SlidingEventTimeWindows,
+    TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
+)
+from dagster_flinkpy.errors import FlinkPyError
+
+PAIRS = Types.TUPLE([Types.LONG(), Types.LONG()])
+SECOND = Time.seconds(1)
+
+
+def env() -> Any:
+    return StreamExecutionEnvironment.get_execution_environment()
+
+
+def stream() -> Any:
+    return env().from_collection([(1, 2)], PAIRS)
+
+
+def keyed() -> Any:
+    return stream().key_by(lambda pair: pair[0])
+
+
+def windowed() -> Any:
+    return keyed().window(TumblingEventTimeWindows.of(SECOND))
+
+
+def settings() -> Any:
+    return env().get_checkpoint_config()
+
+
+_SPAN = "need a span of time, such as Time.minutes(5)"
+_DURATION = "needs a Duration, such as Duration.of_minutes(5)"
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    # streams
+    "sink_to": (lambda: stream().sink_to("path"), "a sink, such as ParquetSink(location), not 'path'"),
+    "sink_to a class": (lambda: stream().sink_to(ParquetSink), "not the class ParquetSink: pass an instance"),
+    "get_side_output": (
+        lambda: stream().get_side_output("x"),
+        "an OutputTag, such as OutputTag('late', type_info), not",
+    ),
+    "union": (lambda: stream().union(5), "union() needs streams, not 5"),
+    "union of keyed": (lambda: keyed().union([stream()]), "union() needs streams, not ["),
+    "connect": (lambda: stream().connect(5), "connect() needs a stream, or what broadcast(descriptor) returns, not 5"),
+    "map": (lambda: stream().map(5), "need a MapFunction or a callable, not 5"),
+    "map a class": (lambda: stream().map(MapFunction), "pass an instance, MapFunction()"),
+    "map to no type": (lambda: stream().map(lambda v: v, "LONG"), "needs a type from Types.*, not 'LONG'"),
+    "flat_map": (lambda: stream().flat_map(5), "need a FlatMapFunction or a callable, not 5"),
+    "filter": (lambda: stream().filter(5), "need a FilterFunction or a callable, not 5"),
+    "process": (lambda: stream().process(5), "needs a ProcessFunction, not 5"),
+    "key_by": (lambda: stream().key_by(5), "key_by() needs a function of the record, a KeySelector, or the name"),
+    "key_by no type": (lambda: stream().key_by(len, "LONG"), "key_by() needs a key type from Types.*, not 'LONG'"),
+    "project": (lambda: stream().project("a"), "project() needs a whole number of each field: its index, not 'a'"),
+    "print": (lambda: stream().print(5), "print() needs text as the prefix of the lines, not 5"),
+    "limit": (lambda: stream().execute_and_collect(limit="5"), "needs a whole number of records as limit, not '5'"),
+    "watermarks": (lambda: stream().assign_timestamps_and_watermarks(5), "needs a WatermarkStrategy, such as"),
+    "reduce": (lambda: keyed().reduce(5), "need a ReduceFunction or a callable, not 5"),
+    "sum": (lambda: keyed().sum(1.5), "sum() needs the index or the name of a field, not 1.5"),
+    "window": (lambda: keyed().window(5), "windows need a WindowAssigner, not 5"),
+    "count_window": (lambda: keyed().count_window("5"), "a count window needs a whole number of records, not '5'"),
+    "slide": (lambda: CountSlidingWindowAssigner(5, 1.5), "a count window needs a whole number of records, not 1.5"),
+    "trigger": (lambda: windowed().trigger(5), "trigger() needs a Trigger, not 5"),
+    "lateness": (
+        lambda: windowed().allowed_lateness(SECOND),
+        "allowed_lateness() needs a whole number of milliseconds",
+    ),
+    "late data": (lambda: windowed().side_output_late_data("late"), "needs an OutputTag, such as OutputTag('late'"),
+    # settings of operators
+    "uid": (lambda: stream().uid(5), "uid() needs text that is not empty, not 5"),
+    "empty uid": (lambda: stream().uid(""), "uid() needs text that is not empty, not ''"),
+    "uid of a sink": (lambda: stream().print().uid(5), "uid() needs text"),
+    "name": (lambda: stream().name(5), "name() needs text that is not empty, not 5"),
+    "slot sharing": (lambda: stream().slot_sharing_group(5), "slot_sharing_group() needs text"),
+    "description": (lambda: stream().set_description(5), "set_description() needs text, not 5"),
+    "parallelism": (lambda: stream().set_parallelism("2"), "parallelism is '2', but must be a whole number"),
+    "max parallelism": (
+        lambda: stream().set_max_parallelism(2.5),
+        "max_parallelism is 2.5, but must be a whole number",
+    ),
+    # the environment
+    "default parallelism": (lambda: env().set_parallelism("2"), "parallelism is '2', but must be a whole number"),
+    "enable_checkpointing": (
+        lambda: env().enable_checkpointing("1 min"),
+        "enable_checkpointing() needs a whole number of milliseconds, such as 60_000 for a minute, not '1 min'",
+    ),
+    "mode": (lambda: env().enable_checkpointing(1000, "x"), "needs a CheckpointingMode, such as"),
+    "interval": (lambda: settings().set_checkpoint_interval(SECOND), "needs a whole number of milliseconds"),
+    "timeout": (lambda: settings().set_checkpoint_timeout("1 min"), "needs a whole number of milliseconds"),
+    "pause": (lambda: settings().set_min_pause_between_checkpoints("1"), "needs a whole number of milliseconds"),
+    "concurrent": (lambda: settings().set_max_concurrent_checkpoints(True), "needs a whole number of checkpoints"),
+    "runtime mode": (lambda: env().set_runtime_mode("BATCH"), "a RuntimeExecutionMode, such as"),
+    "configure": (lambda: env().configure({"parallelism.default": "2"}), "configure() needs a Configuration, not {"),
+    "from_collection": (lambda: env().from_collection(5), "needs a collection of records, such as a list, not 5"),
+    "collection type": (lambda: env().from_collection([5], "LONG"), "needs a type from Types.*, not 'LONG'"),
+    "read_text_file": (lambda: env().read_text_file(5), "read_text_file() needs text"),
+    "from_source": (lambda: env().from_source("x", WatermarkStrategy.no_watermarks(), "n"), "such as ParquetSource("),
+    # what is passed to them
+    "tumbling": (lambda: TumblingEventTimeWindows.of(5), f"{_SPAN}, not 5"),
+    "offset": (lambda: TumblingEventTimeWindows.of(SECOND, 5), f"{_SPAN}, not 5"),
+    "processing time": (lambda: TumblingProcessingTimeWindows.of("1 min"), f"{_SPAN}, not '1 min'"),
+    "sliding": (lambda: SlidingEventTimeWindows.of(SECOND, 5), f"{_SPAN}, not 5"),
+    "session": (lambda: EventTimeSessionWindows.with_gap(5), f"{_SPAN}, not 5"),
+    "continuous": (lambda: ContinuousEventTimeTrigger.of(5), f"{_SPAN}, not 5"),
+    "out of order": (lambda: WatermarkStrategy.for_bounded_out_of_orderness(5), f"{_DURATION}, not 5"),
+    "idleness": (lambda: WatermarkStrategy.no_watermarks().with_idleness(5), f"{_DURATION}, not 5"),
+    "tag": (lambda: OutputTag(5), "OutputTag() needs text that is not empty, not 5"),
+    "ParquetSource": (lambda: ParquetSource(5), "ParquetSource() needs a path, s3://..., or a StorageLocation, not 5"),
+    "row type": (lambda: ParquetSource("x", row_type=PAIRS), "row_type of ParquetSource() needs Types.ROW_NAMED(...)"),
+    "files": (lambda: ParquetSource("x", max_files_per_epoch="1"), "needs a whole number of files, not '1'"),
+    "rows": (lambda: ParquetSource("x", batch_rows=1.5), "needs a whole number of rows, not 1.5"),
+    "ParquetSink": (lambda: ParquetSink(5), "ParquetSink() needs a path, s3://..., or a StorageLocation, not 5"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_argument_says_what_to_pass(case: str) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(FlinkPyError, match=re.escape(message)):
+        call()
+
+
+KEYED_ONLY = [
+    "reduce",
+    "sum",
+    "min",
+    "max",
+    "min_by",
+    "max_by",
+    "count",
+    "mean",
+    "window",
+    "count_window",
+    "process_batch",
+]
+
+
+@pytest.mark.parametrize("name", KEYED_ONLY)
+def test_calls_of_keyed_streams_ask_for_key_by(name: str) -> None:
+    assert hasattr(KeyedStream, name)
+    with pytest.raises(AttributeError, match=rf"DataStream has no attribute '{name}': call key_by\(\) first, such as"):
+        getattr(stream(), name)
+    assert not hasattr(stream(), name)
+
+
+def test_the_calls_that_ask_for_key_by_are_all_there_are() -> None:
+    public = {name for name in vars(KeyedStream) if not name.startswith("_")}
+    assert {name for name in public if not hasattr(DataStream, name)} == set(KEYED_ONLY)
+
+
+def test_other_missing_attributes_are_plain_errors() -> None:
+    for made in (stream(), keyed()):
+        with pytest.raises(AttributeError, match=r"has no attribute 'mapp'$"):
+            made.mapp(5)
+    assert copy.copy(stream()).get_type() == PAIRS
+
+
+def test_spans_of_time_may_be_of_either_kind() -> None:
+    assert TumblingEventTimeWindows.of(Duration.of_seconds(1)).size == 1000
+    assert WatermarkStrategy.for_bounded_out_of_orderness(SECOND).max_out_of_orderness.millis == 1000  # type: ignore
