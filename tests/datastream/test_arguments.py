@@ -86,8 +86,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "late data": (lambda: windowed().side_output_late_data("late"), "needs an OutputTag, such as OutputTag('late'"),
     # settings of operators
-    "uid": (lambda: stream().uid(5), "uid() needs text that is not empty, not 5"),
-    "empty uid": (lambda: stream().uid(""), "uid() needs text that is not empty, not ''"),
+    "uid": (lambda: stream().uid(5), "uid() needs text, not 5"),
     "uid of a sink": (lambda: stream().print().uid(5), "uid() needs text"),
     "name": (lambda: stream().name(5), "name() needs text that is not empty, not 5"),
     "slot sharing": (lambda: stream().slot_sharing_group(5), "slot_sharing_group() needs text"),
