@@ -75,9 +75,12 @@ def operator_program(graph: JobGraph, uid: str) -> OperatorProgram:
     """
     vertex = graph.vertex(uid)
     values = _settings(vertex.spec)
-    for edge in graph.inputs(uid):
+    edges = graph.inputs(uid)
+    for edge in edges:
         if edge.partitioner.kind is PartitionerKind.HASH:
-            name = "key selector" if len(graph.inputs(uid)) == 1 else f"key selector of {edge.source}"
+            name = "key selector" if len(edges) == 1 else f"key selector of {edge.source}"
+            if len({e.input_index for e in edges if e.source == edge.source}) > 1:
+                name += f" in input {edge.input_index + 1}"
             values[name] = edge.partitioner.selector
     settings = {name: said for name, value in values.items() if (said := _setting(value)) is not None}
     return OperatorProgram(vertex.spec.kind, f"{sys.version_info.major}.{sys.version_info.minor}", settings)

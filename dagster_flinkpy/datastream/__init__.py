@@ -1,6 +1,6 @@
 """The DataStream API (``pyflink.datastream``)."""
 
-from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction
+from dagster_flinkpy.datastream.batch_function import BatchState, KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
@@ -16,6 +16,7 @@ from dagster_flinkpy.datastream.data_stream import (
     DataStream,
     DataStreamSink,
     KeyedStream,
+    MultipleConnectedStreams,
     WindowedStream,
 )
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
@@ -31,10 +32,12 @@ from dagster_flinkpy.datastream.functions import (
     FlatMapFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
+    KeyedMultipleInputProcessFunction,
     KeyedProcessFunction,
     KeyedStateStore,
     KeySelector,
     MapFunction,
+    MultipleInputProcessFunction,
     Partitioner,
     ProcessAllWindowFunction,
     ProcessFunction,
@@ -124,12 +127,16 @@ __all__ = [
     "KeyedBatchFunction",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
+    "KeyedMultipleInputBatchFunction",
+    "KeyedMultipleInputProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateStore",
     "KeyedStream",
     "MapFunction",
     "MasterTriggerRestoreHook",
     "MergingWindowAssigner",
+    "MultipleConnectedStreams",
+    "MultipleInputProcessFunction",
     "NeverTrigger",
     "OutputTag",
     "Partitioner",

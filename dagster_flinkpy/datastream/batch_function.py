@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.datastream.functions import Function
@@ -12,7 +12,7 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["BatchState", "KeyedBatchFunction"]
+__all__ = ["BatchState", "KeyedBatchFunction", "KeyedMultipleInputBatchFunction"]
 
 
 class BatchState(ABC):
@@ -67,4 +67,16 @@ class KeyedBatchFunction(Function, ABC):
             Records with a column per field of the declared output type, in any order, or one column if it is not a row.
             If there are as many rows as in the batch, each gets the timestamp of its record. Otherwise all rows get the
             newest timestamp of the batch. This applies to each of several results separately.
+        """
+
+
+class KeyedMultipleInputBatchFunction(Function, ABC):
+    """A `KeyedBatchFunction` with any number of inputs, which have keys of one type and share state."""
+
+    @abstractmethod
+    def get_inputs(self) -> Sequence[Callable[[pa.Array[Any], pa.RecordBatch, BatchState], Any]]:
+        """Returns a function for each input, in the order of the connected streams; usually methods of this object.
+
+        It takes and returns the same as `KeyedBatchFunction.process_batch`. This method is called when the program is
+        built, and again in each subtask after ``open``.
         """

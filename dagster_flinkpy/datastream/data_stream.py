@@ -30,7 +30,7 @@ from dagster_flinkpy.datastream.aggregations import (
 from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
 from dagster_flinkpy.datastream.broadcast import BroadcastConnectedStream, BroadcastStream
 from dagster_flinkpy.datastream.closeable_iterator import CloseableIterator
-from dagster_flinkpy.datastream.connected_streams import ConnectedStreams
+from dagster_flinkpy.datastream.connected_streams import ConnectedStreams, MultipleConnectedStreams
 from dagster_flinkpy.datastream.connectors.base import Sink
 from dagster_flinkpy.datastream.connectors.spark import ROWTIME, SparkTransform
 from dagster_flinkpy.datastream.execution import spark_row_type
@@ -62,6 +62,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     SparkTransformSpec,
     TimestampsSpec,
     as_callable,
+    check_column_type,
     shown,
 )
 from dagster_flinkpy.datastream.output_tag import OutputTag
@@ -86,6 +87,7 @@ __all__ = [
     "DataStream",
     "DataStreamSink",
     "KeyedStream",
+    "MultipleConnectedStreams",
     "WindowedStream",
 ]
 
@@ -231,16 +233,32 @@ class DataStream(OperatorSettings):
     def connect(self, ds: DataStream) -> ConnectedStreams[DataStream]: ...
 
     @overload
+    def connect(self, ds: DataStream, *streams: DataStream) -> MultipleConnectedStreams[DataStream]: ...
+
+    @overload
     def connect(self, ds: BroadcastStream[DataStream]) -> BroadcastConnectedStream[DataStream]: ...
 
     def connect(
-        self, ds: DataStream | BroadcastStream[DataStream]
-    ) -> ConnectedStreams[DataStream] | BroadcastConnectedStream[DataStream]:
-        """Connects two streams, which may differ in type, for one function that reads both."""
-        if isinstance(ds, BroadcastStream):
+        self, ds: DataStream | BroadcastStream[DataStream], *streams: DataStream
+    ) -> MultipleConnectedStreams[DataStream] | BroadcastConnectedStream[DataStream]:
+        """Connects streams, which may differ in type, for one function that reads all of them.
+
+        Args:
+            ds: The second stream.
+            streams: More streams, which PyFlink does not have. The function then has an input for each.
+
+        Raises:
+            ConfigurationError: An argument is no stream, or a broadcast stream is not the only one.
+            JobGraphError: The streams belong to different environments.
+        """
+        if isinstance(ds, BroadcastStream) and not streams:
             return BroadcastConnectedStream(self._upstream, ds)
-        check_argument("connect()", ds, DataStream, "a stream, or what broadcast(descriptor) returns")
-        return ConnectedStreams(self._upstream, ds._upstream)
+        wanted = "data streams" if streams else "a stream, or what broadcast(descriptor) returns"
+        for each in (ds, *streams):
+            check_argument("connect()", each, DataStream, wanted)
+        if not streams:
+            return ConnectedStreams(self._upstream, ds._upstream)
+        return MultipleConnectedStreams(self._upstream, ds._upstream, *(each._upstream for each in streams))
 
     def assign_timestamps_and_watermarks(self, watermark_strategy: WatermarkStrategy) -> DataStream:
         """Assigns event times to the records, and generates watermarks."""
@@ -567,8 +585,7 @@ class KeyedStream(DataStream):
         """
         if not isinstance(func, KeyedBatchFunction):
             raise ConfigurationError(f"process_batch() needs a KeyedBatchFunction, not {shown(func)}")
-        if not isinstance(output_type, TypeInformation) or isinstance(output_type, PickledBytesTypeInfo):
-            raise ConfigurationError(f"process_batch() needs an output_type that is a column, not {output_type!r}")
+        check_column_type(output_type)
         return self._then("ProcessBatch", KeyedBatchSpec(func), output_type)
 
     def window(self, window_assigner: WindowAssigner[Any, Any]) -> WindowedStream[DataStream]:

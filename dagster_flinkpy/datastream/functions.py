@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
@@ -40,9 +40,11 @@ __all__ = [
     "KeySelector",
     "KeyedBroadcastProcessFunction",
     "KeyedCoProcessFunction",
+    "KeyedMultipleInputProcessFunction",
     "KeyedProcessFunction",
     "KeyedStateStore",
     "MapFunction",
+    "MultipleInputProcessFunction",
     "Partitioner",
     "ProcessAllWindowFunction",
     "ProcessFunction",
@@ -286,6 +288,49 @@ class KeyedCoProcessFunction(Function, ABC):
 
     def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
         """Is called when a timer fires. Yields like ``process_element1``."""
+
+
+class MultipleInputProcessFunction(Function, ABC):
+    """A `ProcessFunction` with any number of inputs. Not in PyFlink; Flink's ``MultipleInputStreamOperator``."""
+
+    class Context(ProcessFunction.Context):
+        """The context of a record."""
+
+    @abstractmethod
+    def get_inputs(self) -> Sequence[Callable[[Any, Any], Iterable[Any] | None]]:
+        """Returns a function for each input, in the order of the connected streams; usually methods of this object.
+
+        It takes a record and a `Context`, and yields records, or ``(output_tag, record)`` for side outputs. This method
+        is called when the program is built, and again in each subtask after ``open``.
+        """
+
+
+class KeyedMultipleInputProcessFunction(Function, ABC):
+    """A `KeyedProcessFunction` with any number of inputs, which have keys of one type and share state and timers.
+
+    Not in PyFlink. Flink has it as a ``MultipleInputStreamOperator`` in a ``KeyedMultipleInputTransformation``.
+    """
+
+    class Context(KeyedProcessFunction.Context):
+        """The context of a record."""
+
+    class OnTimerContext(Context):
+        """The context of a timer."""
+
+        @abstractmethod
+        def time_domain(self) -> TimeDomain:
+            """Returns whether the timer is an event-time or a processing-time timer."""
+
+    @abstractmethod
+    def get_inputs(self) -> Sequence[Callable[[Any, Any], Iterable[Any] | None]]:
+        """Returns a function for each input, in the order of the connected streams; usually methods of this object.
+
+        It takes a record and a `Context`, and yields records, or ``(output_tag, record)`` for side outputs. This method
+        is called when the program is built, and again in each subtask after ``open``.
+        """
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Iterable[Any] | None:
+        """Is called when a timer fires; yields like the functions of the inputs."""
 
 
 class WindowFunction(Function, ABC, Generic[IN, OUT, KEY, W]):

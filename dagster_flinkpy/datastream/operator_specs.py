@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate
-from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
+from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.checkpointed_function import CheckpointedFunction
 from dagster_flinkpy.datastream.connectors.base import Sink, Source
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
@@ -24,9 +24,11 @@ from dagster_flinkpy.datastream.functions import (
     Function,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
+    KeyedMultipleInputProcessFunction,
     KeyedProcessFunction,
     KeySelector,
     MapFunction,
+    MultipleInputProcessFunction,
     ProcessAllWindowFunction,
     ProcessFunction,
     ProcessWindowFunction,
@@ -44,11 +46,15 @@ __all__ = [
     "CollectSpec",
     "FilterSpec",
     "FlatMapSpec",
+    "InputsSpec",
     "KeyedBatchSpec",
     "KeyedBroadcastProcessSpec",
     "KeyedCoProcessSpec",
+    "KeyedMultipleInputBatchSpec",
+    "KeyedMultipleInputProcessSpec",
     "KeyedProcessSpec",
     "MapSpec",
+    "MultipleInputProcessSpec",
     "OperatorSpec",
     "PrintSpec",
     "ProcessSpec",
@@ -61,6 +67,7 @@ __all__ = [
     "TimestampsSpec",
     "WindowSpec",
     "as_callable",
+    "check_column_type",
     "shown",
 ]
 
@@ -86,6 +93,12 @@ def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
     if callable(function) and not (isinstance(function, type) and issubclass(function, Function)):
         return cast("Callable[..., Any]", function)
     raise ConfigurationError(f"need a {base.__name__} or a callable, not {shown(function)}")
+
+
+def check_column_type(output_type: Any) -> None:
+    """Raises `ConfigurationError` if the output type of ``process_batch()`` is not that of a column."""
+    if not isinstance(output_type, TypeInformation) or isinstance(output_type, PickledBytesTypeInfo):
+        raise ConfigurationError(f"process_batch() needs an output_type that is a column, not {output_type!r}")
 
 
 @dataclass(frozen=True)
@@ -162,34 +175,78 @@ class FlatMapSpec(_FunctionSpec):
     kind: ClassVar[str] = "flat_map"
 
 
-class ProcessSpec(_FunctionSpec):
+class InputsSpec(_FunctionSpec):
+    """Base class of the specs whose function has a method for each input."""
+
+    methods: ClassVar[tuple[str, ...]]
+
+    def inputs(self) -> Sequence[Callable[..., Any]]:
+        """Returns what processes a record, or a batch, of each input."""
+        return [getattr(self.function, method) for method in self.methods]
+
+
+class _MultipleInputSpec(InputsSpec):
+    function: MultipleInputProcessFunction | KeyedMultipleInputProcessFunction | KeyedMultipleInputBatchFunction
+
+    def inputs(self) -> Sequence[Callable[..., Any]]:
+        functions = self.function.get_inputs()
+        name = type(self.function).__name__
+        if not isinstance(functions, (list, tuple)):
+            raise ConfigurationError(f"{name}.get_inputs() must return a list of functions, not {functions!r}")
+        for function in functions:
+            if not callable(function):
+                raise ConfigurationError(f"{name}.get_inputs() must return functions, not {function!r}")
+        return functions
+
+
+class ProcessSpec(InputsSpec):
     """A process function without keyed state."""
 
     function: ProcessFunction
     kind: ClassVar[str] = "process"
+    methods: ClassVar[tuple[str, ...]] = ("process_element",)
 
 
-class CoProcessSpec(_FunctionSpec):
+class CoProcessSpec(InputsSpec):
     """A process function with two inputs, without keyed state."""
 
     function: CoProcessFunction
     kind: ClassVar[str] = "co_process"
+    methods: ClassVar[tuple[str, ...]] = ("process_element1", "process_element2")
 
 
-class KeyedProcessSpec(_FunctionSpec):
+class MultipleInputProcessSpec(_MultipleInputSpec):
+    """A process function with any number of inputs, without keyed state."""
+
+    function: MultipleInputProcessFunction
+    kind: ClassVar[str] = "multiple_input_process"
+
+
+class KeyedProcessSpec(InputsSpec):
     """A process function with keyed state and timers."""
 
     function: KeyedProcessFunction
     kind: ClassVar[str] = "keyed_process"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
+    methods: ClassVar[tuple[str, ...]] = ("process_element",)
 
 
-class KeyedCoProcessSpec(_FunctionSpec):
+class KeyedCoProcessSpec(InputsSpec):
     """A process function with two inputs, which share keyed state and timers."""
 
     function: KeyedCoProcessFunction
     kind: ClassVar[str] = "keyed_co_process"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+    methods: ClassVar[tuple[str, ...]] = ("process_element1", "process_element2")
+
+
+class KeyedMultipleInputProcessSpec(_MultipleInputSpec):
+    """A process function with any number of inputs, which share keyed state and timers."""
+
+    function: KeyedMultipleInputProcessFunction
+    kind: ClassVar[str] = "keyed_multiple_input_process"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 
@@ -202,7 +259,7 @@ class BroadcastProcessSpec(_FunctionSpec):
     stateful: ClassVar[bool] = True
 
 
-class KeyedBroadcastProcessSpec(_FunctionSpec):
+class KeyedBroadcastProcessSpec(InputsSpec):
     """A process function of a keyed stream and a broadcast stream, with keyed state and timers."""
 
     function: KeyedBroadcastProcessFunction[Any, Any, Any, Any]
@@ -210,6 +267,7 @@ class KeyedBroadcastProcessSpec(_FunctionSpec):
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
     broadcast_inputs: ClassVar[frozenset[int]] = frozenset({1})
+    methods: ClassVar[tuple[str, ...]] = ("process_element", "process_broadcast_element")
 
 
 @dataclass(frozen=True)
@@ -225,11 +283,21 @@ class ReduceSpec(_FunctionSpec):
     keyed: ClassVar[bool] = True
 
 
-class KeyedBatchSpec(_FunctionSpec):
+class KeyedBatchSpec(InputsSpec):
     """A process function with keyed state that takes batches."""
 
     function: KeyedBatchFunction
     kind: ClassVar[str] = "keyed_batch"
+    stateful: ClassVar[bool] = True
+    keyed: ClassVar[bool] = True
+    methods: ClassVar[tuple[str, ...]] = ("process_batch",)
+
+
+class KeyedMultipleInputBatchSpec(_MultipleInputSpec):
+    """A process function with any number of inputs, which share keyed state, that takes batches."""
+
+    function: KeyedMultipleInputBatchFunction
+    kind: ClassVar[str] = "keyed_multiple_input_batch"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
 

@@ -18,7 +18,7 @@ from dagster_flinkpy.checkpoint.restore import assign, restore_targets
 from dagster_flinkpy.checkpoint.stored_checkpoint import StoredCheckpoint
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK, WatermarkStrategy
-from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction
+from dagster_flinkpy.datastream.batch_function import KeyedBatchFunction, KeyedMultipleInputBatchFunction
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.data_stream import DataStream, KeyedStream
 from dagster_flinkpy.datastream.functions import (
@@ -31,8 +31,10 @@ from dagster_flinkpy.datastream.functions import (
     Function,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
+    KeyedMultipleInputProcessFunction,
     KeyedProcessFunction,
     MapFunction,
+    MultipleInputProcessFunction,
     ProcessFunction,
     ReduceFunction,
 )
@@ -55,6 +57,7 @@ from dagster_flinkpy.testing.manual_clock import ManualClock
 __all__ = ["HarnessSnapshot", "OperatorTestHarness"]
 
 _JOB = "harness"
+_MULTIPLE_INPUT = (MultipleInputProcessFunction, KeyedMultipleInputProcessFunction, KeyedMultipleInputBatchFunction)
 
 
 class _TemporaryStorage:
@@ -89,7 +92,8 @@ class OperatorTestHarness:
     checked, and a snapshot holds what a checkpoint would. As on Spark, each subtask has its own copy of the function,
     and gets a new copy after each snapshot.
 
-    Mirrors Flink's ``KeyedOneInputStreamOperatorTestHarness`` and ``ProcessFunctionTestHarnesses``.
+    Mirrors Flink's ``KeyedOneInputStreamOperatorTestHarness``, ``KeyedMultiInputStreamOperatorTestHarness`` and
+    ``ProcessFunctionTestHarnesses``.
 
     Examples:
         >>> from dagster_flinkpy.common import Types
@@ -104,13 +108,11 @@ class OperatorTestHarness:
         ['cat', 'crane', 'crane', 'dog']
 
     Args:
-        function: A function of the DataStream API for one or two streams, or for a stream and a broadcast stream. For
-            windows and several operators, see :meth:`for_stream`.
-        key_by: Key selector of the (first) stream, for functions with keyed state: a function of the record, or the
-            name of a field.
-        key_by2: Key selector of the second stream. Default: ``key_by``.
-        input_type: Type of the (first) stream's records. Default: they are pickled.
-        input_type2: Type of the second, or broadcast, stream's records. Default: they are pickled.
+        function: A function of the DataStream API for one or several streams, or for a stream and a broadcast stream.
+            For windows and several operators, see :meth:`for_stream`.
+        key_by: Key selector, for functions with keyed state: a function of the record, or the name of a field. It
+            applies to all streams that are not broadcast. A list has one for each.
+        input_type: Type of the records of all streams, or a list with a type for each. Default: they are pickled.
         output_type: Type of the output's records, checked as in a job. Default: they are pickled, unless the function
             returns records of its input type.
         broadcast_state: Descriptors of the broadcast state, for broadcast functions.
@@ -119,7 +121,8 @@ class OperatorTestHarness:
         max_parallelism: Number of key groups.
 
     Raises:
-        ConfigurationError: The harness does not support the function.
+        ConfigurationError: The harness does not support the function, or a list does not have an element for each
+            stream.
     """
 
     def __init__(
@@ -127,35 +130,32 @@ class OperatorTestHarness:
         function: Any,
         *,
         key_by: Any = None,
-        key_by2: Any = None,
-        input_type: TypeInformation | None = None,
-        input_type2: TypeInformation | None = None,
+        input_type: TypeInformation | list[TypeInformation | None] | None = None,
         output_type: TypeInformation | None = None,
         broadcast_state: Sequence[MapStateDescriptor] = (),
         side_outputs: Sequence[OutputTag] = (),
         parallelism: int = 1,
         max_parallelism: int = 128,
     ) -> None:
-        two = _has_two_inputs(function)
+        inputs = _number_of_inputs(function)
+        broadcast = isinstance(function, (BroadcastProcessFunction, KeyedBroadcastProcessFunction))
+        keys = _for_each("key_by", key_by, inputs - broadcast)
 
         def build(*streams: DataStream) -> DataStream:
-            keys = (key_by, key_by if key_by2 is None else key_by2)
             keyed = [s.key_by(k) if k is not None else s.rebalance() for s, k in zip(streams, keys, strict=False)]
-            if isinstance(function, (BroadcastProcessFunction, KeyedBroadcastProcessFunction)):
-                broadcast = streams[1].broadcast(*broadcast_state)
-                return keyed[0].connect(broadcast).process(function, output_type)
+            if broadcast:
+                return keyed[0].connect(streams[1].broadcast(*broadcast_state)).process(function, output_type)
             return _apply(function, keyed, output_type)
 
-        self._start(build, [input_type, input_type2][: 1 + two], side_outputs, parallelism, max_parallelism)
+        types = _for_each("input_type", input_type, inputs)
+        self._start(build, types, side_outputs, parallelism, max_parallelism)
 
     @classmethod
     def for_stream(
         cls,
         build: Callable[..., DataStream],
         *,
-        input_type: TypeInformation | None = None,
-        input_type2: TypeInformation | None = None,
-        two_inputs: bool = False,
+        input_type: TypeInformation | list[TypeInformation | None] | None = None,
         side_outputs: Sequence[OutputTag] = (),
         parallelism: int = 1,
         max_parallelism: int = 128,
@@ -175,10 +175,10 @@ class OperatorTestHarness:
             1
 
         Args:
-            build: Takes a stream, or two with ``two_inputs``, and returns the stream whose records are the output.
-            input_type: Type of the (first) stream's records. Default: they are pickled.
-            input_type2: Type of the second stream's records. Default: they are pickled.
-            two_inputs: Whether there are two streams.
+            build: Takes a stream, or as many as ``input_type`` has types, and returns the stream whose records are the
+                output.
+            input_type: Type of the stream's records, or a list with a type for each of several streams. Default: there
+                is one stream, whose records are pickled.
             side_outputs: Tags of the last operator's side outputs to record.
             parallelism: Number of subtasks.
             max_parallelism: Number of key groups.
@@ -186,7 +186,7 @@ class OperatorTestHarness:
         harness = cls.__new__(cls)
         harness._start(
             lambda *streams: build(*(s.rebalance() for s in streams)),
-            [input_type, input_type2][: 1 + two_inputs],
+            input_type if isinstance(input_type, list) else [input_type],
             side_outputs,
             parallelism,
             max_parallelism,
@@ -259,45 +259,51 @@ class OperatorTestHarness:
 
     # --- input -------------------------------------------------------------------------------------------------------
 
-    def process_element(self, value: Any, timestamp: int | None = None) -> None:
-        """Sends a record into the (first) stream.
+    def process_element(self, value: Any, timestamp: int | None = None, input_index: int = 0) -> None:
+        """Sends a record into a stream.
 
         Args:
             value: The record.
             timestamp: Its event time in milliseconds. Default: no timestamp.
+            input_index: The index of the stream, from 0.
 
         Raises:
-            ConfigurationError: The timestamp is not a whole number.
+            ConfigurationError: The timestamp is not a whole number, or there is no such stream.
             UserFunctionError: The function failed; its exception is the cause.
             TypeMismatchError: The record, or a record of the output, does not have the declared type.
         """
-        self._send(self._sources[0], value, timestamp)
+        if timestamp is not None:
+            _check_time("timestamp", timestamp)
+        self._region.element(self._source(input_index), value, NO_TIMESTAMP if timestamp is None else timestamp)
 
     def process_element2(self, value: Any, timestamp: int | None = None) -> None:
         """Sends a record into the second, or broadcast, stream, like :meth:`process_element`."""
-        self._send(self._second, value, timestamp)
+        self.process_element(value, timestamp, 1)
 
     process_broadcast_element = process_element2
 
-    def process_watermark(self, timestamp: int) -> None:
-        """Advances event time of all streams, and fires the timers and windows that are due.
+    def process_watermark(self, timestamp: int, input_index: int | None = None) -> None:
+        """Advances event time of all streams, or of one, and fires the timers and windows that are due.
 
         Args:
             timestamp: The event time in milliseconds.
+            input_index: The index of the stream, from 0. Default: all streams.
 
         Raises:
-            ConfigurationError: It is not a whole number.
+            ConfigurationError: It is not a whole number, or there is no such stream.
         """
-        for source in self._sources:
-            self._advance(source, timestamp)
+        _check_time("watermark", timestamp)
+        for source in self._sources if input_index is None else [self._source(input_index)]:
+            self._watermarks[source] = max(timestamp, self._watermarks.get(source, timestamp))
+            self._region.watermark(source, timestamp)
 
     def process_watermark1(self, timestamp: int) -> None:
         """Advances event time of the first stream only."""
-        self._advance(self._sources[0], timestamp)
+        self.process_watermark(timestamp, 0)
 
     def process_watermark2(self, timestamp: int) -> None:
         """Advances event time of the second stream only."""
-        self._advance(self._second, timestamp)
+        self.process_watermark(timestamp, 1)
 
     def end_input(self) -> None:
         """Ends all streams, as a bounded input does: event time reaches its end, and all event-time timers fire."""
@@ -318,21 +324,11 @@ class OperatorTestHarness:
         self._clock.time = timestamp
         self._region.processing_time(timestamp + 1)
 
-    @property
-    def _second(self) -> str:
-        if len(self._sources) == 1:
-            raise ConfigurationError("the function has only one input")
-        return self._sources[1]
-
-    def _send(self, source: str, value: Any, timestamp: int | None) -> None:
-        if timestamp is not None:
-            _check_time("timestamp", timestamp)
-        self._region.element(source, value, NO_TIMESTAMP if timestamp is None else timestamp)
-
-    def _advance(self, source: str, timestamp: int) -> None:
-        _check_time("watermark", timestamp)
-        self._watermarks[source] = max(timestamp, self._watermarks.get(source, timestamp))
-        self._region.watermark(source, timestamp)
+    def _source(self, input_index: int) -> str:
+        if input_index not in range(len(self._sources)):
+            inputs = "only one input" if len(self._sources) == 1 else f"{len(self._sources)} inputs"
+            raise ConfigurationError(f"there is no input {input_index!r} (from 0): the function has {inputs}")
+        return self._sources[input_index]
 
     # --- output ------------------------------------------------------------------------------------------------------
 
@@ -477,7 +473,21 @@ def _check_time(what: str, time: Any) -> None:
         raise ConfigurationError(f"the {what} is {time!r}; it must be 64-bit int milliseconds")
 
 
-def _has_two_inputs(function: Any) -> bool:
+def _for_each(what: str, given: Any, inputs: int) -> list[Any]:
+    if not isinstance(given, list):
+        return [given] * inputs
+    if len(given) != inputs:
+        raise ConfigurationError(f"{what} is a list of {len(given)}; the function needs {inputs}, one for each input")
+    return given
+
+
+def _number_of_inputs(function: Any) -> int:
+    if isinstance(function, _MULTIPLE_INPUT):
+        if (inputs := len(function.get_inputs())) < 2:
+            raise ConfigurationError(
+                f"{type(function).__name__} has functions for {inputs} inputs; it needs two or more"
+            )
+        return inputs
     two = (
         BroadcastProcessFunction,
         KeyedBroadcastProcessFunction,
@@ -486,7 +496,7 @@ def _has_two_inputs(function: Any) -> bool:
         CoProcessFunction,
         KeyedCoProcessFunction,
     )
-    return isinstance(function, two)
+    return 2 if isinstance(function, two) else 1
 
 
 def _apply(function: Any, streams: Sequence[DataStream], output_type: TypeInformation | None) -> DataStream:
@@ -504,6 +514,10 @@ def _apply(function: Any, streams: Sequence[DataStream], output_type: TypeInform
             return first.connect(streams[1]).flat_map(function, output_type)
         case CoProcessFunction() | KeyedCoProcessFunction():
             return first.connect(streams[1]).process(function, output_type)
+        case MultipleInputProcessFunction() | KeyedMultipleInputProcessFunction():
+            return first.connect(*streams[1:]).process(function, output_type)
+        case KeyedMultipleInputBatchFunction():
+            return first.connect(*streams[1:]).process_batch(function, output_type or PickledBytesTypeInfo())
         case MapFunction():
             return first.map(function, output_type)
         case FlatMapFunction():

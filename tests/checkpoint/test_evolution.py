@@ -13,7 +13,7 @@ from dagster_flinkpy.checkpoint.operator_program import operator_program
 from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.common import Time
 from dagster_flinkpy.common.typeinfo import Types
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.window_assigners import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError
@@ -95,6 +95,34 @@ def test_changed_functions_keys_and_kinds_are_told(other: JobGraph, told: str) -
     evolution = evolution_since(taken_by(program()), other)
     assert of(evolution) == {**KEPT, "totals": (Change.CHANGED, StateOutcome.KEPT)}
     assert re.search(told, evolution.lines[1])
+
+
+class Nothing(KeyedMultipleInputProcessFunction):
+    def get_inputs(self) -> list[Any]:
+        return [print] * 3
+
+
+def joined(*keys: Any) -> JobGraph:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    pairs = env.from_collection([("a", 1)], PAIR).uid("pairs")
+    more = env.from_collection([("b", 2)], PAIR).uid("more")
+    one, two, three = (s.key_by(key, Types.STRING()) for s, key in zip((pairs, pairs, more), keys, strict=True))
+    one.connect(two, three).process(Nothing()).uid("joined")
+    return env.get_job_graph()
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ((second, second, first), "key selector of pairs in input 1 was first, is now second"),
+        ((first, first, first), "key selector of pairs in input 2 was second, is now first"),
+        ((first, second, second), "key selector of more was first, is now second"),
+    ],
+)
+def test_the_changed_key_of_one_of_several_inputs_is_told(keys: tuple[Any, ...], told: str) -> None:
+    before = taken_by(joined(first, second, first))
+    assert evolution_since(before, joined(first, second, first)).lines == []
+    assert told in evolution_since(before, joined(*keys)).lines[1]
 
 
 def test_a_dropped_uid_is_told_and_what_takes_its_place_starts_empty() -> None:

@@ -138,7 +138,10 @@ def test_columns_are_chosen_and_cast_by_the_row_type(tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "type_info", "message"),
-    [(["nope"], Types.LONG(), r"1\.parquet.*'nope'"), (["s"], Types.LONG(), r"1\.parquet.*'s' does not fit Types\.LONG\(\)")],
+    [
+        (["nope"], Types.LONG(), r"1\.parquet.*'nope'"),
+        (["s"], Types.LONG(), r"1\.parquet.*'s' does not fit Types\.LONG\(\)"),
+    ],
 )
 def test_columns_that_do_not_fit_are_named_with_their_file(tmp_path, names, type_info, message):
     pq.write_table(pa.table({"s": ["a"]}), tmp_path / "1.parquet")

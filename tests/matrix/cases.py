@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.matrix.programs import BOUND, ORDERED, TWO_INPUTS, Input, Leg, Path_, Program
+from tests.matrix.programs import BOUND, ORDERED, SEVERAL_INPUTS, Input, Leg, Path_, Program
 from tests.matrix.run import Settings
 
-__all__ = ["any_order", "in_order"]
+__all__ = ["any_order", "in_order", "three_inputs"]
 
 _EPOCH = 2 * BOUND
 """Milliseconds from one epoch to the next in programs without late records."""
@@ -48,7 +49,7 @@ def in_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     """
     split = _records(st.integers(0, 120), 7)
     epochs = draw(st.lists(st.lists(split, max_size=1).map(tuple), min_size=1, max_size=5))
-    legs = [leg for leg in Leg if leg not in TWO_INPUTS and leg is not Leg.SIDES]
+    legs = [leg for leg in Leg if leg not in SEVERAL_INPUTS and leg is not Leg.SIDES]
     program = Program(
         (Input(tuple(epochs), draw(st.booleans())),),
         draw(st.sampled_from([Path_.DIRECT, Path_.MAP, Path_.STAMPED])),
@@ -78,3 +79,8 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
         | _settings(order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints)
     )
     return program, settings
+
+
+def three_inputs() -> st.SearchStrategy[tuple[Program, Settings]]:
+    """As `any_order`, of an operator with three inputs; with fewer sources some of them read the same one."""
+    return any_order().map(lambda case: (replace(case[0], legs=(Leg.JOIN_THREE,)), case[1]))

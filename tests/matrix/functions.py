@@ -10,6 +10,7 @@ from dagster_flinkpy.datastream import (
     AggregateFunction,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
+    KeyedMultipleInputProcessFunction,
     KeyedProcessFunction,
     OutputTag,
     ProcessFunction,
@@ -139,6 +140,37 @@ class Join(KeyedCoProcessFunction):
         yield "join", ctx.get_current_key(), timestamp, [side.get(timestamp + 1) or 0 for side in self._sides]
         for side in self._sides:
             side.remove(timestamp + 1)
+
+
+class JoinThree(KeyedMultipleInputProcessFunction):
+    """The records of three inputs in a bucket of time, when it closes. The second input has tuples, the third rows."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._sums = [
+            runtime_context.get_map_state(MapStateDescriptor(f"input{i}", Types.LONG(), Types.LONG())) for i in range(3)
+        ]
+
+    def get_inputs(self) -> list[Any]:
+        return [self._first, self._second, self._third]
+
+    def _first(self, value: Any, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
+        self._add(0, value.time, value.value, ctx)
+
+    def _second(self, value: Any, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
+        self._add(1, value[1], value[2], ctx)
+
+    def _third(self, value: Any, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
+        self._add(2, value.time, value.value, ctx)
+
+    def _add(self, number: int, time: int, value: int, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
+        end = time // BUCKET * BUCKET + BUCKET
+        self._sums[number].put(end, (self._sums[number].get(end) or 0) + value)
+        ctx.timer_service().register_event_time_timer(end - 1)
+
+    def on_timer(self, timestamp: int, ctx: KeyedMultipleInputProcessFunction.OnTimerContext) -> Iterable[Any]:
+        yield "three", ctx.get_current_key(), timestamp, [each.get(timestamp + 1) or 0 for each in self._sums]
+        for each in self._sums:
+            each.remove(timestamp + 1)
 
 
 class ByRules(KeyedBroadcastProcessFunction):

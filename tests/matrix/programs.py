@@ -39,12 +39,13 @@ from tests.matrix.functions import (
     Count,
     EveryKindOfState,
     Join,
+    JoinThree,
     Larger,
     OddAside,
     Values,
     Window,
 )
-from tests.runtime.programs import EVENT, FolderSink, environment
+from tests.runtime.programs import COUNTED, EVENT, FolderSink, environment
 
 __all__ = ["BOUND", "Input", "Leg", "Path_", "Program", "build"]
 
@@ -94,6 +95,7 @@ class Leg(Enum):
     COUNT = "running counts"
     SIDES = "side output, united again"
     JOIN = "join"
+    JOIN_THREE = "join of three"
     RULES = "broadcast"
 
     def __repr__(self) -> str:
@@ -102,7 +104,7 @@ class Leg(Enum):
 
 ORDERED = {Leg.COUNT, Leg.TUMBLING_LATENESS, Leg.SESSIONS_LATENESS}
 """Legs whose output depends on the order of a key's records, or of records and watermarks."""
-TWO_INPUTS = {Leg.JOIN, Leg.RULES}
+SEVERAL_INPUTS = {Leg.JOIN, Leg.JOIN_THREE, Leg.RULES}
 
 
 @dataclass(frozen=True)
@@ -196,8 +198,8 @@ def build(program: Program, parallelism: int, folder: Path) -> JobGraph:
     united = streams[0].union(*streams[1:]) if len(streams) > 1 else streams[0]
     for leg in program.legs:
         sink = _Sink(folder / leg.name)
-        both = (streams[0], streams[-1]) if leg in TWO_INPUTS else (united, united)
-        _compute(leg, *both).sink_to(sink).uid(f"{leg.name}-sink")
+        three = (streams[0], streams[len(streams) // 2], streams[-1]) if leg in SEVERAL_INPUTS else (united,) * 3
+        _compute(leg, *three).sink_to(sink).uid(f"{leg.name}-sink")
     return env.get_job_graph()
 
 
@@ -228,7 +230,7 @@ def _late(stream: DataStream, leg: Leg) -> DataStream:
     return stream.union(late)
 
 
-def _compute(leg: Leg, left: DataStream, right: DataStream) -> DataStream:
+def _compute(leg: Leg, left: DataStream, middle: DataStream, right: DataStream) -> DataStream:
     uid, keyed = leg.name, left.key_by("key")
     long_list = Types.LIST(Types.LONG())
     tumbling = TumblingEventTimeWindows.of(Time.milliseconds(20))
@@ -265,5 +267,8 @@ def _compute(leg: Leg, left: DataStream, right: DataStream) -> DataStream:
             return even.union(odd).key_by("key").process(EveryKindOfState(), OUT).uid(f"{uid}-state")
         case Leg.JOIN:
             return left.connect(right).key_by("key", "key").process(Join(), OUT).uid(uid)
+        case Leg.JOIN_THREE:
+            tuples = middle.map(tuple, COUNTED).uid(f"{uid}-map").key_by(lambda v: v[0], Types.STRING())
+            return keyed.connect(tuples, right.key_by("key")).process(JoinThree(), OUT).uid(uid)
         case Leg.RULES:
             return keyed.connect(right.broadcast(RULES)).process(ByRules(), OUT).uid(uid)

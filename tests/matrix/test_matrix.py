@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import HealthCheck, given, settings
 
 from tests.examples import examples
-from tests.matrix.cases import any_order, in_order
+from tests.matrix.cases import any_order, in_order, three_inputs
 from tests.matrix.programs import Program
 from tests.matrix.run import Settings, check
 
@@ -25,4 +25,10 @@ def test_how_a_job_is_run_changes_neither_what_comes_out_nor_what_is_late(case: 
 @properties
 @given(case=any_order())
 def test_the_order_in_which_channels_are_read_changes_nothing(case: tuple[Program, Settings]) -> None:
+    check(*case)
+
+
+@settings(properties, max_examples=examples(10))
+@given(case=three_inputs())
+def test_how_a_job_with_an_operator_of_three_inputs_is_run_changes_nothing(case: tuple[Program, Settings]) -> None:
     check(*case)

@@ -378,7 +378,7 @@ class Both(CoProcessFunction):
 
 @pytest.mark.parametrize("function", [BothMapped(), BothFlat(), Both()], ids=lambda each: type(each).__name__)
 def test_functions_of_two_streams(function: Any) -> None:
-    with OperatorTestHarness(function, input_type=WORD, input_type2=Types.LONG(), parallelism=2) as harness:
+    with OperatorTestHarness(function, input_type=[WORD, Types.LONG()], parallelism=2) as harness:
         harness.process_element("a")
         harness.process_element2(5)
         assert harness.output == ["1a", "25"]
@@ -403,8 +403,10 @@ def test_a_keyed_join_of_two_streams() -> None:
     harness = OperatorTestHarness(
         Pairs(),
         key_by="id",
-        input_type=Types.ROW_NAMED(["id", "name"], [Types.LONG(), WORD]),
-        input_type2=Types.ROW_NAMED(["id", "amount"], [Types.LONG(), Types.DOUBLE()]),
+        input_type=[
+            Types.ROW_NAMED(["id", "name"], [Types.LONG(), WORD]),
+            Types.ROW_NAMED(["id", "amount"], [Types.LONG(), Types.DOUBLE()]),
+        ],
         output_type=Types.ROW_NAMED(["name", "amount"], [WORD, Types.DOUBLE()]),
         parallelism=2,
     )
@@ -437,7 +439,7 @@ class KeyedLimits(KeyedBroadcastProcessFunction):
 
 
 def test_broadcast_functions_and_their_state() -> None:
-    options: dict[str, Any] = {"input_type": WORD, "input_type2": COUNT, "broadcast_state": [RULES]}
+    options: dict[str, Any] = {"input_type": [WORD, COUNT], "broadcast_state": [RULES]}
     with OperatorTestHarness(Limits(), parallelism=2, **options) as harness:
         harness.process_broadcast_element(("a", 3))
         harness.process_element("a")
@@ -475,9 +477,7 @@ def test_windows_and_several_operators() -> None:
 
 
 def test_a_part_of_a_program_with_two_streams() -> None:
-    with OperatorTestHarness.for_stream(
-        lambda a, b: a.union(b).map(Upper(), WORD), input_type=WORD, input_type2=WORD, two_inputs=True
-    ) as harness:
+    with OperatorTestHarness.for_stream(lambda a, b: a.union(b).map(Upper(), WORD), input_type=[WORD, WORD]) as harness:
         harness.process_element("a")
         harness.process_element2("b")
         assert harness.output == ["A", "B"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
-from dagster_flinkpy.datastream.operator_specs import KeyedBatchSpec
+from dagster_flinkpy.datastream.operator_specs import InputsSpec
 from dagster_flinkpy.datastream.state import StateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
+from dagster_flinkpy.runtime.operators.stream_operator import called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.column_table import ColumnTable
@@ -139,15 +140,17 @@ def _casts(column: pa.Array[Any], kind: TypeInformation) -> bool:
 
 
 class KeyedBatchOperator(KeyedStateOperator):
-    """Calls ``process_batch`` of a user function."""
+    """A vectorised process function of one or several inputs, which share keyed state."""
 
-    def __init__(self, context: OperatorContext, spec: KeyedBatchSpec) -> None:
+    def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
-        self._function = spec.function
+        self._function, self._spec = spec.function, spec
+        self._inputs: Sequence[Callable[..., Any]] = ()
         self._state = _ColumnState(self.backend, context.vertex.uid)
 
     def open(self) -> None:
         self.open_function(self._function)
+        self._inputs = self.inputs_of(self._spec)
 
     def close(self) -> None:
         self.close_function(self._function)
@@ -157,28 +160,29 @@ class KeyedBatchOperator(KeyedStateOperator):
 
     def _refuse_state(self, descriptor: StateDescriptor) -> Any:
         raise ConfigurationError(
-            f"operator {self.context.vertex.uid!r}: state {descriptor.name!r} of a KeyedBatchFunction is used through "
-            "the argument `state` of process_batch()"
+            f"operator {self.context.vertex.uid!r}: state {descriptor.name!r} of a function of batches is used "
+            "through the argument `state`"
         )
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        keys = self.bind(batch)
+        function, keys = self._inputs[input_index], self.bind(batch)
         self._state.select(keys)
         try:
-            results = self._function.process_batch(keys.column, _record_batch(batch), self._state)
+            results = function(keys.column, _record_batch(batch), self._state)
             if results is None:
                 return
             tables: Iterable[Any] = (results,) if isinstance(results, (pa.RecordBatch, pa.Table)) else results
             for table in tables:
-                self._emit(table, batch)
+                self._emit(table, batch, function)
         except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "process_batch()") from e
+            raise self.user_error(e, called(function)) from e
 
-    def _emit(self, table: Any, batch: StreamBatch) -> None:
+    def _emit(self, table: Any, batch: StreamBatch, function: Callable[..., Any]) -> None:
         vertex = self.context.vertex
         if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
-                f"operator {vertex.uid!r}: process_batch() returned {table!r}; it must return record batches or tables"
+                f"operator {vertex.uid!r}: {called(function)} returned {table!r}; it must return record batches or "
+                "tables"
             )
         if not table.num_rows:
             return

@@ -15,7 +15,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.function_operators import FunctionOperator, RecordContext, UnkeyedTimerService
-from dagster_flinkpy.runtime.operators.keyed_operators import KeyedContext, KeyedFunctionOperator, KeyedTimerService
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedContext, KeyedProcessOperator, KeyedTimerService
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
@@ -136,7 +136,7 @@ class BroadcastProcessOperator(FunctionOperator):
         self._collector.flush()
 
 
-class KeyedBroadcastProcessOperator(KeyedFunctionOperator):
+class KeyedBroadcastProcessOperator(KeyedProcessOperator):
     """A process function of a broadcast stream and a keyed one, with keyed state and timers."""
 
     def __init__(self, context: OperatorContext, spec: KeyedBroadcastProcessSpec) -> None:
@@ -147,7 +147,7 @@ class KeyedBroadcastProcessOperator(KeyedFunctionOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         if input_index == 0:
-            self._each(batch, self.function.process_element)
+            super().process(input_index, batch)
             return
         self.backend.key_context.slot = None  # keyed state cannot be used without a key
         _broadcast(self, self.function, self._broadcast_record, self.collector, batch)

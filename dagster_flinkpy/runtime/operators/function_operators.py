@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from typing import Any
 
@@ -14,11 +14,10 @@ from dagster_flinkpy.datastream.functions import (
     MapFunction,
 )
 from dagster_flinkpy.datastream.operator_specs import (
-    CoProcessSpec,
     FilterSpec,
     FlatMapSpec,
+    InputsSpec,
     MapSpec,
-    ProcessSpec,
     as_callable,
 )
 from dagster_flinkpy.datastream.timerservice import TimerService
@@ -26,12 +25,11 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, last_taken
 from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
-from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unchanging_types
 
 __all__ = [
-    "CoProcessOperator",
     "FilterOperator",
     "FlatMapOperator",
     "FunctionOperator",
@@ -168,31 +166,26 @@ class RecordContext:
 
 
 class ProcessOperator(FunctionOperator):
-    """A process function without keyed state."""
+    """A process function of one or several inputs, without keyed state."""
 
-    def __init__(self, context: OperatorContext, spec: ProcessSpec | CoProcessSpec) -> None:
+    def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
-        self.function = spec.function
+        self.function, self._spec = spec.function, spec
+        self._inputs: Sequence[Callable[[Any, Any], Any]] = ()
         self._collector = Collector(context)
         self._record = RecordContext(UnkeyedTimerService(context))
 
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        self._each(batch, self.function.process_element)
+    def open(self) -> None:
+        super().open()
+        self._inputs = self.inputs_of(self._spec)
 
-    def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
-        collect, record = self._collector.collect, self._record
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function, collect, record = self._inputs[input_index], self._collector.collect, self._record
         value: Any = UNKNOWN
         try:
             for value, timestamp in zip(batch.values, batch.timestamps.tolist(), strict=True):
                 record.time = timestamp
                 collect(function(value, record), timestamp)
         except USER_EXCEPTIONS as e:
-            raise self.user_error(e, f"{function.__name__}()", value=value) from e
+            raise self.user_error(e, called(function), value=value) from e
         self._collector.flush()
-
-
-class CoProcessOperator(ProcessOperator):
-    """A process function of two inputs without keyed state."""
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        self._each(batch, self.function.process_element1 if input_index == 0 else self.function.process_element2)

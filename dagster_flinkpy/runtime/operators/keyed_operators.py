@@ -1,11 +1,12 @@
 """Operators with keyed state and timers: process functions, running reductions.
 
-Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator`` and ``StreamGroupedReduceOperator``.
+Mirrors Flink's ``KeyedProcessOperator``, ``KeyedCoProcessOperator``, ``MultipleInputStreamOperator`` and
+``StreamGroupedReduceOperator``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -13,9 +14,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
 from dagster_flinkpy.datastream.operator_specs import (
-    KeyedBroadcastProcessSpec,
-    KeyedCoProcessSpec,
-    KeyedProcessSpec,
+    InputsSpec,
     ReduceSpec,
     as_callable,
 )
@@ -31,7 +30,7 @@ from dagster_flinkpy.runtime.operators.collector import Collector
 from dagster_flinkpy.runtime.operators.function_operators import RecordContext, UnkeyedTimerService
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
-from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
+from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
@@ -42,9 +41,7 @@ from dagster_flinkpy.state.timers import TimerQueue
 
 __all__ = [
     "EVENT_TIMERS",
-    "KeyedCoProcessOperator",
     "KeyedContext",
-    "KeyedFunctionOperator",
     "KeyedOperator",
     "KeyedProcessOperator",
     "KeyedStateOperator",
@@ -223,25 +220,25 @@ class KeyedOperator(KeyedStateOperator):
         return () if timers is None or not self._has_keys else timers.advance_to(now - 1)
 
 
-class KeyedFunctionOperator(KeyedOperator):
-    """Calls ``process_element`` and ``on_timer`` of a user function."""
+class KeyedProcessOperator(KeyedOperator):
+    """A process function of one or several inputs, which share keyed state and timers."""
 
-    def __init__(
-        self, context: OperatorContext, spec: KeyedProcessSpec | KeyedCoProcessSpec | KeyedBroadcastProcessSpec
-    ) -> None:
+    def __init__(self, context: OperatorContext, spec: InputsSpec) -> None:
         super().__init__(context)
-        self.function: Any = spec.function
+        self.function, self._spec = spec.function, spec
+        self._inputs: Sequence[Callable[[Any, Any], Any]] = ()
         self._timer_service = (StrictTimerService if context.vertex.strict else KeyedTimerService)(self)
         self._record = KeyedContext(self._timer_service, self.backend.key_context)
 
     def open(self) -> None:
         self.open_function(self.function)
+        self._inputs = self.inputs_of(self._spec)
 
     def close(self) -> None:
         self.close_function(self.function)
 
-    def _each(self, batch: StreamBatch, function: Callable[[Any, Any], Any]) -> None:
-        records = self.touch(batch)
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        function, records = self._inputs[input_index], self.touch(batch)
         keys, collect, record = self.backend.key_context, self.collector.collect, self._record
         value: Any = UNKNOWN
         try:
@@ -250,7 +247,7 @@ class KeyedFunctionOperator(KeyedOperator):
                 if results is not None:
                     collect(results, record.time)
         except USER_EXCEPTIONS as e:
-            raise self.user_error(e, f"{function.__name__}()", key=keys.current_key(), value=value) from e
+            raise self.user_error(e, called(function), key=keys.current_key(), value=value) from e
         self.collector.flush()
 
     def on_watermark(self, watermark: int) -> None:
@@ -271,20 +268,6 @@ class KeyedFunctionOperator(KeyedOperator):
             except USER_EXCEPTIONS as e:
                 raise self.user_error(e, "on_timer()", key=key) from e
         self.collector.flush()
-
-
-class KeyedProcessOperator(KeyedFunctionOperator):
-    """A process function with keyed state and timers."""
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        self._each(batch, self.function.process_element)
-
-
-class KeyedCoProcessOperator(KeyedFunctionOperator):
-    """A process function of two inputs with shared keyed state and timers."""
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        self._each(batch, self.function.process_element1 if input_index == 0 else self.function.process_element2)
 
 
 class ReduceOperator(KeyedOperator):

@@ -6,11 +6,14 @@ Mirrors Flink's ``StreamOperator``. Operators work on a batch at a time; only th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.functions import Function, KeyedStateStore, RuntimeContext
+from dagster_flinkpy.datastream.operator_specs import InputsSpec
 from dagster_flinkpy.errors import FlinkPyError
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS, user_error
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
@@ -18,7 +21,14 @@ from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.state.handles import KeyedSnapshot
 
-__all__ = ["OperatorSnapshot", "StreamOperator"]
+__all__ = ["OperatorSnapshot", "StreamOperator", "called"]
+
+
+def called(function: Callable[..., Any]) -> str:
+    """Returns the name of an input's function, for messages."""
+    while isinstance(function, partial):
+        function = function.func
+    return f"{getattr(function, '__name__', type(function).__name__)}()"
 
 
 @dataclass
@@ -83,6 +93,13 @@ class StreamOperator(ABC):
     def runtime_context(self) -> RuntimeContext:
         """Returns what functions see of their task."""
         return TaskRuntimeContext(self.context)
+
+    def inputs_of(self, spec: InputsSpec) -> Sequence[Callable[..., Any]]:
+        """Returns what the function of a spec, which is open, does with a record or a batch of each input."""
+        try:
+            return spec.inputs()
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "get_inputs()") from e
 
     def open_function(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
         """Restores the state of a user function and opens it.

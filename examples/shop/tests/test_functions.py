@@ -21,8 +21,7 @@ def join():
     harness = OperatorTestHarness(
         JoinPayments(),
         key_by="order_id",
-        input_type=ORDER,
-        input_type2=PAYMENT,
+        input_type=[ORDER, PAYMENT],
         output_type=PAID_ORDER,
         side_outputs=[ALERTS],
     )

@@ -25,7 +25,7 @@ from dagster._core.definitions.metadata.metadata_set import TableMetadataSet
 from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.common.serialization import Encoder
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import KeyedMultipleInputProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.file_system import FileSink
 from dagster_flinkpy.errors import (
@@ -71,6 +71,22 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
         "dagster/column_schema": WORDS,
     }
     assert assets.can_subset
+
+
+class Joined(KeyedMultipleInputProcessFunction):
+    def get_inputs(self) -> list[Any]:
+        return [print] * 3
+
+
+def test_an_operator_of_several_inputs_is_one_asset_that_depends_on_each() -> None:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    one, two, three = (
+        env.from_collection(["a"], Types.STRING()).uid(uid).key_by(lambda word: word) for uid in ("one", "two", "three")
+    )
+    one.connect(two, three).process(Joined(), Types.STRING()).uid("joined")
+    *_, joined = build_flink_asset_specs(env, name="words")
+    assert [dep.asset_key.path[-1] for dep in joined.deps] == ["one", "two", "three"]
+    assert joined.metadata["flink/kind"] == "keyed_multiple_input_process"
 
 
 def test_the_program_may_be_a_function(tmp_path: Path) -> None:

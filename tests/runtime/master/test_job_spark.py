@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,12 @@ import pytest
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors import ParquetSink
-from dagster_flinkpy.datastream import KeyedProcessFunction, MapFunction, RuntimeContext
+from dagster_flinkpy.datastream import (
+    KeyedMultipleInputProcessFunction,
+    KeyedProcessFunction,
+    MapFunction,
+    RuntimeContext,
+)
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, SparkUnavailableError, StorageError, UserFunctionError
@@ -70,6 +76,42 @@ def test_word_count_with_timers() -> None:
     stream = events(environment(2), [(word, i, 0) for i, word in enumerate(words)], per_epoch=5)
     counts = stream.key_by("key").process(WordCount(), COUNTED).execute_and_collect("word count")
     assert sorted(counts) == sorted((word, 1000, words.count(word)) for word in set(words))
+
+
+class Latest(KeyedMultipleInputProcessFunction):
+    """The last value of each of three inputs, when the input has ended."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        names = ("first", "second", "third")
+        self._last = [runtime_context.get_state(ValueStateDescriptor(name, Types.LONG())) for name in names]
+
+    def get_inputs(self) -> list[Any]:
+        return [partial(self._update, number) for number in range(3)]
+
+    def _update(self, number: int, value: Any, ctx: KeyedMultipleInputProcessFunction.Context) -> None:
+        self._last[number].update(value.value)
+        ctx.timer_service().register_event_time_timer(10**9)
+
+    def on_timer(self, timestamp: int, ctx: KeyedMultipleInputProcessFunction.OnTimerContext) -> Any:
+        yield ctx.get_current_key(), *(state.value() for state in self._last)
+
+
+def test_three_inputs_and_a_rescale(tmp_path: Path) -> None:
+    env = environment(2)
+    streams = [
+        events(env, [(key, time, time + number) for time, (key, _, _) in enumerate(RECORDS)], uid=uid, per_epoch=12)
+        for number, uid in ((0, "first"), (100, "second"), (200, "third"))
+    ]
+    first, second, third = (stream.key_by("key") for stream in streams)
+    row = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG(), Types.LONG()])
+    graph = collect_graph(first.connect(second, third).process(Latest(), row).uid("latest"))
+    with attempt_of(graph, tmp_path) as attempt:
+        attempt.run_epoch()
+    with attempt_of(graph, tmp_path, parallelism=3) as attempt:
+        while not attempt.finished:
+            attempt.run_epoch()
+        latest = collected(attempt.graph, attempt.collected)
+    assert sorted(latest) == [(f"k{i}", 20 + i, 120 + i, 220 + i) for i in range(4)]
 
 
 def test_a_server_that_dies_between_epochs_is_named_and_replaced(
