@@ -88,6 +88,8 @@ class EpochJob:
     """Id of the checkpoint or savepoint that the job continues from, or None."""
     python: PackedPython | None = None
     """What the user functions import or read, besides what travels with them; or None."""
+    counts: str = ""
+    """The folder in which tasks note how many records they have read; empty: they note nothing."""
     clock: Clock = field(default_factory=SystemClock)
     """Tells processing time."""
 

@@ -125,6 +125,11 @@ class SparkSettings:
                 f"Master {self.master!r} is not local: use mode 'classic', or a remote 'sc://' URL."
             )
 
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether driver, executors and workers all run on the caller's machine."""
+        return self.mode != "remote" and self.master.startswith("local")
+
 
 def _has_host(url: str) -> bool:
     try:

@@ -108,6 +108,7 @@ from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
 from dagster_flinkpy.storage import StorageLocation
@@ -778,9 +779,10 @@ class JobAttempt:
         if self.config.in_process:
             return list(run_in_process(job))
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
-        progress = SparkProgress(what, job.graph.number_of_stages, self._progress)
-        with self._session.open() as spark, watched(spark, progress):
-            return list(run_region(spark, job))
+        with self._session.open() as spark, RecordCounts(self.config.spark.on_this_machine) as counts:
+            progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
+            with watched(spark, progress):
+                return list(run_region(spark, replace(job, counts=counts.folder)))
 
     # --- completing --------------------------------------------------------------------------------------------------
 

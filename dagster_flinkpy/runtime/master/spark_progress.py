@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
 
 __all__ = ["INTERVAL_SECONDS", "SparkProgress", "StageProgress", "watched"]
 
 INTERVAL_SECONDS = 5.0
 """The minimum time between two lines, in seconds. A Spark job that takes less reports nothing."""
+
+_SHARE = 0.05
+"""The minimum time between two lines as a share of the time so far, so that a long job does not flood the log."""
+
+_POLL_SECONDS = 1.0
+_GROUP = "spark.jobGroup.id"
 
 
 @dataclass(frozen=True)
@@ -26,21 +35,34 @@ class StageProgress:
 
 
 class SparkProgress:
-    """Turns Spark's reports into lines: at most one every few seconds, and none for an unchanged state.
+    """Turns Spark's reports into lines.
+
+    There is at most one line every five seconds, and later one each time the job has taken 5 % longer. An unchanged
+    state is not reported again.
 
     Args:
         what: What the Spark job is for, such as ``checkpoint 7 of job orders``.
         stages: How many stages the job has.
         on_line: Takes the lines.
+        records: Returns how many records the tasks of each stage have read so far. Default: it is not known.
         clock: Returns monotonic time in seconds.
     """
 
     def __init__(
-        self, what: str, stages: int, on_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+        self,
+        what: str,
+        stages: int,
+        on_line: Callable[[str], None],
+        *,
+        records: Callable[[], Mapping[int, int]] = dict,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._what, self._stages, self._on_line, self._clock = what, stages, on_line, clock
+        self._what, self._stages, self._on_line = what, stages, on_line
+        self._records, self._clock = records, clock
         self._started = self._told_at = clock()
         self._told = ""
+        self._read = 0
+        """Records that all stages had read at the last line."""
 
     def update(self, stages: Iterable[StageProgress], running: int) -> None:
         """Takes a progress report of Spark.
@@ -50,16 +72,23 @@ class SparkProgress:
             running: The number of running tasks.
         """
         now = self._clock()
-        if now - self._told_at < INTERVAL_SECONDS:
+        if now - self._told_at < max(INTERVAL_SECONDS, _SHARE * (now - self._started)):
             return
-        told = self._describe(list(stages), running)
-        if told != self._told:
-            self._told, self._told_at = told, now
-            self._on_line(f"{self._what}: {told}, after {now - self._started:.0f} s")
-
-    def _describe(self, stages: list[StageProgress], running: int) -> str:
         begun = [stage for stage in stages if stage.num_tasks]
         done = sum(1 for stage in begun if stage.num_completed_tasks >= stage.num_tasks)
+        records = self._records()
+        told = self._describe(begun, done, running)
+        if count := records.get(done, 0):
+            told += f", {count:,} records read"
+        if told == self._told:
+            return
+        read, rate = sum(records.values()), ""
+        if count and read > self._read:
+            rate = f" ({(read - self._read) / (now - self._told_at):,.0f} per second)"
+        self._told, self._told_at, self._read = told, now, read
+        self._on_line(f"{self._what}: {told}{rate}, after {now - self._started:.0f} s")
+
+    def _describe(self, begun: list[StageProgress], done: int, running: int) -> str:
         current = next((stage for stage in begun if stage.num_completed_tasks < stage.num_tasks), None)
         if current is None:
             waits = done < self._stages
@@ -72,9 +101,12 @@ class SparkProgress:
 
 @contextmanager
 def watched(spark: SparkSession, progress: SparkProgress) -> Iterator[None]:
-    """Reports the progress of Spark inside the context; does nothing in a classic session, which has no reports."""
-    if not hasattr(spark, "client"):  # only a session of Spark Connect has it
-        yield
+    """Reports the progress of the Spark jobs that this thread starts inside the context."""
+    from pyspark.sql.session import SparkSession as ClassicSession
+
+    if isinstance(spark, ClassicSession):
+        with _polled(spark.sparkContext, progress):
+            yield
         return
 
     def handler(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:
@@ -85,3 +117,38 @@ def watched(spark: SparkSession, progress: SparkProgress) -> Iterator[None]:
         yield
     finally:
         spark.removeProgressHandler(handler)
+
+
+@contextmanager
+def _polled(context: SparkContext, progress: SparkProgress) -> Iterator[None]:
+    """Asks a driver in this process every second. The jobs of this thread are told apart by their job group."""
+    tracker, over = context.statusTracker(), threading.Event()
+    former = context.getLocalProperty(_GROUP)  # the user's own
+    group = former or f"flinkpy-{uuid.uuid4().hex}"
+    before = set(tracker.getJobIdsForGroup(group))
+
+    def poll() -> None:
+        while not over.wait(_POLL_SECONDS):
+            with suppress(Exception):  # a job does not fail for want of its progress
+                progress.update(*_tracked(tracker, set(tracker.getJobIdsForGroup(group)) - before))
+
+    if former is None:
+        context.setLocalProperty(_GROUP, group)
+    thread = threading.Thread(target=poll, name=f"{group}-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        if former is None:
+            context.setLocalProperty(_GROUP, None)  # which removes it
+
+
+def _tracked(tracker: StatusTracker, jobs: Iterable[int]) -> tuple[list[StageProgress], int]:
+    """Returns the stages of some jobs, in order, and how many of their tasks run."""
+    infos = [info for job_id in jobs if (info := tracker.getJobInfo(job_id)) is not None]
+    ids = sorted({stage_id for info in infos for stage_id in info.stageIds})
+    stages = [stage for stage_id in ids if (stage := tracker.getStageInfo(stage_id)) is not None]
+    progress = [StageProgress(stage.numTasks, stage.numCompletedTasks) for stage in stages]
+    return progress, sum(stage.numActiveTasks for stage in stages)

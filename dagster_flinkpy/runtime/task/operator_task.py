@@ -23,6 +23,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.operator_factory import create_operator
 from dagster_flinkpy.runtime.operators.operator_state_handler import OperatorStateHandler
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator
+from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import upstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import RecordWriter
@@ -66,6 +67,9 @@ class ParentTask(Protocol):
 
     current: str
     """Uid of the operator that is at work."""
+
+    count: TaskCount
+    """Counts the records that the task reads."""
 
     @property
     def output_digest(self) -> str:
@@ -241,6 +245,7 @@ class OperatorTask:
             )
         }
         self._valve = WatermarkValve(channels, watermark)
+        self._is_source = isinstance(vertex.spec, SourceSpec)
         self._makes_watermarks = isinstance(vertex.spec, SourceSpec | TimestampsSpec)
         self._barriers = _create_handler(channels, job)
         self._aligning_since: tuple[int, int] | None = None
@@ -264,6 +269,8 @@ class OperatorTask:
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
         self._records_out += len(batch)
+        if self._is_source:
+            self._task.count.add(len(batch))
         outputs = [output for output in self.outputs if output.edge.side_output == tag]
         for output in outputs:
             # A function behind one edge may change the values; those behind the others are not to see it.
@@ -371,6 +378,7 @@ class OperatorTask:
             if encoded:
                 value = decode_buffer(value, edge.type_info)
                 value.producer = edge.source
+                self._task.count.add(len(value))
             self._on_records(edge.input_index, value)
         elif kind is Kind.LATENCY_MARKER:
             self.on_latency_marker(LatencyMarker.from_bytes(value.to_pybytes()) if encoded else value)

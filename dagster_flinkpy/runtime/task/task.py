@@ -19,6 +19,7 @@ from dagster_flinkpy.errors import FlinkPyError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
+from dagster_flinkpy.runtime.record_counts import TaskCount
 from dagster_flinkpy.runtime.shuffle.channel_selectors import downstream_subtasks
 from dagster_flinkpy.runtime.shuffle.record_writer import BufferPool, RecordWriter
 from dagster_flinkpy.runtime.shuffle.wire import (
@@ -61,6 +62,8 @@ class StageTask:
         self._tasks: dict[str, OperatorTask] = {}
         self._pid = os.getpid()
         self._breadcrumb = Breadcrumb(index)
+        self.count = TaskCount(job.counts, stage, index)
+        """Counts the records that the task reads."""
         self._current: str = self._vertices[0].uid
         self._here = {e.id for e in graph.edges if graph.stages[e.target] == stage and not graph.is_chained(e)}
 
@@ -102,6 +105,7 @@ class StageTask:
             yield from self._process(batches)
         finally:
             self._breadcrumb.clear()
+            self.count.close()
 
     def _process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         # What Spark gives the first stage are only numbers.

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from pyspark.core.status import SparkJobInfo, SparkStageInfo
+from pyspark.sql import SparkSession
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.runtime.master import spark_progress
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, StageProgress
+from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, StageProgress, watched
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.programs import FolderSink, environment
@@ -20,8 +23,10 @@ class Told:
     """A progress whose time the test sets."""
 
     def __init__(self) -> None:
-        self.now, self.lines = 100.0, list[str]()
-        self.progress = SparkProgress("checkpoint 7", 2, self.lines.append, lambda: self.now)
+        self.now, self.lines, self.records = 100.0, list[str](), dict[int, int]()
+        self.progress = SparkProgress(
+            "checkpoint 7", 2, self.lines.append, records=lambda: self.records, clock=lambda: self.now
+        )
 
     def after(self, seconds: float, stages: list[StageProgress], running: int) -> list[str]:
         self.lines.clear()
@@ -49,6 +54,33 @@ def test_a_line_every_few_seconds_and_only_if_something_is_new() -> None:
     ]
 
 
+def test_records_of_the_stage_and_their_rate_since_the_last_line() -> None:
+    told, first, second = Told(), [StageProgress(2, 0)], [StageProgress(2, 2), StageProgress(4, 0)]
+    told.records = {0: 5_000}
+    (line,) = told.after(5, first, 2)
+    assert line.endswith("2 running, 5,000 records read (1,000 per second), after 5 s")
+    told.records = {0: 25_000}
+    (line,) = told.after(10, first, 2)
+    assert line.endswith("25,000 records read (2,000 per second), after 15 s")
+    (line,) = told.after(5, second, 2)
+    assert line.endswith("stage 2 of 2, 0 of 4 tasks done, 2 running, after 20 s")
+    told.records = {0: 30_000, 1: 1_000}
+    (line,) = told.after(5, second, 2)
+    assert line.endswith("1,000 records read (1,200 per second), after 25 s")
+    assert told.after(5, second, 2) == []
+    told.records = {0: 30_000, 1: 500}  # a task was tried again
+    (line,) = told.after(5, second, 2)
+    assert line.endswith("500 records read, after 35 s")
+
+
+def test_a_long_job_says_less() -> None:
+    lines, told = 0, Told()
+    for i in range(720):
+        told.records = {0: i + 1}
+        lines += len(told.after(5, [StageProgress(2, 0)], 2))
+    assert 50 < lines < 100, "in an hour"
+
+
 @pytest.mark.parametrize(
     ("stages", "line"),
     [
@@ -60,6 +92,55 @@ def test_a_line_every_few_seconds_and_only_if_something_is_new() -> None:
 )
 def test_it_says_what_it_waits_for(stages: list[StageProgress], line: str) -> None:
     assert Told().after(6, stages, 0) == [f"checkpoint 7: {line}, after 6 s"]
+
+
+class ClassicContext:
+    """A driver in this process, as far as its progress goes."""
+
+    def __init__(self, group: str | None = None) -> None:
+        self.group = group
+        self.jobs = {7: group}  # one that is over
+
+    def getLocalProperty(self, name: str) -> str | None:
+        assert name == "spark.jobGroup.id"
+        return self.group
+
+    def setLocalProperty(self, name: str, value: str | None) -> None:
+        self.group = value
+
+    def statusTracker(self) -> ClassicContext:
+        return self
+
+    def getJobIdsForGroup(self, group: str) -> list[int]:
+        return [job for job, its in self.jobs.items() if its == group]
+
+    def getJobInfo(self, job: int) -> SparkJobInfo | None:
+        return SparkJobInfo(job, [5, 4, 6], "RUNNING") if job == 8 else None  # type: ignore[arg-type]
+
+    def getStageInfo(self, stage: int) -> SparkStageInfo | None:
+        tasks = {4: (2, 0, 2), 5: (4, 1, 2)}.get(stage)
+        return None if tasks is None else SparkStageInfo(stage, 0, "toArrow", *tasks, 0)
+
+
+@pytest.mark.parametrize("group", [None, "of the user"])
+def test_a_driver_in_this_process_is_asked(group: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spark_progress, "INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(spark_progress, "_POLL_SECONDS", 0.001)
+    context, lines, told = ClassicContext(group), list[str](), threading.Event()
+
+    def on_line(line: str) -> None:
+        lines.append(line)
+        if "running" in line:
+            told.set()
+
+    progress = SparkProgress("checkpoint 7", 3, on_line)
+    session = object.__new__(SparkSession)
+    session._sc = context  # type: ignore[assignment]
+    with watched(session, progress):
+        context.jobs[8] = context.group
+        assert told.wait(60)
+    assert "checkpoint 7: stage 2 of 3, 2 of 4 tasks done, 1 running, after" in lines[-1]
+    assert context.group == group
 
 
 @pytest.mark.spark
@@ -83,7 +164,7 @@ def test_spark_reports_while_the_job_runs(
     numbers.map(wait, Types.TUPLE([Types.LONG()])).uid("wait").sink_to(FolderSink(tmp_path / "out")).uid("sink")
 
     def on_progress(line: str) -> None:
-        if "0 of 1 tasks done, 1 running" in line:
+        if "0 of 1 tasks done, 1 running, 1 records read" in line:
             told.touch()
 
     config = JobConfig("job", StorageLocation(str(tmp_path / "checkpoints")), spark_settings)

@@ -1,0 +1,85 @@
+"""How many records the tasks of a Spark job have read so far, where driver and workers share a machine.
+
+Each task keeps its number in a file of a folder that the driver reads. A number is for people only: nothing depends on
+it, and a file that cannot be written or read counts as nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from types import TracebackType
+
+__all__ = ["RecordCounts", "TaskCount"]
+
+_BYTES = 8
+
+
+class TaskCount:
+    """Counts the records that one task reads: from its sources, or of what the stage before has sent.
+
+    Args:
+        folder: The driver's folder; empty: nothing is noted.
+        stage: The stage of the task.
+        index: Its index in the stage. A second try of the task begins again.
+    """
+
+    def __init__(self, folder: str, stage: int, index: int) -> None:
+        self._count = 0
+        self._file: int | None = None
+        if folder:
+            with suppress(OSError):
+                path = os.path.join(folder, f"{stage}-{index}")
+                self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def add(self, records: int) -> None:
+        """Counts records."""
+        if self._file is not None:
+            self._count += records
+            with suppress(OSError):
+                os.pwrite(self._file, self._count.to_bytes(_BYTES, "little"), 0)
+
+    def close(self) -> None:
+        """Ends counting. The number stays until the driver deletes it."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class RecordCounts:
+    """The counts of all tasks of a Spark job, for the driver; a context manager.
+
+    Args:
+        shared: Whether the tasks run on this machine. Otherwise there are no counts.
+    """
+
+    def __init__(self, shared: bool) -> None:
+        self._shared = shared
+        self.folder = ""
+        """Where tasks note their numbers; empty if they do not."""
+
+    def __enter__(self) -> RecordCounts:
+        if self._shared:
+            with suppress(OSError):
+                self.folder = tempfile.mkdtemp(prefix="flinkpy-progress-")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder = ""
+
+    def by_stage(self) -> dict[int, int]:
+        """Returns the number of records so far, by stage; empty if nothing is known."""
+        found = dict[int, int]()
+        if self.folder:
+            with suppress(OSError):
+                for entry in os.scandir(self.folder):
+                    stage = int(entry.name.partition("-")[0])
+                    with open(entry.path, "rb") as file:
+                        found[stage] = found.get(stage, 0) + int.from_bytes(file.read(_BYTES), "little")
+        return found
