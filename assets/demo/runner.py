@@ -1,4 +1,4 @@
-"""Runs the flights pipeline through Dagster, rescales it half-way, and checks the result row by row.
+"""Runs the flights pipeline in Dagster, rescales it halfway, and checks the result row by row.
 
 February 2013 is read in daily checkpoints: two weeks at parallelism 2, then a savepoint and a restore at parallelism 3,
 then the other two weeks. The checkpoint sensor requests each run. Everything is recorded in a Dagster instance under
@@ -38,7 +38,7 @@ class Demo:
     """One run of the demo.
 
     Args:
-        instance: Where Dagster records it.
+        instance: The Dagster instance that records the run.
     """
 
     def __init__(self, instance: DagsterInstance) -> None:
@@ -46,7 +46,7 @@ class Demo:
         self._sensor = defs.resolve_sensor_def(f"{JOB}_checkpoint_sensor")
 
     def run_job(self, name: str, config: Mapping[str, Any], tags: Mapping[str, str]) -> ExecuteInProcessResult:
-        """Runs a job of the code location; raises its failure."""
+        """Runs a job of the code location, and raises its failure."""
         return defs.resolve_job_def(name).execute_in_process(
             instance=self._instance, run_config={**config, **_QUIET}, tags=dict(tags)
         )
@@ -73,7 +73,7 @@ class Demo:
         raise TimeoutError(f"the checkpoint sensor requests no run: {tick.skip_message}")
 
     def savepoint(self) -> str:
-        """Runs the savepoint job; returns the path of the savepoint."""
+        """Runs the savepoint job, and returns the path of the savepoint."""
         result = self.run_job(f"{JOB}_savepoint", {}, {})
         return str(result.output_for_node(f"take_savepoint_of_{JOB}"))
 
@@ -120,7 +120,7 @@ def _progress(console: Console, days: int) -> Iterator[Callable[..., None]]:
 
 
 def report(console: Console) -> bool:
-    """Prints the committed tables beside the expected ones; returns whether they are equal."""
+    """Prints the committed tables next to the expected ones. Returns whether they are equal."""
     differences = compare(DATA, HOME / "tables", FIRST_DAY, LAST_DAY)
     table = Table("table", title=f"Committed from {FIRST_DAY} to {LAST_DAY}, compared row by row with DuckDB")
     for name in ("rows committed", "expected", "lost", "duplicated"):
@@ -136,7 +136,7 @@ def report(console: Console) -> bool:
 
 @contextmanager
 def fresh_instance() -> Iterator[DagsterInstance]:
-    """Opens an empty Dagster instance. Of an earlier demo only the input stays."""
+    """Opens an empty Dagster instance. Only the input of an earlier demo is kept."""
     for folder in ("checkpoints", "tables", "dagster_home"):
         shutil.rmtree(HOME / folder, ignore_errors=True)
     DAGSTER_HOME.mkdir(parents=True)
@@ -146,8 +146,10 @@ def fresh_instance() -> Iterator[DagsterInstance]:
 
 
 def main() -> int:
-    """Runs the demo from scratch; returns the exit code."""
-    warnings.simplefilter("ignore", BetaWarning)  # Dagster copies sensors with their `owners`, and warns of that itself
+    """Runs the demo from scratch, and returns the exit code."""
+    warnings.simplefilter(
+        "ignore", BetaWarning
+    )  # Dagster copies sensors with their `owners`, and then warns about its own call
     console = Console()
     with fresh_instance() as instance:
         demo = Demo(instance)

@@ -1,7 +1,7 @@
 """The program whose checkpoint and savepoint were written by the first release with format version 1.
 
-It never changes, nor does what it wrote: ``tests/fixtures/metadata/v1``. A program of the next version gets a module of
-its own. ``python -m tests.runtime.format_v1 FOLDER`` wrote the fixture.
+It never changes, and neither does its output: ``tests/fixtures/metadata/v1``. The next version gets another program in
+a new module. ``python -m tests.runtime.format_v1 FOLDER`` wrote the fixture.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Mean(AggregateFunction):
 
 
 class Kinds(KeyedProcessFunction):
-    """All kinds of keyed state, and timers; each output depends on all of them."""
+    """Keeps all kinds of keyed state, and timers. Each output depends on all of them."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         context = runtime_context
@@ -105,7 +105,7 @@ class Kinds(KeyedProcessFunction):
 
 
 class Kept(FlatMapFunction, CheckpointedFunction):
-    """Says in each epoch what it has kept of the one before: once per element, and all of them of the union."""
+    """Emits in each epoch what it kept from the previous one: each element of the list once, and the whole union."""
 
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         store = context.get_operator_state_store()
@@ -152,7 +152,7 @@ def program(parallelism: int) -> JobGraph:
 
 
 def run_on(attempt: HarnessAttempt) -> list[list[Any]]:
-    """To the end of the input; what came out."""
+    """Runs to the end of the input, and returns the output."""
     rows: list[Any] = []
     while not attempt.finished:
         attempt.run_epoch()
@@ -161,7 +161,7 @@ def run_on(attempt: HarnessAttempt) -> list[list[Any]]:
 
 
 def write_fixture(folder: Path) -> None:
-    """Two epochs of the job, a savepoint of it, and what comes out of the epochs after that."""
+    """Writes two epochs of the job, a savepoint of it, and the output of the later epochs."""
     work = folder / "work"
     with HarnessAttempt(program(2), work) as attempt:
         for _ in range(EPOCHS_BEFORE):

@@ -1,4 +1,4 @@
-"""Runs epochs, and whole jobs, in this process: every stage task as Spark would run it, without Spark."""
+"""Runs epochs and whole jobs in this process: every stage task as Spark would run it, but without Spark."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _clock(name: str) -> ManualClock:
 
 
 class ManualClock(Clock):
-    """Processing time that a test sets; tasks, which unpickle their epoch, see the one object."""
+    """A processing-time clock that a test sets. Tasks unpickle their epoch, but get this same clock."""
 
     def __init__(self, time: int = 0) -> None:
         self.time = time
@@ -48,23 +48,23 @@ class ManualClock(Clock):
 
 
 Order = Callable[[pa.Table], pa.Table]
-"""Orders the rows that one task gets."""
+"""A function that orders the rows of one task."""
 
 _ROWS_PER_BATCH = 16
 
 
 def spark_order(rows: pa.Table) -> pa.Table:
-    """As the Spark job of a region sorts them."""
+    """Orders rows as the Spark job of a region does."""
     return rows.sort_by([("seq", "ascending"), ("edge", "ascending"), ("channel", "ascending")])
 
 
 def random_order(seed: int) -> Order:
-    """Channels in any interleaving; the rows of each stay in order."""
+    """Returns an order that interleaves channels at random. The rows of each channel stay in order."""
     generator = random.Random(seed)
 
     def order(rows: pa.Table) -> pa.Table:
         ordered = spark_order(rows)
-        # The rows of a channel are those of one edge, one writer and one reader.
+        # A channel has the rows of one edge, one writer and one reader.
         keys = list(zip(*(ordered.column(c).to_pylist() for c in ("edge", "channel", "target")), strict=True))
         turns = list(keys)
         generator.shuffle(turns)
@@ -78,11 +78,11 @@ def random_order(seed: int) -> Order:
 
 
 Corrupt = Callable[[int, pa.Table], pa.Table]
-"""Changes the rows on their way to a stage, for tests of what a task does with bad input."""
+"""A function that changes the rows on their way to a stage, for tests of bad input."""
 
 
 def run_rows(job: EpochJob, order: Order = spark_order, corrupt: Corrupt = lambda stage, rows: rows) -> list[WireRow]:
-    """Runs all stages of an epoch; gives the rows meant for the driver. Each task unpickles the epoch, as in Spark."""
+    """Runs all stages of an epoch, and returns the rows for the driver. Each task unpickles the epoch, as in Spark."""
 
     def shuffle(stage: int, rows: pa.Table, width: int) -> list[list[pa.RecordBatch]]:
         rows = corrupt(stage, rows)
@@ -102,7 +102,7 @@ def make_job(
     inputs: Mapping[tuple[str, int], SubtaskInput] | None = None,
     ended: Iterable[str] = (),
 ) -> EpochJob:
-    """An epoch of a graph; without ``inputs`` the sources read all they would in their first epoch, and end."""
+    """Returns an epoch of a graph. Without ``inputs``, the sources read their whole first epoch and then end."""
     if inputs is None:
         inputs, ended = {}, list(ended)
         for v in graph.vertices:
@@ -125,25 +125,25 @@ def make_job(
 
 
 def run_epoch(job: EpochJob, order: Order = spark_order, **options: Any) -> EpochResults:
-    """Runs an epoch and sorts what came back."""
+    """Runs an epoch, and sorts the rows that it returns to the driver."""
     return EpochResults.of(run_rows(job, order, **options))
 
 
 def collect_graph(stream: DataStream) -> JobGraph:
-    """The program of a stream, with a collect operator at its end."""
+    """Returns the program of a stream, with a collect operator at its end."""
     collect = Transformation("Collect", CollectSpec(), [stream._upstream.inputs], stream.get_type(), uid="collect")
     program = stream._upstream.program
     return program.build([*program.transformations, collect])
 
 
 def collected(graph: JobGraph, columns: Mapping[str, Iterable[pa.Array]]) -> list[Any]:
-    """The records that the graph's collect operator brought back."""
+    """Returns the records from the collect operator of a graph."""
     (vertex,) = (v for v in graph.vertices if isinstance(v.spec, CollectSpec))
     return [record for column in columns.get(vertex.uid, ()) for record in vertex.output_type.from_arrow(column)]
 
 
 def collect_all(stream: DataStream, folder: Path, order: Order = spark_order) -> list[Any]:
-    """Runs a program as one epoch; what failed is raised."""
+    """Runs a program as one epoch, and raises its failure."""
     graph = collect_graph(stream)
     results = run_epoch(make_job(graph, folder), order)
     if results.failure is not None:
@@ -153,15 +153,15 @@ def collect_all(stream: DataStream, folder: Path, order: Order = spark_order) ->
 
 
 class HarnessAttempt(JobAttempt):
-    """A job attempt whose Spark job is the harness.
+    """A job attempt that runs its Spark jobs in the harness.
 
     Args:
         graph: The program.
         folder: Where checkpoints and local copies of state go.
         job_id: Name of the job.
-        order: In which order tasks get their rows.
-        clock: Tells processing time; the machine's by default.
-        attempt: Arguments of :class:`JobAttempt`.
+        order: The order in which tasks get their rows.
+        clock: The processing-time clock. Default: the machine's.
+        attempt: Further arguments of :class:`JobAttempt`.
     """
 
     def __init__(
@@ -192,13 +192,13 @@ def run_job(
     rescale_at: Mapping[int, int] | None = None,
     order: Order = spark_order,
 ) -> list[Any]:
-    """Runs a job to its end, and gives what its collect operator brought back, epoch by epoch.
+    """Runs a job to its end, and returns the records of its collect operator, epoch by epoch.
 
     Args:
         graph: The program, with a collect operator.
         folder: Where its checkpoints go.
-        rescale_at: Number of the epoch -> parallelism with which another attempt goes on from there.
-        order: In which order tasks get their rows.
+        rescale_at: Number of the epoch -> parallelism with which another attempt continues from there.
+        order: The order in which tasks get their rows.
     """
     rescale_at = rescale_at or {}
     records: list[Any] = []
@@ -219,5 +219,5 @@ def run_job(
 
 
 def payloads(rows: Iterable[WireRow], kind: int) -> list[bytes]:
-    """The payloads of the rows of one kind."""
+    """Returns the payloads of the rows of one kind."""
     return [row.payload.to_pybytes() for row in rows if row.kind == kind]

@@ -26,7 +26,7 @@ JOB = "killed"
 
 
 def program(location: StorageLocation) -> JobGraph:
-    """Three epochs, into two tables."""
+    """Returns a program with three epochs and two tables."""
     env = environment(2)
     stream = events(env, RECORDS, per_epoch=8)
     rows = stream.map(lambda v: (v.key, v.time, v.value), COUNTED).uid("map")
@@ -41,7 +41,7 @@ def config_of(location: StorageLocation, spark: SparkSettings) -> JobConfig:
 
 
 def committed(location: StorageLocation, table: str) -> list[Any]:
-    """What a reader of the table sees."""
+    """Returns what a reader of the table sees."""
     store = location.child(table).open()
     tables = [pq.read_table(io.BytesIO(store.get(info.key)[0])) for info in store.list() if info.key[0] != "."]
     return sorted(tuple(row.values()) for table in tables for row in table.to_pylist())
@@ -74,7 +74,7 @@ def _once(complete: Callable[..., str]) -> Callable[..., str]:
 
 
 def order(point: str, location: StorageLocation, spark: SparkSettings) -> str:
-    """The command line argument."""
+    """Returns the command-line argument."""
     return json.dumps([point, asdict(location), asdict(spark)])
 
 

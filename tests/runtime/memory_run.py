@@ -1,4 +1,4 @@
-"""Runs an epoch of so many MiB through three stages, piped into one another, and prints the peak of memory in MiB."""
+"""Pipes an epoch of a given size (in MiB) through three stages, and prints the peak memory in MiB."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KIB_PER_RECORD = 4
 
 
 class Records(Source):
-    """Records of 4 KiB, made as they are read."""
+    """Records of 4 KiB, which are created when they are read."""
 
     def __init__(self, mib: int) -> None:
         self._batches = mib * 1024 // (KIB_PER_RECORD * BATCH)

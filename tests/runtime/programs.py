@@ -48,7 +48,7 @@ def events(
     batch_size: int = 3,
     strategy: WatermarkStrategy | None = None,
 ) -> DataStream:
-    """A stream of (key, time, value)."""
+    """Returns a stream of (key, time, value)."""
     source = CollectionSource(records, EVENT, records_per_epoch=per_epoch, batch_size=batch_size)
     return env.from_source(source, strategy or event_time(), uid).uid(uid)
 
@@ -67,7 +67,7 @@ class CountPerKey(KeyedProcessFunction):
 
 
 class Sessions(KeyedProcessFunction):
-    """The values of a key until it has been quiet for a while; what comes out does not depend on the order of keys.
+    """Collects the values of a key until it has been quiet for a while. The output is independent of the order of keys.
 
     Args:
         gap: Milliseconds of quiet.
@@ -96,10 +96,10 @@ class Sessions(KeyedProcessFunction):
 
 
 class Calls(KeyedProcessFunction):
-    """Calls a plain function for each record; without state.
+    """Calls a plain function for each record, without state.
 
     Args:
-        function: Gives the records that follow.
+        function: Returns the records to emit.
     """
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
@@ -110,10 +110,10 @@ class Calls(KeyedProcessFunction):
 
 
 class FolderSink(TwoPhaseCommittingSink):
-    """Records as JSON lines: a file per writer, staged in one folder and renamed into another.
+    """Writes records as JSON lines: one file per writer, staged in one folder and renamed into another.
 
     Args:
-        folder: Holds both.
+        folder: Contains both folders.
         fail_on: A record that cannot be written.
     """
 
@@ -134,11 +134,11 @@ class FolderSink(TwoPhaseCommittingSink):
         return _FolderCommitter(self._staged, self._committed)
 
     def staged(self) -> list[Path]:
-        """The files that are not committed."""
+        """Returns the files that are not committed."""
         return sorted(self._staged.iterdir())
 
     def rows(self) -> list[Any]:
-        """The records that are committed, sorted."""
+        """Returns the committed records, sorted."""
         lines = (line for file in self._committed.iterdir() for line in file.read_text().splitlines())
         return sorted(tuple(json.loads(line)) for line in lines)
 

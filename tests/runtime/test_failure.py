@@ -1,4 +1,4 @@
-"""User functions that end badly: the error says what they did, and where."""
+"""User functions that fail: the error says what happened, and where."""
 
 from __future__ import annotations
 

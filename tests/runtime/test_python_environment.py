@@ -44,7 +44,7 @@ def zip_of(path: Path, files: dict[str, str]) -> Path:
 
 
 def wheel(folder: Path, name: str, value: str) -> Path:
-    """A package that pip can install without the network."""
+    """Creates a package that pip can install without the network."""
     folder.mkdir(exist_ok=True)
     info = f"{name}-1.0.dist-info"
     files = {

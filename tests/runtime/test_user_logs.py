@@ -1,4 +1,4 @@
-"""What user functions log and print reaches the run."""
+"""Log records and printed lines of user functions reach the run."""
 
 from __future__ import annotations
 

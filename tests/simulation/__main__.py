@@ -1,4 +1,4 @@
-"""``python -m tests.simulation --seed 7`` replays a seed and prints what happened; ``--seeds 10000`` runs many."""
+"""``python -m tests.simulation --seed 7`` replays a seed and prints what happens; ``--seeds 10000`` runs many seeds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ _SHOWN = 80
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, help="replay this one, and print all that happened")
-    parser.add_argument("--seeds", type=int, default=300, help="how many (default: 300)")
-    parser.add_argument("--first", type=int, default=0, help="the first of them (default: 0)")
+    parser.add_argument("--seed", type=int, help="replay this seed, and print everything that happens")
+    parser.add_argument("--seeds", type=int, default=300, help="number of seeds (default: 300)")
+    parser.add_argument("--first", type=int, default=0, help="the first seed (default: 0)")
     parser.add_argument("--mutation", choices=list(MUTATIONS), help="break this rule of the library")
-    parser.add_argument("--mutations", action="store_true", help="break each rule in turn; all have to be noticed")
+    parser.add_argument(
+        "--mutations", action="store_true", help="break each rule in turn; the simulation must notice all of them"
+    )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     args = parser.parse_args()
     seeds = range(args.first, args.first + args.seeds)
@@ -84,7 +86,7 @@ def _report(outcome: Outcome) -> int:
 
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of what is replayed
+    if os.environ.get("PYTHONHASHSEED") != "0":  # the order of sets is part of the replay
         os.execve(
             sys.executable,
             [sys.executable, "-m", "tests.simulation", *sys.argv[1:]],

@@ -1,4 +1,4 @@
-"""The object store of a simulated world: its requests fail, are delayed, sent twice, and cross each other."""
+"""The object store of a simulated world. Requests fail, are delayed, are sent twice, and overtake each other."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Upload:
 
 
 class Bucket:
-    """All objects and uploads, and who is told of changes."""
+    """All objects and uploads, and the listeners of their changes."""
 
     def __init__(self) -> None:
         self.objects: dict[str, _Object] = {}
@@ -49,7 +49,7 @@ class Bucket:
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
         self.looked_at = 0
-        """Uploads that were made when a job that ended last began to look for what is open."""
+        """Uploads that existed when the job that ended last began to look for open uploads."""
         self.on_put: Callable[[str, bytes | None, bytes], None] = lambda key, old, new: None
         self.on_delete: Callable[[str], None] = lambda key: None
         self.on_abort: Callable[[str, str], None] = lambda key, upload_id: None
@@ -64,7 +64,7 @@ def _etag(data: bytes) -> str:
 
 
 class SimulatedStore(ObjectStore):
-    """A view of the bucket, whose requests fail, are delayed and cross each other."""
+    """A view of the bucket. Its requests fail, are delayed and overtake each other."""
 
     def __init__(self, world: World, prefix: str = "") -> None:
         self.url = f"{URL}/{prefix}".rstrip("/")
@@ -79,15 +79,15 @@ class SimulatedStore(ObjectStore):
         return SimulatedStore(self._world, self._key(prefix.rstrip("/")))
 
     def probe(self) -> None:
-        """The simulated store is known to honour conditions."""
+        """Does nothing: the simulated store honours conditions."""
 
     def _request(self, what: str, apply: Callable[[], T], again: Callable[[], T] | None = None) -> T:
-        """Carries a request out, or not, or twice.
+        """Carries out a request once, twice or not at all.
 
         Args:
-            what: For the trace.
-            apply: What the server does.
-            again: A write that the client repeats because the response was lost. None: for a read.
+            what: Description for the trace.
+            apply: The action of the server.
+            again: The write that the client repeats because the response was lost, or None for a read.
         """
         world, rng, chaos = self._world, self._world.rng, self._world.chaos
         world.step(what)

@@ -1,4 +1,4 @@
-"""What must be so after every change of the store, whoever made it."""
+"""What must hold after every change of the store, whoever made it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ class Asked:
     """What an attempt was asked to do."""
 
     start: int | None = 0
-    """Id of the checkpoint or savepoint to start from; None: from empty state; 0: from the latest checkpoint."""
+    """Id of the checkpoint or savepoint to start from; None for empty state, 0 for the latest checkpoint."""
     run_id: str | None = None
-    """Of the run that the attempt is a try of."""
+    """Id of the run of which the attempt is a try."""
     ends_input: bool = False
-    """Whether it may end the input early: it stops with draining."""
+    """Whether it may end the input early, because it stops with draining."""
     offline: bool = False
-    """Whether it knows nothing of the program's settings."""
+    """Whether it does not know the program's settings."""
     leaves: int | None = None
-    """Id of the checkpoint that it starts from and leaves to its owner."""
+    """Id of the checkpoint from which it starts and which it leaves to its owner."""
 
 
 @dataclass
@@ -56,11 +56,11 @@ class Completed:
 
     metadata: CheckpointMetadata
     read: int
-    """Splits up to it."""
+    """Number of splits read up to it."""
     lineage: tuple[int, ...]
-    """Records that are in the files of this checkpoint and those before it."""
+    """Records in the files of this checkpoint and of those before it."""
     files: tuple[str, ...]
-    """Keys of those that it has to commit."""
+    """Keys of the files that it has to commit."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class Invariants:
     scenario: Scenario
     completed: dict[int, Completed] = field(default_factory=dict)
     asked: dict[str, Asked] = field(default_factory=dict)
-    """By owner of the attempt."""
+    """What attempts were asked to do, by owner of the attempt."""
     released: set[int] = field(default_factory=set)
-    """Checkpoints left unclaimed that somebody wanted to claim, or to dispose of."""
+    """Unclaimed checkpoints that an actor wanted to claim or to dispose of."""
 
     def __post_init__(self) -> None:
         self._bucket = self.world.bucket
@@ -90,9 +90,9 @@ class Invariants:
         self.head: Head | None = None
         self.savepoints = SavepointRules(self._bucket, self.completed, self._check_contents, self._fail)
         self._prepared: dict[str, _Prepared] = {}
-        """By key: what a completed checkpoint has to commit."""
+        """What completed checkpoints have to commit, by key."""
         self._owners: dict[int, str] = {}
-        """By fencing token."""
+        """Owners of attempts by fencing token."""
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
@@ -105,7 +105,7 @@ class Invariants:
             record = json.loads(new)
             self._owners[record["token"]] = record["owner"]
         elif old is not None and (_CHECKPOINT.fullmatch(key) or f"{JOB}/shared/" in key or "savepoint-" in key):
-            self._fail(f"{key} was overwritten with something else")
+            self._fail(f"{key} was overwritten with other content")
         elif key.startswith(f"{OUT}/") and key not in self._prepared:
             self._fail(f"{key} became visible, but no completed checkpoint names it")
 
@@ -121,7 +121,7 @@ class Invariants:
             self._on_replaced(key)
 
     def _on_replaced(self, key: str) -> None:
-        """Rows go only when newer ones of the same partition of time are all there."""
+        """Rows may only be deleted when all newer rows of the same time partition exist."""
         old = self._prepared[key]
         newer = (
             done
@@ -140,12 +140,12 @@ class Invariants:
 
     @property
     def kept(self) -> list[int]:
-        """Checkpoints that one can go back to now."""
+        """The checkpoints to which one can go back now."""
         return sorted({*self.head.kept}) if self.head is not None else []
 
     @property
     def latest(self) -> Completed | None:
-        """What HEAD names."""
+        """The checkpoint that HEAD names."""
         number = self.head.checkpoint_id if self.head is not None else None
         return None if number is None else self.completed[number]
 
@@ -161,7 +161,7 @@ class Invariants:
             elif (new.checkpoint_id or 0) < max(self.completed, default=0) and new.checkpoint_id != old.checkpoint_id:
                 self._fail(f"HEAD went back from {old.checkpoint_id} to {new.checkpoint_id}")
             if lost := {*old.unclaimed} - {*new.unclaimed} - self.released:
-                self._fail(f"HEAD keeps unclaimed checkpoint {min(lost)} no longer, but nobody has given it up")
+                self._fail(f"HEAD no longer keeps unclaimed checkpoint {min(lost)}, but nobody has given it up")
         self.head = new
         if new.checkpoint_id is not None and (old is None or new.checkpoint_id != old.checkpoint_id):
             self._on_complete(new, old or Head(0))
@@ -176,7 +176,7 @@ class Invariants:
             self._check_files(self.completed[checkpoint_id].metadata, JOB, f"retained checkpoint {checkpoint_id}")
 
     def _on_discarded(self, old: Head) -> None:
-        """A run deletes its checkpoints at its end only if it is told to, and nothing is left to do for them."""
+        """A run deletes its checkpoints at its end only if it is told to, and if nothing else needs them."""
         assert old.checkpoint_id is not None
         latest = self.completed[old.checkpoint_id]
         if self.scenario.retention is ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION:
@@ -211,7 +211,7 @@ class Invariants:
         self._check_written(done)
 
     def _check_written(self, done: Completed) -> None:
-        """Each record is in the files once, or held back in state."""
+        """Checks that each record is in the files once, or held back in state."""
         if self.world.broken is not None:
             return  # files may be missing
         metadata = done.metadata
@@ -229,19 +229,19 @@ class Invariants:
         return self._bucket.objects[f"{JOB}/{path}"].data
 
     def _parent(self, metadata: CheckpointMetadata, latest: int | None) -> Completed | None:
-        """The checkpoint that this one goes on from: the latest, but for the first one of an attempt."""
+        """Returns the checkpoint from which this one continues: the latest, except for the first one of an attempt."""
         number, parent_id, asked = metadata.checkpoint_id, metadata.parent_id, self._asked(metadata)
         first = not any(d.metadata.fencing_token == metadata.fencing_token for d in self.completed.values())
         if parent_id != latest and not (first and parent_id == asked.start):
-            self._fail(f"checkpoint {number} goes on from {parent_id}, not from the latest, {latest}")
+            self._fail(f"checkpoint {number} continues from {parent_id}, not from the latest, {latest}")
         before = self.completed.get(latest) if latest is not None else None
         if parent_id != latest and before is not None and asked.run_id is not None:
             owner = self._owners[before.metadata.fencing_token]
             if self.asked[owner].run_id == asked.run_id:
-                self._fail(f"checkpoint {number} goes on from {parent_id}, which an earlier try has restored")
+                self._fail(f"checkpoint {number} continues from {parent_id}, which an earlier try has restored")
         parent = None if parent_id is None else self.completed.get(parent_id)
         if parent is None and parent_id is not None:
-            self._fail(f"checkpoint {number} goes on from {parent_id}, which never completed")
+            self._fail(f"checkpoint {number} continues from {parent_id}, which never completed")
         return parent
 
     def _asked(self, metadata: CheckpointMetadata) -> Asked:
@@ -258,7 +258,7 @@ class Invariants:
         return parent.read if parent is not None else 0
 
     def _prepare(self, done: Completed) -> None:
-        """Takes note of what a checkpoint has to commit."""
+        """Records what a checkpoint has to commit."""
         metadata = done.metadata
         number = metadata.checkpoint_id
         for operator in metadata.operators:
@@ -271,7 +271,7 @@ class Invariants:
                         return
                     rows = json.loads(b"".join(upload.parts[part.number] for part in file.parts))
                     if wrong := [row for row in rows if row[1] != count_of(row[0])]:
-                        self._fail(f"checkpoint {number} writes {wrong[0]}, which no straight run would")
+                        self._fail(f"checkpoint {number} writes {wrong[0]}, which no uninterrupted run would")
                     done.lineage += tuple(record for record, _ in rows)
                     done.files += (f"{OUT}/{file.key}",)
                     self._prepared[f"{OUT}/{file.key}"] = _Prepared(file.upload_id, number, metadata.partition)
@@ -282,10 +282,10 @@ class Invariants:
             self._fail(f"checkpoint {number} is not retained")
         previous = old.checkpoint_id
         most = self.scenario.num_retained
-        if asked.offline:  # without the program nobody knows how many the job keeps
+        if asked.offline:  # without the program, the number of retained checkpoints is unknown
             most = max(most, DEFAULT_NUM_RETAINED)
         if most > 1 and not asked.offline and previous is not None and previous not in head.kept:
-            self._fail(f"checkpoint {number} drops the one before it from what is retained")
+            self._fail(f"checkpoint {number} drops the previous one from the retained checkpoints")
         if len({*head.retained} - {end.checkpoint_id for end in head.partitions}) > most:
             self._fail(f"with checkpoint {number} more than {most} are retained: {head.retained}")
         if asked.leaves is not None and asked.leaves not in {*head.unclaimed, *self.released}:
@@ -306,12 +306,12 @@ class Invariants:
             self._fail(f"checkpoint {metadata.checkpoint_id} ends the input after {done.read} splits")
         stopped = parent is not None and parent.metadata.stopped and not self._asked(metadata).start
         if stopped and not metadata.stopped:
-            self._fail(f"checkpoint {metadata.checkpoint_id} goes on with a job that was stopped")
+            self._fail(f"checkpoint {metadata.checkpoint_id} continues a job that was stopped")
         if all_read and not metadata.end_of_input:
             self._fail(f"checkpoint {metadata.checkpoint_id} has read all, but does not end the input")
 
     def _check_contents(self, metadata: CheckpointMetadata, read: int, prefix: str, what: str) -> None:
-        """Each record up to where the sources are was counted exactly once, in files that are there."""
+        """Checks that each record up to the position of the sources is counted exactly once, in existing files."""
         self._check_files(metadata, prefix, what)
         numbers, count = metadata.operator("numbers"), metadata.operator("count")
         if numbers is None or count is None or self.world.broken is not None:
@@ -339,7 +339,7 @@ class Invariants:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """All input is read, and what completed checkpoints have prepared is visible; nothing else is."""
+        """Checks that all input is read, and that exactly what completed checkpoints have prepared is visible."""
         if not self.completed:
             self._fail("no checkpoint completed")
             return
@@ -365,16 +365,16 @@ class Invariants:
         self.check_nothing_is_open()
 
     def check_nothing_is_open(self) -> None:
-        """When a job has ended: there may be no run that tidies up.
+        """Checks that an ended job has left nothing open, because there may be no later run that cleans up.
 
-        A task that Spark runs on with may open something after the last look. That is for the asset check to report.
+        A task that Spark keeps running may still open something afterwards. The asset check reports that.
         """
         for upload_id, upload in self._bucket.uploads.items():
             if int(upload_id.removeprefix("upload-")) <= self._bucket.looked_at:
                 self._fail(f"{upload_id} of {upload.key} was neither committed nor aborted")
 
     def check_swept(self) -> None:
-        """When all is quiet, what is left is what is needed."""
+        """Checks that only needed files are left when nothing is running."""
         needed = {f"{JOB}/{path}" for number in self.kept for path in self.completed[number].metadata.files()}
         needed |= {f"{JOB}/chk-{number}/{METADATA_NAME}" for number in self.kept}
         needed |= self.savepoints.needed()
@@ -387,5 +387,5 @@ class Invariants:
                 self._fail(f"{key} was not swept, though nothing names it")
 
     def _fail(self, message: str) -> None:
-        """The one who made the change is ended; the world reports it."""
+        """Ends the actor that made the change. The world reports the violation."""
         self.world.report(message)

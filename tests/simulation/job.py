@@ -1,7 +1,7 @@
-"""The tasks of the simulated job, small stand-ins for those of Spark jobs, and the driver over them.
+"""The tasks of the simulated job, which replace those of Spark jobs, and their driver.
 
 The driver is the library's own: job loop, coordinator, store, restore, committers. The tasks keep state in the same
-handles and files as real ones, but their rows are JSON, so that an epoch takes a millisecond.
+handles and files as real ones, but with rows in JSON, so that an epoch takes a millisecond.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _TIMEOUT = timedelta(seconds=60)
 # --- state of the tasks -----------------------------------------------------------------------------------------------
 
 Rows = list[tuple[int, Any, Any]]
-"""Key group, key, value; in order of key groups."""
+"""Rows of key group, key and value, in order of key groups."""
 
 
 def _write_run(rows: Rows, owned: KeyGroupRange, store: ObjectStore, written_by: str) -> RunHandle:
@@ -120,7 +120,7 @@ def _rows(state: Mapping[Any, tuple[int, Any]]) -> Rows:
 
 
 def read_counts(snapshots: Iterable[KeyedSnapshot | None], read: Callable[[str], bytes]) -> dict[int, list[int]]:
-    """All records that the keyed state of a checkpoint has counted, by key."""
+    """Returns all records that the keyed state of a checkpoint has counted, by key."""
     counts: dict[int, list[int]] = {}
     for snapshot in snapshots:
         for key, (_, records) in _merged(_table(snapshot, "counts"), read).items():
@@ -129,13 +129,13 @@ def read_counts(snapshots: Iterable[KeyedSnapshot | None], read: Callable[[str],
 
 
 def read_held(snapshots: Iterable[KeyedSnapshot | None], read: Callable[[str], bytes]) -> list[int]:
-    """All records whose rows are held back."""
+    """Returns all records whose rows are held back."""
     states = (_merged(_table(snapshot, "held"), read) for snapshot in snapshots)
     return [record for state in states for _, rows in state.values() for record, _ in rows]
 
 
 def read_seen(handles: Iterable[OperatorStateHandle], read: Callable[[str], bytes]) -> list[int]:
-    """The splits that an operator state names."""
+    """Returns the splits that an operator state names."""
     seen = []
     for handle in handles:
         for partition in handle.partitions:
@@ -149,7 +149,7 @@ def read_seen(handles: Iterable[OperatorStateHandle], read: Callable[[str], byte
 
 @dataclass
 class _Task:
-    """One try of a subtask of a stage: what it does between barriers, for all barriers of the Spark job."""
+    """One try of a subtask of a stage, over all barriers of the Spark job."""
 
     job: EpochJob
     index: int
@@ -168,7 +168,7 @@ class _Task:
 
 class _SourceTask(_Task):
     def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
-        """Per barrier: acknowledgements, records."""
+        """Returns acknowledgements and records for each barrier."""
         world = here()
         seen = read_seen(self.job.input("numbers", self.index).operator_state, self._read)
         done: list[tuple[list[dict[str, Any]], list[int]]] = []
@@ -198,7 +198,7 @@ class _SourceTask(_Task):
 
 class _CountTask(_Task):
     def run(self, records: Sequence[Sequence[int]]) -> list[dict[str, Any]]:
-        """Acknowledgements of both operators; takes the records of each epoch."""
+        """Takes the records of each epoch, and returns the acknowledgements of both operators."""
         try:
             return self._run(records)
         except StorageError:
@@ -226,7 +226,7 @@ class _CountTask(_Task):
                 group = group_of(key)
                 if group in groups:
                     state[key] = touched[key] = (group, [*state.get(key, (group, []))[1], record])
-                    # As with a window: some rows wait for the next one of their key, or the end of input.
+                    # As in a window, some rows wait for the next row of their key, or for the end of input.
                     rows += held.pop(key, (group, []))[1]
                     row = [record, len(state[key][1])]
                     if record % _HELD == 0:
@@ -240,7 +240,7 @@ class _CountTask(_Task):
                 runs.append(self._write(_rows(touched)))
             if len(runs) > _MAX_RUNS:
                 runs = [self._write(_rows(state))]
-            # Comes to have the same content again and again.
+            # The content repeats from time to time.
             turn = 1 - turns.get(f"turn-{groups.start}", 0)
             turns = {f"turn-{groups.start}": turn}
             turning = self._write([(groups.start, f"turn-{groups.start}", turn)])
@@ -287,7 +287,7 @@ def _ack(uid: str, checkpoint_id: int, state: SubtaskState) -> dict[str, Any]:
 
 @dataclass
 class _Stage:
-    """Its tasks, and what came of them so far."""
+    """The tasks of a stage, and their results so far."""
 
     run: Callable[[int, str], Any]
     results: dict[int, Any] = field(default_factory=dict)
@@ -295,7 +295,7 @@ class _Stage:
 
 
 class _SparkJob:
-    """Runs the tasks of an epoch as actors; they outlive a driver that crashes, or is interrupted too late."""
+    """Runs the tasks of an epoch as actors. They outlive a driver that crashes or is interrupted too late."""
 
     def __init__(self, world: World, job: EpochJob, name: str, until_ms: int) -> None:
         self._world = world
@@ -305,11 +305,11 @@ class _SparkJob:
         self._tries = 0
 
     def run(self) -> list[WireRow]:
-        """The rows for the driver.
+        """Returns the rows for the driver.
 
         Raises:
-            StorageError: A task failed as often as it is tried.
-            TimeoutError: It took too long.
+            StorageError: A task failed in all of its tries.
+            TimeoutError: The job took too long.
         """
         width = self._job.graph.stage_parallelism(0)
         try:
@@ -379,10 +379,10 @@ class SimulatedAttempt(JobAttempt):
     Args:
         world: The world.
         scenario: How the job is deployed.
-        name: Of its actor.
+        name: Name of its actor.
         width: Parallelism of the program.
-        interval: Between periodic checkpoints; None: there are none.
-        attempt: Arguments of :class:`JobAttempt`.
+        interval: Time between periodic checkpoints, or None for no periodic checkpoints.
+        attempt: Further arguments of :class:`JobAttempt`.
     """
 
     def __init__(
@@ -412,11 +412,11 @@ class SimulatedAttempt(JobAttempt):
         self._world = world
         self._name = name
         self.aborted_open = False
-        """Whether nothing failed when it last looked for what is open."""
+        """Whether nothing failed when it last looked for open uploads."""
         self._strays = False
         self._results = EpochResults()
         self._before: dict[int, dict[Subtask, SubtaskState]] = {}
-        """What was acknowledged of the checkpoints so far."""
+        """The acknowledgements of the checkpoints so far."""
 
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
@@ -443,7 +443,7 @@ class SimulatedAttempt(JobAttempt):
         return self._results
 
     def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """In any order, and with messages in between that are not for this checkpoint, or for a later one."""
+        """Acknowledges in any order, mixed with messages for other checkpoints."""
         rng, chaos = self._world.rng, self._world.chaos
         shuffled = list(states.items())
         rng.shuffle(shuffled)
@@ -472,7 +472,7 @@ class SimulatedAttempt(JobAttempt):
             super()._drive(Acknowledge(self._world.clock(), again))
 
     def _stray_messages(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Of another attempt, another job, for a checkpoint nobody knows; all with a state that would be wrong."""
+        """Sends messages of another attempt, of another job and for an unknown checkpoint, all with wrong state."""
         now = self._world.clock()
         for task in states:
             wrong = SubtaskState(task.subtask)

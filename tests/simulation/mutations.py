@@ -1,4 +1,4 @@
-"""Rules of the library, broken one at a time: the simulation has to notice each."""
+"""Breaks rules of the library one at a time. The simulation must notice each."""
 
 from __future__ import annotations
 
@@ -45,17 +45,17 @@ class Mutation:
 
     apply: Callable[[], AbstractContextManager[Any]]
     noticed: str
-    """Part of what the violation says, so that it is the rule that is missed and not another."""
+    """A part of the message of the violation, to prove that this rule is missed and not another one."""
     chaos: Mapping[str, float] = field(default_factory=dict)
-    """Makes worlds in which that happens more often."""
+    """Chances of events, to create worlds in which the rule matters more often."""
 
 
 MUTATIONS: dict[str, Mutation] = {}
-"""By what is broken."""
+"""The mutations, by what they break."""
 
 
 def _mutation(what: str, owner: Any, name: str, noticed: str, **chaos: float) -> Callable[[Wrapped], Wrapped]:
-    """Registers a function that stands for a method; its first argument is the method itself."""
+    """Registers a function that replaces a method. Its first argument is the original method."""
 
     def register(function: Wrapped) -> Wrapped:
         real = getattr(owner, name)
@@ -92,7 +92,7 @@ def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | 
 
 
 def _unfenced(owner: Any, name: str, value: Any, noticed: str) -> Mutation:
-    """Besides, nobody looks whether a newer attempt took over."""
+    """Registers a mutation that also never checks whether a newer attempt took over."""
 
     def broken() -> AbstractContextManager[Any]:
         stack = ExitStack()
@@ -273,7 +273,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoi
 
 
 @_mutation(
-    "a run that is tried again restores its savepoint again",
+    "a retried run restores its savepoint again",
     JobAttempt,
     "__init__",
     "which an earlier try has restored",
@@ -287,10 +287,10 @@ def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
 
 
 @_mutation(
-    "a stopped job goes on when it is rescaled",
+    "a stopped job continues when it is rescaled",
     JobAttempt,
     "_begin",
-    "goes on with a job that was stopped",
+    "continues a job that was stopped",
     partitioned=0,
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
@@ -305,12 +305,12 @@ def _(real: Wrapped, attempt: JobAttempt, error: Any) -> Any:
     return error
 
 
-@_mutation("a sweep deletes what an epoch at work has written", upkeep, "sweep", "which does not exist", upkeep=0.8)
+@_mutation("a sweep deletes what an active epoch has written", upkeep, "sweep", "which does not exist", upkeep=0.8)
 def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> Any:
     return real(store, timedelta(0), **options)
 
 
-@_mutation("a sweep leaves what nothing names", upkeep, "sweep", "was not swept")
+@_mutation("a sweep leaves files that nothing names", upkeep, "sweep", "was not swept")
 def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     return real(*args, **{**options, "dry_run": True})
 
@@ -325,7 +325,7 @@ def _(real: Wrapped, attempt: JobAttempt, checkpoint_id: int) -> Any:
 
 
 @_mutation(
-    "retention drops the end state that a run at work has started from",
+    "retention drops the end state from which an active run has started",
     PartitionRetention,
     "kept",
     "is not kept, though its run is at work",
@@ -346,17 +346,17 @@ def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | Non
 
 
 @_mutation(
-    "a partition goes on from the latest checkpoint, not from the partition before",
+    "a partition continues from the latest checkpoint, not from the previous partition",
     Restore,
     "load",
-    "which no straight run would",
+    "which no uninterrupted run would",
 )
 def _(real: Wrapped, restore: Restore, config: Any, graph: Any, store: Any, attempt: Attempt) -> Any:
     return attempt.latest
 
 
 @_mutation(
-    "rows of a partition are deleted before the new ones are there",
+    "rows of a partition are deleted before the new ones exist",
     Committers,
     "commit",
     "its partition was not written again",

@@ -1,4 +1,4 @@
-"""Which end states of time partitions HEAD has to name, told in another way than the library does."""
+"""Which end states of time partitions HEAD must name, computed in another way than in the library."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ __all__ = ["expected_ends"]
 def expected_ends(
     new: Head, old: Head, metadata: CheckpointMetadata, started_from: int | None, scenario: Scenario
 ) -> str | None:
-    """What is wrong with the end states on HEAD; None: nothing.
+    """Returns what is wrong with the end states on HEAD, or None.
 
     Args:
         new: HEAD as it completes a checkpoint.
-        old: HEAD before.
-        metadata: Of that checkpoint.
-        started_from: What its attempt was asked to start from; 0: nothing that has to stay; None: it does not know the
-            scenario, and drops none.
-        scenario: Says which are kept.
+        old: HEAD before that.
+        metadata: Metadata of that checkpoint.
+        started_from: Checkpoint from which its attempt was asked to start. 0 if none has to stay; None if the attempt
+            does not know the scenario and drops none.
+        scenario: The scenario, which says which end states are kept.
     """
     before = {end.partition: end for end in old.partitions}
     after = {end.partition: end for end in new.partitions}
     for key, end in after.items():
         moved = end.checkpoint_id == metadata.checkpoint_id
         if key in before and end.checkpoint_id != before[key].checkpoint_id and not moved:
-            return f"the end state of {key} is another one without a run"
+            return f"the end state of {key} has changed without a run"
         if moved and key != metadata.partition and before[key].checkpoint_id != metadata.parent_id:
             return f"it is the end state of {key}, which it does not hold"
     if metadata.partition is not None and metadata.partition not in after:

@@ -1,4 +1,4 @@
-"""The simulated program: numbers -> count per key -> files; a stream of splits, or partition by partition of time."""
+"""The simulated program: numbers -> count per key -> files. It reads a stream of splits, or time partitions."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ _world: World | None = None
 
 
 def simulate_in(world: World) -> None:
-    """Says which world locations, sinks and clocks belong to, in this process."""
+    """Sets the world to which locations, sinks and clocks in this process belong."""
     global _world
     _world = world
 
 
 def here() -> World:
-    """The world that is simulated in this process."""
+    """Returns the world that is simulated in this process."""
     assert _world is not None
     return _world
 
@@ -95,7 +95,7 @@ class Scenario:
     num_retained: int
     partition_retention: PartitionRetention
     retention: ExternalizedCheckpointRetention
-    """What becomes of checkpoints when a run ends."""
+    """What happens to checkpoints when a run ends."""
 
     @staticmethod
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
@@ -124,7 +124,7 @@ def key_of(record: int) -> int:
 
 
 def count_of(record: int) -> int:
-    """The count of its key with which a record is written, whoever ran what again."""
+    """Returns the count of its key with which a record is written, whatever was run again."""
     return record // KEYS + 1
 
 
@@ -203,7 +203,7 @@ class _Files(TwoPhaseCommittingSink):
 
 @cache
 def program(parallelism: int) -> JobGraph:
-    """The program at a parallelism."""
+    """Returns the program at a parallelism."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
     numbers = env.from_source(_Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")

@@ -1,4 +1,4 @@
-"""Runs one seed: attempts come and go, cross each other and crash, and at the end one runs in peace."""
+"""Runs one seed: attempts come and go, overtake each other and crash. At the end one runs undisturbed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["Outcome", "simulate"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a seed."""
+    """The result of a seed."""
 
     seed: int
     violation: str | None
     digest: str
-    """Of all that happened: the same for every run of the seed."""
+    """Digest of everything that happened. It is the same for every run of the seed."""
     steps: int
     attempts: int
     checkpoints: int
@@ -41,7 +41,7 @@ class Outcome:
 
 @contextmanager
 def _one_thread(world: World) -> Iterator[None]:
-    """Clock, pools of threads and random names of the library follow the world."""
+    """Makes the clock, the thread pools and the random names of the library follow the world."""
     with ExitStack() as stack:
         for name, module in list(sys.modules.items()):
             if name.startswith("dagster_flinkpy.") and hasattr(module, "ThreadPoolExecutor"):
@@ -57,7 +57,7 @@ def _one_thread(world: World) -> Iterator[None]:
 
 
 def _watchdog(world: World) -> Callable[..., Any]:
-    """Runs steps without a thread; a step that hangs goes on as an actor of its own."""
+    """Returns a watchdog that runs steps without a thread. A hanging step continues as a separate actor."""
 
     def run(watchdog: Watchdog, what: str, step: Callable[..., Any], *args: Any) -> Any:
         if watchdog._hung is not None:
@@ -83,7 +83,7 @@ def simulate(seed: int, mutation: str | None = None) -> Outcome:
     """Runs one seed to its end, or to the first invariant that does not hold.
 
     Args:
-        seed: All that happens follows from it.
+        seed: Determines everything that happens.
         mutation: A rule of the library to break.
     """
     broken = MUTATIONS[mutation] if mutation else None

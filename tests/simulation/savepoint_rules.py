@@ -1,4 +1,4 @@
-"""What must be so of savepoints: they stay whole until their owner gives them up."""
+"""What must hold for savepoints: they stay complete until their owner gives them up."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _NATIVE = "-native"
 class _Savepoint:
     metadata: CheckpointMetadata
     claimed_by: set[int] = field(default_factory=set)
-    """Fencing tokens of the attempts that were to claim it."""
+    """Fencing tokens of the attempts that were asked to claim it."""
 
 
 class SavepointRules:
-    """Those savepoints that whoever asked for them was told of, by URL.
+    """The savepoints that were reported to whoever requested them, by URL.
 
     Args:
-        bucket: Where they are.
-        completed: All checkpoints.
-        check_contents: Looks whether the state in a folder is that of so many splits.
-        fail: Reports what is not so.
+        bucket: The bucket with the savepoints.
+        completed: All completed checkpoints.
+        check_contents: Checks that the state in a folder is that of a number of splits.
+        fail: Reports a violation.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class SavepointRules:
         self._disposed: set[str] = set()
 
     def add(self, url: str) -> None:
-        """From now on it must stay whole."""
+        """Adds a savepoint, which must stay complete from now on."""
         if url in self._disposed:
-            return  # as an old one, before anybody was told of it
+            return  # swept as an old one before it was reported
         key = f"{_folder(url)}/{METADATA_NAME}"
         data = self._bucket.get(key)
         if data is None:
@@ -66,29 +66,29 @@ class SavepointRules:
         self._check_contents(metadata, of.read, _files_of(url), f"savepoint {url}")
 
     def dispose(self, url: str) -> None:
-        """Somebody wants it gone."""
+        """Records that an actor wants to delete a savepoint."""
         self._disposed.add(url)
 
     def claim(self, url: str, token: int) -> None:
-        """An attempt is to own it, once it has a checkpoint of its own."""
+        """Records that an attempt will own a savepoint when it has completed its own checkpoint."""
         self._known[url].claimed_by.add(token)
 
     @property
     def there(self) -> list[str]:
-        """Those that nobody has given up."""
+        """Returns the savepoints that nobody has given up."""
         return sorted(url for url in self._known if not self._is_given_up(url))
 
     @property
     def given_up(self) -> list[str]:
-        """Those that may be gone."""
+        """Returns the savepoints that may have been deleted."""
         return sorted(url for url in self._known if self._is_given_up(url))
 
     def checkpoint_id(self, url: str) -> int:
-        """Of the checkpoint that a savepoint was made of."""
+        """Returns the id of the checkpoint from which a savepoint was made."""
         return self._known[url].metadata.checkpoint_id
 
     def needed(self) -> set[str]:
-        """Files of the job that native savepoints name, also those that nobody was told of."""
+        """Returns the job's files that native savepoints name, including savepoints that were not reported."""
         return {
             f"{JOB}/{path}"
             for key, found in self._bucket.objects.items()
@@ -103,7 +103,7 @@ class SavepointRules:
                 self._fail(f"{key} of savepoint {url} was deleted")
 
     def _is_given_up(self, url: str) -> bool:
-        """Disposed of; or claimed, by an attempt that has a checkpoint of its own."""
+        """Returns whether it was disposed of, or claimed by an attempt that has completed its own checkpoint."""
         claimed_by = self._known[url].claimed_by
         return url in self._disposed or any(
             done.metadata.fencing_token in claimed_by for done in self._completed.values()
@@ -115,5 +115,5 @@ def _folder(url: str) -> str:
 
 
 def _files_of(url: str) -> str:
-    """What the paths of its files are relative to."""
+    """Returns the folder to which the paths of its files are relative."""
     return JOB if url.endswith(_NATIVE) else _folder(url)

@@ -1,4 +1,4 @@
-"""Starts attempts, as Dagster would, and people do: also while another one is running."""
+"""Starts attempts like Dagster and people do, also while another one is running."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tests.simulation.world import Actor, Chaos, World
 __all__ = ["Supervisor"]
 
 _NEVER = (CommittableLostError, CorruptMetadataError, CorruptStateError, RestoreError, StateSchemaError)
-"""Nothing is damaged in the simulation, so nobody may say so."""
+"""Errors that must not occur, because nothing is damaged in the simulation."""
 _PEACEFUL_TRIES = 12
 
 
 @dataclass(frozen=True)
 class _Run:
-    """What an attempt is to do; a run that is tried again gives another attempt the same."""
+    """What an attempt has to do. A retried run gives another attempt the same task."""
 
     options: dict[str, Any] = field(default_factory=dict)
-    """For the attempt."""
+    """Arguments of the attempt."""
     asked: Asked = field(default_factory=Asked)
     partitions: tuple[int, ...] = ()
-    """Ordinals of those that it reads."""
+    """Ordinals of the partitions that it reads."""
     peaceful: bool = False
 
     @property
@@ -53,7 +53,7 @@ class Supervisor:
 
     Args:
         world: The world.
-        invariants: Are told what is asked for.
+        invariants: The invariants, which learn what attempts are asked to do.
     """
 
     def __init__(self, world: World, invariants: Invariants) -> None:
@@ -79,7 +79,7 @@ class Supervisor:
             world.wait_for(self._all_over, until_ms=patience)
             if rng.random() < 0.05:
                 world.sleep(1.5 * GRACE.total_seconds())
-        # Zombies may still come back, but nothing fails any more.
+        # Zombies may still come back, but nothing fails any longer.
         world.chaos = Chaos(switch=world.chaos.switch, lost_head=world.chaos.lost_head)
         for _ in range(_PEACEFUL_TRIES):
             self._finished = False
@@ -90,7 +90,7 @@ class Supervisor:
         world.wait_for(lambda: world.alone)
         if rng.random() < world.chaos.lost_head:
             self._lose_head()
-        # Whatever zombies have left is cleared up by an attempt that has nothing else to do.
+        # An attempt that has nothing else to do cleans up what zombies have left.
         self._start(self._what_is_left())
         world.wait_for(lambda: world.alone)
         self._invariants.check_end()
@@ -128,7 +128,7 @@ class Supervisor:
         return self._of_partitions(run) if self._scenario.partitioned and rng.random() < 0.9 else run
 
     def _of_partitions(self, run: _Run) -> _Run:
-        """Over a range of partitions; from where they start, if nothing else is said."""
+        """Makes a run over a range of partitions, from their start state unless the run says otherwise."""
         rng, invariants = self._world.rng, self._invariants
         if run.asked.start:
             first = invariants.completed[run.asked.start].read // PARTITION_SPLITS
@@ -139,7 +139,7 @@ class Supervisor:
         return replace(run, partitions=tuple(range(first, rng.randint(first, PARTITIONS))))
 
     def _after(self, first: int, run: _Run) -> _Run:
-        """From the end state before a partition, as a run does whom nobody says where to start."""
+        """Starts a run from the end state before a partition, as a run does by default."""
         if first == 0:
             return replace(run, options={**run.options, "start_empty": True}, asked=Asked(None), partitions=(0,))
         assert self._invariants.head is not None
@@ -148,7 +148,7 @@ class Supervisor:
         return replace(run, options={**run.options, **options}, asked=Asked(before.checkpoint_id), partitions=(first,))
 
     def _what_is_left(self) -> _Run:
-        """Whatever it takes to come to the end."""
+        """Returns the run that is needed to reach the end."""
         invariants, run = self._invariants, _Run(peaceful=True)
         head, latest = invariants.head, invariants.latest
         if self._scenario.partitioned:
@@ -187,7 +187,7 @@ class Supervisor:
                 if attempt.finished and attempt.aborted_open and world.pair and not world.lists_late:
                     self._invariants.check_nothing_is_open()
             except _NEVER as error:
-                # What somebody has asked for may have been subsumed, claimed or disposed of meanwhile.
+                # The requested checkpoint may have been subsumed, claimed or disposed of meanwhile.
                 gone = run.restore_from in self._invariants.savepoints.given_up
                 if not gone and not (isinstance(error, RestoreError) and run.restore_from.startswith("chk-")):
                     world.report(f"{name}: {type(error).__name__}: {error}")
@@ -199,7 +199,7 @@ class Supervisor:
         self._drivers.append(self._world.spawn(name, drive))
 
     def _lose_head(self) -> None:
-        """Takes HEAD away: nobody may begin, nor change anything. Then it is put back."""
+        """Removes HEAD for a while. No attempt may begin or change anything until it is back."""
         world, objects, key = self._world, self._world.bucket.objects, f"{JOB}/{HEAD_KEY}"
         head = objects.pop(key, None)
         if head is None:
@@ -221,7 +221,7 @@ class Supervisor:
         objects[key] = head
 
     def _drive(self, attempt: SimulatedAttempt, run: _Run, asked: Asked) -> None:
-        """What the code of a run does with an attempt."""
+        """Does with an attempt what the code of a run does."""
         rng = self._world.rng
         if "restore_from" in run.options and run.options.get("claim_mode") is RecoveryClaimMode.CLAIM:
             self._claimed(run.restore_from, attempt.token)
@@ -244,7 +244,7 @@ class Supervisor:
             self._invariants.savepoints.claim(path, token)
 
     def _savepoints(self, attempt: SimulatedAttempt, run: _Run, asked: Asked) -> bool:
-        """Takes a savepoint now and then; says whether the job was stopped with it."""
+        """Sometimes takes a savepoint. Returns whether the job was stopped with it."""
         rng, savepoints = self._world.rng, self._invariants.savepoints
         if run.peaceful or rng.random() > 0.35:
             return False

@@ -1,4 +1,4 @@
-"""The seeds of CI, the proof that broken rules are noticed, and that a seed is replayed as it was."""
+"""Runs the seeds of CI, and checks that broken rules are noticed and that a seed can be replayed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def run(*options: str) -> tuple[int, str]:
-    """In processes of their own, where the order of sets is always the same; what failed names its seed."""
+    """Runs the command in separate processes, where the order of sets is fixed. A failure names its seed."""
     command = [sys.executable, "-m", "tests.simulation", *options]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True)
     return done.returncode, done.stdout + done.stderr

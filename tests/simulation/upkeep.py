@@ -1,4 +1,4 @@
-"""What people and schedules do beside the attempts: sweep, dispose, and savepoints without the program."""
+"""What people and schedules do next to the attempts: sweeps, disposals, and savepoints without the program."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ __all__ = ["GRACE", "Upkeep"]
 
 _ELSEWHERE = f"{URL}/elsewhere"
 GRACE = timedelta(hours=4)
-"""Of sweeps: longer than the longest epoch, for all that clocks differ by."""
+"""Grace time of sweeps: longer than the longest epoch plus the differences of clocks."""
 
 _NEVER = (CorruptMetadataError, CorruptStateError, RestoreError)
-"""Nothing is damaged in the simulation, so nobody may say so."""
+"""Errors that must not occur, because nothing is damaged in the simulation."""
 
 
 class Upkeep:
-    """Starts one such thing at a time, each as an actor of its own.
+    """Starts one such action at a time, each as a separate actor.
 
     Args:
         world: The world.
-        invariants: Are told of what somebody wants to be gone.
+        invariants: The invariants, which learn what an actor wants to delete.
     """
 
     def __init__(self, world: World, invariants: Invariants) -> None:
@@ -47,7 +47,7 @@ class Upkeep:
         self._started = 0
 
     def start(self) -> None:
-        """Begins whatever is drawn."""
+        """Begins a random action."""
         verbs = (
             self._sweep,
             self._dispose_savepoint,
@@ -61,14 +61,14 @@ class Upkeep:
         self._spawn(self._world.rng.choice(verbs))
 
     def draw_savepoint(self) -> tuple[str | None, SavepointFormatType]:
-        """Target and format of a savepoint. A run lists native ones before it deletes files: no list may be late."""
+        """Draws target and format of a savepoint. Native ones need listings that are never late."""
         rng = self._world.rng
         if not self._world.lists_late and rng.random() < 0.5:
             return None, SavepointFormatType.NATIVE
         return rng.choice((None, _ELSEWHERE)), SavepointFormatType.CANONICAL
 
     def sweep_in_peace(self) -> None:
-        """When all is quiet, and what is left is old."""
+        """Sweeps when nothing is running, and all files are old."""
         self._spawn(self._sweep)
 
     def _spawn(self, verb: Callable[[str], None]) -> None:

@@ -1,7 +1,7 @@
-"""One process in which many actors take turns: who goes on, when, and what fails is drawn from one seed.
+"""One process in which many actors take turns. One seed determines who runs when, and what fails.
 
 Each actor is a greenlet that runs the library's own code. It may be switched, crash or be paused at every request to
-the store; nothing else is a point of interleaving. What an actor does after it has crashed has no effect.
+the store, and only there. What an actor does after a crash has no effect.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MAX_STEPS = 60_000
 
 
 class Crashed(BaseException):
-    """The process of an actor is gone."""
+    """The process of an actor has crashed."""
 
 
 class Violation(AssertionError):
@@ -35,49 +35,49 @@ class Violation(AssertionError):
 
 @dataclass(frozen=True)
 class Chaos:
-    """How likely things are; per request to the store, where nothing else is said."""
+    """Probabilities of events, per request to the store unless stated otherwise."""
 
     switch: float = 0.3
-    """Another actor goes on."""
+    """Another actor continues."""
     crash: float = 0.0
     pause: float = 0.0
-    """The actor stops for a while, as if its machine had: a zombie, if another attempt takes over meanwhile."""
+    """The actor stops for a while, like its machine. It is a zombie if another attempt takes over meanwhile."""
     fail_before: float = 0.0
-    """503, or 409, or a timeout on the way there."""
+    """The request fails with 503 or 409, or times out before it arrives."""
     fail_after: float = 0.0
-    """It was done, but the response is lost."""
+    """The request takes effect, but its response is lost."""
     outage: float = 0.0
-    """Per request that fails: the next ones of the actor do, too."""
+    """Per failed request: the next requests of the actor fail, too."""
     retried: float = 0.0
-    """It was done, the response was lost, and the client sends the request again."""
+    """The request takes effect, its response is lost, and the client sends it again."""
     late_list: float = 0.0
     """A listing does not show the last changes."""
     clock_jump: float = 0.0
     task_fails: float = 0.0
-    """Per task of a Spark job."""
+    """Per task of a Spark job: it fails."""
     task_hangs: float = 0.0
     step_hangs: float = 0.0
-    """Per step that the driver's watchdog runs: the attempt gives up; the step is carried out later, or never."""
+    """Per step that the driver's watchdog runs: the attempt gives up, and the step is carried out later or never."""
     speculation: float = 0.0
-    """Per task of a Spark job: it runs twice, and the first to end is taken."""
+    """Per task of a Spark job: it runs twice, and the first result is taken."""
     stray_messages: float = 0.0
-    """Per checkpoint: duplicate, late and foreign messages arrive, too."""
+    """Per checkpoint: duplicate, late and foreign messages also arrive."""
     partitioned: float = 0.35
-    """Per world: its runs read partitions of time, and not on where the last one was."""
+    """Per world: its runs read time partitions, instead of continuing after the last run."""
     deleting: float = 0.2
     """Per world: checkpoints may be deleted when a run ends."""
     restore: float = 0.35
     """Per attempt: it starts from a savepoint, if there is one."""
     retry: float = 0.3
-    """Per attempt: the next one tries the same again."""
+    """Per attempt: the next one retries it."""
     upkeep: float = 0.5
-    """Per attempt: somebody sweeps, disposes or the like beside it."""
+    """Per attempt: an actor sweeps, disposes or the like at the same time."""
     lost_head: float = 0.2
     """At the end: HEAD is gone when an attempt begins."""
 
     @staticmethod
     def draw(rng: random.Random) -> Chaos:
-        """Few seeds have all of it: progress must be made, too."""
+        """Draws probabilities. Few seeds have all kinds of chaos, because jobs must also make progress."""
 
         def some(most: float) -> float:
             return rng.choice((0.0, 1.0)) * rng.uniform(0.0, most)
@@ -108,11 +108,11 @@ class Actor:
         self.skew_ms = 0
         self.wake_at: float = 0
         self.condition: Callable[[], bool] | None = None
-        """What it waits for, besides the time."""
+        """What it waits for, besides time."""
         self.outage = 0
         """How many of its next requests fail."""
         self.sluggish = 1
-        """How much more often than others it pauses."""
+        """How many times more often than others it pauses."""
         self.crashed = False
         self._world = world
         self._body = body
@@ -135,15 +135,15 @@ class World:
     """The clock, the scheduler and the store of one simulation.
 
     Args:
-        seed: All that happens follows from it.
-        chaos: What is more likely in it than was drawn.
+        seed: Determines everything that happens.
+        chaos: Probabilities that replace drawn ones.
     """
 
     def __init__(self, seed: int, **chaos: float) -> None:
         self.rng = random.Random(seed)
         self.chaos = replace(Chaos.draw(self.rng), **chaos)
         self.lists_late = self.chaos.late_list > 0
-        """Whether listings of the store may have been late. S3 and its like list what was written just now."""
+        """Whether listings of the store may have been late. S3 and similar stores list new objects at once."""
         self.main = getcurrent()
         self.now_ms = 1_800_000_000_000
         self.bucket = Bucket()
@@ -163,13 +163,13 @@ class World:
         return self._current
 
     def spawn(self, name: str, body: Callable[[], None]) -> Actor:
-        """Adds an actor, which goes on when it is drawn."""
+        """Adds an actor, which runs when it is drawn."""
         actor = Actor(self, name, body)
         self._actors.append(actor)
         return actor
 
     def run(self) -> None:
-        """Lets actors take turns until all are over.
+        """Lets actors take turns until all have ended.
 
         Raises:
             Violation: An invariant does not hold.
@@ -225,7 +225,7 @@ class World:
             self._switch(actor)
 
     def sleep(self, seconds: float) -> None:
-        """The current actor waits."""
+        """Makes the current actor wait."""
         actor = self.current
         if self._over or actor.crashed:
             raise Crashed
@@ -233,7 +233,7 @@ class World:
         self._switch(actor)
 
     def wait_for(self, condition: Callable[[], bool], until_ms: float = math.inf) -> bool:
-        """The current actor waits until something is so; False if that took too long."""
+        """Makes the current actor wait until a condition holds. Returns False if that took too long."""
         actor = self.current
         while not condition():
             if self.now_ms >= until_ms:
@@ -248,7 +248,7 @@ class World:
         return True
 
     def stop_if_broken(self) -> None:
-        """The actor that broke an invariant does nothing more."""
+        """Ends the actor that broke an invariant."""
         if self.broken is not None:
             raise Crashed
 
@@ -259,16 +259,16 @@ class World:
 
     @property
     def alone(self) -> bool:
-        """Whether one actor is left."""
+        """Returns whether only one actor is left."""
         return len(self._actors) == 1
 
     @property
     def pair(self) -> bool:
-        """Whether two actors are left: the supervisor, and one that it has started."""
+        """Returns whether only two actors are left: the supervisor, and one that it started."""
         return len(self._actors) == 2
 
     def clock(self) -> int:
-        """What the clock of the current actor says."""
+        """Returns the time of the current actor's clock."""
         return self.now_ms + self.current.skew_ms
 
     # --- what happened ------------------------------------------------------------------------------------------------
@@ -280,18 +280,18 @@ class World:
 
     @property
     def digest(self) -> str:
-        """Of all that happened."""
+        """Returns the digest of everything that happened."""
         return self._digest.hexdigest()
 
     def report(self, message: str) -> None:
-        """Says that an invariant does not hold; the simulation ends."""
+        """Reports that an invariant does not hold, which ends the simulation."""
         if self.broken is None:
             self.broken = Violation(message)
             self.note(f"VIOLATION {message}")
 
 
 class SerialExecutor:
-    """Stands for a pool of threads: an actor is one thread, and order is not left to chance."""
+    """Replaces a thread pool, because an actor is one thread and the order must be deterministic."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass

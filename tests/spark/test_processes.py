@@ -31,7 +31,7 @@ def test_a_process_is_alive_until_it_ends(child: subprocess.Popen[bytes]) -> Non
     assert process is not None and process.is_alive()
     child.kill()
     assert process.await_end(60)
-    assert ProcessId.of(child.pid) is None  # although nobody has reaped it yet
+    assert ProcessId.of(child.pid) is None  # although it has not been reaped yet
 
 
 def test_a_later_process_with_the_same_pid_is_another() -> None:
@@ -83,7 +83,7 @@ def test_below_dagster_the_outermost_dagster_process_is_the_owner(monkeypatch: p
     ask = "from dagster_flinkpy.spark.processes import find_owner; print(find_owner().pid)"
     run = f"import os, subprocess, sys; subprocess.run([sys.executable, '-c', {ask!r}])"
     spawn = f"import os, subprocess, sys; print(os.getpid()); subprocess.run([sys.executable, '-uc', {run!r}])"
-    # `-m dagster` after `-c PROGRAM` are arguments of the program: it looks like Dagster without being it.
+    # `-m dagster` after `-c PROGRAM` are arguments of the program, so it looks like Dagster but is not.
     printed = subprocess.run([sys.executable, "-uc", spawn, "-m", "dagster"], capture_output=True, text=True).stdout
     dagster, owner = printed.split()
     assert owner == dagster

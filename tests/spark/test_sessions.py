@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 END_TIMEOUT = 60
 
-# Prints, as JSON, what a worker sees of itself; then does what its first argument says.
+# Prints as JSON what a worker sees of itself, and then does what its first argument says.
 CLIENT = """
 import json, sys
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session
@@ -48,7 +48,7 @@ SMALL = {"master": "local[1]", "conf": {"spark.driver.memory": "512m"}}
 
 @pytest.fixture
 def own_runtime_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory without a server; the one that a test leaves there is stopped."""
+    """Creates a directory without a server. If the test leaves one there, it is stopped."""
     monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path))
     yield tmp_path
     for state_file in tmp_path.glob("spark-*.json"):
@@ -71,7 +71,7 @@ def client(then: str, settings: dict[str, Any], owner: int | None = None) -> sub
 
 @pytest.fixture
 def starting_server(own_runtime_dir: Path) -> Iterator[ServerState]:
-    """A server whose supervisor never comes to the point of answering."""
+    """Returns the state of a server whose supervisor never answers."""
     state_file = _state_file(SparkSettings(**SMALL))
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as supervisor:
         log = str(own_runtime_dir / "spark-starting.log")
@@ -132,7 +132,7 @@ def test_clients_of_the_local_server_share_warm_workers(spark: SparkSession, spa
         warm = workers(other)
     with get_session(spark_settings) as another:
         assert workers(another) & warm
-    assert spark.range(3).count() == 3  # the others' end was not its own
+    assert spark.range(3).count() == 3  # the end of the other owners did not end it
 
 
 @pytest.mark.spark
@@ -169,7 +169,7 @@ def test_a_server_that_starts_is_not_waited_for_in_the_lock(starting_server: Ser
         assert state is not None and process.poll() is None
         owners = state.owners
     assert owners == (*starting_server.owners, the_process(process.pid))
-    with state_file.locked():  # the client holds it only to look
+    with state_file.locked():  # the client holds the lock only to read the state
         pass
     process.kill()
     process.communicate()

@@ -135,7 +135,7 @@ def test_the_least_recently_used_run_goes_first(store: LocalObjectStore, tmp_pat
     tiny = RunCache(tmp_path / "cache", max_bytes=1)
     assert tiny.open(written[1][0], store).table().equals(written[1][1])  # What is in use stays,
     assert [local_file(cache, handle).exists() for handle, _ in written] == [False, True, False]
-    assert first.table().equals(written[0][1])  # and so does what is mapped.
+    assert first.table().equals(written[0][1])  # The mapped file has the same content.
 
 
 def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(
@@ -154,7 +154,7 @@ def test_small_runs_add_up_to_little_more_than_the_cache_may_keep(
 
 
 LARGE = 100_000
-"""Rows of a run that is written beside the work."""
+"""Rows of a run that is written in the background."""
 
 
 def test_a_large_run_is_there_before_its_copy_is_written(store: LocalObjectStore, cache: RunCache) -> None:
@@ -234,7 +234,7 @@ def test_a_cache_killed_in_mid_write_heals(store: LocalObjectStore, cache: RunCa
 
 def _open_often(directory: str, store_directory: str, handles: list[RunHandle]) -> None:
     store = LocalObjectStore(store_directory)
-    cache = RunCache(directory, max_bytes=30_000)  # Room for one.
+    cache = RunCache(directory, max_bytes=30_000)  # Space for one run.
     for _ in range(20):
         for handle in handles:
             assert len(cache.open(handle, store)) == handle.rows

@@ -1,4 +1,4 @@
-"""State in columns writes what the same state per record writes, and each reads what the other has written."""
+"""State in columns and state per record write the same, and each can read what the other has written."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def in_columns(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) ->
         assert VALUE.from_arrow(table.lookup(cells)) == [last[cell] for cell in cells.tolist()]
         if namespaced:
             for number in set(ids):
-                table.release(number)  # as often as can be: one that holds something stays
+                table.release(number)  # as often as possible; a slot with content stays
 
 
 def per_record(backend: Any, key_type: Any, ops: list[Any], namespaced: bool) -> None:
@@ -69,7 +69,7 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
         cells, _ = table.cells.of(slots, np.full(len(slots), number))
         assert not table.contains(cells).any()
         table.update(cells, VALUE.to_arrow([(window, "x")] * len(cells)))
-        table.release(number)  # holds something, so nothing happens
+        table.release(number)  # has content, so nothing happens
         assert table.contains(cells).all()
         if window < 49:
             table.delete(cells)
@@ -80,7 +80,7 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
     assert {(row["namespace"]["f0"], row["value"]["f0"]) for row in rows} == {(49, 49)}
     assert len(rows) == 100
     table.delete(cells)
-    table.release(number)  # storage holds it
+    table.release(number)  # the content is in storage
     assert table.cells.namespace_ids([(49, 50), (50, 51)]) == [number, number + 1]
 
 

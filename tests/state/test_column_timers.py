@@ -1,4 +1,4 @@
-"""Timers in columns fire when and in the order in which a TimerQueue fires, from the same files."""
+"""Timers in columns fire at the same time and in the same order as a TimerQueue with the same files."""
 
 from __future__ import annotations
 

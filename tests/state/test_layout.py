@@ -25,7 +25,7 @@ COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
 
 
 def rank(value: Any) -> Any:
-    """What orders values as Java does, nulls last."""
+    """Returns a sort key that orders values like Java, with nulls last."""
     if isinstance(value, dict):
         return (0, *map(rank, value.values()))
     if value is None:

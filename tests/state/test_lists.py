@@ -1,4 +1,4 @@
-"""What is added to a list is written, and nothing else of the list."""
+"""Adding to a list writes the added elements, and nothing else of the list."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ EXPIRING = TableLayout("l", "LIST", Types.LONG(), value_type=Types.LIST(Types.LO
 LIST = ListStateDescriptor("l", Types.LONG())
 
 Change = tuple[str, list[int]]
-"""What happens to a key: "add" or "set" and the elements; no elements are set by a tombstone."""
+"""A change of a key: "add" or "set", and the elements. A tombstone sets no elements."""
 
 
 def delta(changes: dict[int, Change], layout: TableLayout = LAYOUT) -> pa.Table:
-    """One row per key, in key group 0 with the key as its hash; an element is also when it expires."""
+    """Returns one row per key, in key group 0 with the key as hash. Each element is also its expiry."""
     keys = pa.array(sorted(changes), pa.int64())
     rows = [changes[key] for key in keys.to_pylist()]
     values = [elements or None for _, elements in rows]
@@ -124,7 +124,7 @@ def test_runs_and_rows_are_bounded_by_what_makes_up_the_lists(
 
 
 def needed(newest_first: list[pa.Table]) -> int:
-    """Rows that the lists are made of."""
+    """Returns the number of rows that the lists consist of."""
     begun, count = set[int](), 0
     for table in newest_first:
         for row in table.to_pylist():
@@ -148,7 +148,7 @@ def test_a_large_list_is_not_rewritten_for_its_runs() -> None:
 
 @pytest.fixture
 def large(make_backend: MakeBackend) -> KeyedSnapshot:
-    """Two lists, the one of key 7 with 100,000 elements."""
+    """Returns state with two lists. That of key 7 has 100,000 elements."""
     backend = make_backend(key_type=Types.LONG())
     state = backend.get_state(LIST)
     random = Random(1)
@@ -174,7 +174,7 @@ def test_an_element_that_is_added_to_a_large_list_costs_what_it_is_large(
         state.add(i)
         snapshot = backend.snapshot()
     assert snapshot.tables[0].runs[0] == base
-    assert backend.statistics.delta_bytes < 60 * 12_000  # with all that merging has written
+    assert backend.statistics.delta_bytes < 60 * 12_000  # including everything that merging has written
     assert backend.statistics.cache_hits == backend.statistics.cache_misses == 0  # the list was not read
     assert state.get()[100_000:] == list(range(60))
     lists = {row["key"]: row["value"] for row in read_table(snapshot.tables[0], store).to_pylist()}
@@ -227,7 +227,7 @@ def test_a_wrong_element_is_named(make_backend: MakeBackend) -> None:
 
 
 def test_reading_takes_what_other_rows_of_the_batch_have_done(make_backend: MakeBackend) -> None:
-    """Keys are read together when the first of them is: the others keep what was done to them before."""
+    """All keys are read together with the first one. The others keep their earlier changes."""
     backend = make_backend(key_type=Types.LONG())
     state = backend.get_state(LIST)
 

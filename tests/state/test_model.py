@@ -1,4 +1,4 @@
-"""Random programs against dicts: whatever is written is read, across snapshots, compaction and other parallelisms."""
+"""Compares random programs with dicts, across snapshots, compaction and changes of parallelism."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Mean(AggregateFunction):
 
 
 class Subtask:
-    """A backend and the states of the program."""
+    """A backend with the states of the program."""
 
     def __init__(self, backend: ColumnarKeyedStateBackend, key_type: Any, late: bool) -> None:
         namespace = Types.TUPLE([Types.LONG(), Types.LONG()])
@@ -123,7 +123,7 @@ class Program(RuleBasedStateMachine):
         column = self.key_type.to_arrow(self.pool)
         self.hashes = hash_keys(self.key_type, column)
         self.groups = key_groups_of_hashes(self.hashes, MAX_PARALLELISM)
-        # By index of the key: the model knows nothing of equality.
+        # By index of the key, because the model has no equality of keys.
         self.values: dict[int, str] = {}
         self.lists: dict[int, list[int]] = {}
         self.maps: dict[int, dict[str, int | None]] = {}
@@ -273,7 +273,7 @@ class Program(RuleBasedStateMachine):
 
     @rule(time=st.integers(-3, 9), again=st.booleans())
     def advance(self, time: int, again: bool) -> None:
-        """Fires; each key's first timer registers another that is due too."""
+        """Fires timers. The first timer of each key registers another one that is also due."""
         for index, subtask in enumerate(self.subtasks):
             mine = {t for t in self.timers if self.owner(t[1]) == index and t[0] <= time}
             fired = []

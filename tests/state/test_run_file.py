@@ -90,7 +90,7 @@ def test_row_groups_of_one_key_group_are_told_apart_by_hash(
     monkeypatch.setattr(run_file, "ROW_GROUP_ROWS", 1000)
     monkeypatch.setattr(run_file, "WHOLE_BELOW", 0)
     table = sorted_table(30_000, max_parallelism=1)
-    keys = pa.array([-(2**40) * i for i in range(30_000)])  # whose hashes have either sign
+    keys = pa.array([-(2**40) * i for i in range(30_000)])  # their hashes have both signs
     hashes = hash_keys(Types.LONG(), keys)
     sort_keys = make_sort_keys(key_groups_of_hashes(hashes, 1), hashes)
     table = table.set_column(0, LAYOUT.local_schema.field("sort_key"), pa.array(sort_keys))
@@ -136,7 +136,7 @@ def test_a_file_explains_itself(written: tuple[RunHandle, bytes, pa.Table]) -> N
 
 
 def test_integers_are_stored_as_differences(counting: CountingStore) -> None:
-    """Those that jump over the whole range, too."""
+    """The same holds for integers that jump over the whole range."""
     wide = [(-1) ** i * (2**63 - 1 - i) for i in range(1_000)]
     table = sorted_table(1_000).set_column(2, LAYOUT.local_schema.field("value"), pa.array(wide))
     data, handle = encode_run(LAYOUT, table, ALL)
@@ -192,7 +192,7 @@ def damage_empty(store: LocalObjectStore, handle: RunHandle, data: bytes) -> Non
 
 
 def damage_flipped_row(store: LocalObjectStore, handle: RunHandle, data: bytes) -> None:
-    # In the middle of the file: a row group that the clip needs.
+    # In the middle of the file, in a row group that the clip needs.
     store.put(handle.path, data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
 
 

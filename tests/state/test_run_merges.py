@@ -1,4 +1,4 @@
-"""Runs of every kind of state hold what a dict would, however they are written, merged, rescaled and evolved."""
+"""Runs of every kind of state have the content of a dict, however they are written, merged, rescaled and evolved."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ KEYS = {
     Types.LONG(): [0, 1, -1, 2**40, 4, 5, 6, 7, 8, 9, 10, 11],
     Types.DOUBLE(): [0.0, -0.0, NAN, 1.5, -1.5, float("inf")],
 }
-"""Of them, key `i` is in key group ``i % 6``, and has the hash 0 or -1: many share both."""
+"""Key `i` of them is in key group ``i % 6`` and has the hash 0 or -1, so that many keys share both."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One row that is written."""
+    """A row to write."""
 
     key: int  # Its index.
     namespace: int
     map_key: int
     time: int
     value: list[int]
-    """The element of a value, all of a list; none for a tombstone."""
+    """The element of a value, all elements of a list, or none for a tombstone."""
     expires: list[int]
     add: bool
 
@@ -95,7 +95,7 @@ def table(layout: TableLayout, rows: list[Row]) -> pa.Table:
 
 
 class Model:
-    """What there is, by identity: values of what is no list with one element; with each, when it expires."""
+    """The expected content by identity, each element with its expiry. Values other than lists have one element."""
 
     def __init__(self, layout: TableLayout) -> None:
         self._layout = layout
@@ -119,7 +119,7 @@ class Model:
 
 
 def contents(layout: TableLayout, rows: pa.Table, now: int) -> dict[Hashable, list[int]]:
-    """What rows hold, by identity."""
+    """Returns the content of rows, by identity."""
     known = {repr(key): i for i, key in enumerate(KEYS[layout.key_type])}
     found: dict[Hashable, list[int]] = {}
     for row in rows.to_pylist():
@@ -155,7 +155,7 @@ class Subtasks:
         self.now = 0
 
     def restore(self, parallelism: int) -> None:
-        """Starts from what there is, with another parallelism."""
+        """Restores the current content with another parallelism."""
         handles = [RunHandle.from_json(handle.to_json()) for runs in self.runs for handle in runs.handles]
         size = KEY_GROUPS // parallelism
         ranges = [KeyGroupRange(size * i, size * (i + 1) - 1) for i in range(parallelism)]
@@ -229,7 +229,7 @@ def test_runs_hold_what_a_dict_would(
         subtasks = Subtasks(layout, RunFiles(store, cache, KeyGroupRange(0, 5), inline_below=inline_below))
         subtasks.restore(1)
         model = Model(layout)
-        # Rows that no delta touches make it so that few of the runs are merged.
+        # Because of rows that no delta touches, only few of the runs are merged.
         kept = [] if always else [Row(i, n, n, n, [1], [99] * 3, False) for i in range(12) for n in range(3)]
         for epoch, (changes, passed, turn, parallelism) in enumerate([(kept, 0, False, None), *epochs]):
             if epoch == evolve:

@@ -28,7 +28,7 @@ def files(store: LocalObjectStore, cache: RunCache) -> RunFiles:
 
 
 def delta(rows: dict[int, int | None]) -> pa.Table:
-    """One row per key, in key group 0 with the key as its hash."""
+    """Returns one row per key, in key group 0 with the key as its hash."""
     keys = sorted(rows)
     column = pa.array(keys)
     sort_keys = make_sort_keys(pa.array([0] * len(keys)).cast("uint16").to_numpy(), column.cast("int32").to_numpy())
@@ -38,7 +38,7 @@ def delta(rows: dict[int, int | None]) -> pa.Table:
 
 
 def rows_of(runs: Runs) -> list[dict[int, int | None]]:
-    """Newest first."""
+    """Returns the rows of each run, newest first."""
     tables = [run.table() for run in runs.newest_first()]
     return [dict(zip(t["key"].to_pylist(), t["value"].to_pylist(), strict=True)) for t in tables]
 
@@ -98,7 +98,7 @@ def test_in_steady_work_a_subtask_merges_in_its_turn_only(base: int, delta_rows:
             turn = (epoch + i) % TURNS == 0
             start = merge_from(sizes, sizes[0], turn=turn)
             assert turn or start == len(sizes) - 1
-            # Half of the delta are new keys, if all are merged.
+            # If all are merged, half of the delta's keys are new.
             sizes[start:] = [sum(sizes[start:]) if start else sizes[0] + sum(sizes[1:]) // 2]
             assert len(sizes) <= MAX_RUNS
             assert sum(sizes) <= 2 * sizes[0]

@@ -149,7 +149,7 @@ def values(snapshot: KeyedSnapshot, store: LocalObjectStore) -> dict[str, Any]:
 def test_old_runs_live_on_beside_new_ones(
     make_backend: MakeBackend, store: LocalObjectStore, inline_below: int
 ) -> None:
-    """A field is removed, and comes back: what was written before it was removed does not come back."""
+    """A field is removed and added again. Values from before the removal do not come back."""
     snapshot: KeyedSnapshot | None = None
     expected: dict[str, Any] = {}
     for generation, (kind, row) in enumerate(

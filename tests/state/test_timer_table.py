@@ -1,4 +1,4 @@
-"""Stored timers: which fire, against a set; and which rows are looked at to find them."""
+"""Stored timers: compares which fire with a set, and checks which rows are read to find them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ EPOCH = st.tuples(st.lists(STEP, max_size=3), st.integers(1, 3), st.booleans(), 
     inline_below=st.sampled_from([0, 20_000]),
 )
 def test_timers_behave_like_a_set(epochs: Any, at_once: int, overlay_rows: int, inline_below: int) -> None:
-    """Each epoch has backends of its own: at any parallelism, columnar or in memory, with or without local files."""
+    """Each epoch has new backends: at any parallelism, columnar or in memory, with or without local files."""
     directory = Path(tempfile.mkdtemp())
     store = LocalObjectStore(directory / "store")
     model: set[tuple[int, int]] = set()
@@ -107,7 +107,7 @@ def test_timers_behave_like_a_set(epochs: Any, at_once: int, overlay_rows: int, 
 
 
 class Column:
-    """A column that is looked at row by row, and counts the rows; it cannot be used in any other way."""
+    """A column that only allows access row by row, and counts the rows."""
 
     def __init__(self, column: Any, looked_at: set[int]) -> None:
         self.column, self.looked_at = column, looked_at
@@ -140,7 +140,7 @@ def test_what_is_looked_at_follows_the_due_timers(make_backend: MakeBackend, mon
                 Run, "column", lambda run, name: Column(column(run, name), searched.setdefault(id(run), set()))
             )
             assert len(fire(backend, epoch)) == due
-        assert len(read) == due  # No tombstone, and nothing that has fired before.
+        assert len(read) == due  # Without tombstones and timers that fired before.
         assert sum(map(len, searched.values())) <= 8 * 5 * 13  # Runs, searches in each, steps of a search.
     assert len(bases) > 1  # Runs were merged meanwhile.
 
@@ -214,5 +214,7 @@ def test_a_timer_that_is_next_can_be_deleted(make_backend: MakeBackend) -> None:
     third = make_backend(second.snapshot(), key_type=LONG)
     change(third, 1, 5, False)
     fourth = make_backend(third.snapshot(), key_type=LONG)
-    assert fourth.snapshot().tables[0].runs[0].fired_before == 5  # It was not merged, or this would prove nothing.
+    assert (
+        fourth.snapshot().tables[0].runs[0].fired_before == 5
+    )  # It was not merged; otherwise this would prove nothing.
     assert fire(fourth, 5) == [(5, 2)]

@@ -36,7 +36,7 @@ def test_a_missing_object_is_missing_in_parts_too(store: LocalObjectStore, monke
 
 
 class SlowStore(LocalObjectStore):
-    """Uploads wait until they are let through, or fail."""
+    """Makes uploads wait until they are released, or fail."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(str(root))

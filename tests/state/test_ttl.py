@@ -73,7 +73,7 @@ def builder(on_read: bool = False) -> StateTtlConfig.Builder:
 
 
 class Program(RuleBasedStateMachine):
-    """Random programs against dicts of values and the times at which they expire."""
+    """Compares random programs with dicts of values and their expiry times."""
 
     @initialize(on_read=st.booleans(), full=st.booleans(), parallelism=st.integers(1, 3))
     def start(self, on_read: bool, full: bool, parallelism: int) -> None:
@@ -83,7 +83,7 @@ class Program(RuleBasedStateMachine):
         self.time = 1000
         self.on_read = on_read
         self.config = builder(on_read).cleanup_full_snapshot().build() if full else builder(on_read).build()
-        # Per state and key, and per entry of a map: value and expiry; of a list such pairs.
+        # For each state and key, and each entry of a map: value and expiry. For a list, a list of such pairs.
         self.cells: dict[Any, tuple[Any, int]] = {}
         self.lists: dict[int, list[tuple[int, int]]] = {}
         self.maps: dict[int, dict[str, tuple[int, int]]] = {}
@@ -232,7 +232,7 @@ def test_any_program_reads_what_has_not_expired() -> None:
 
 
 class At:
-    """A backend with one key whose clock is set by hand."""
+    """A backend with one key, whose clock the test sets."""
 
     def __init__(
         self, make_backend: MakeBackend, config: StateTtlConfig, restored: KeyedSnapshot | None = None
@@ -367,7 +367,7 @@ def test_the_ttl_itself_may_change(make_backend: MakeBackend) -> None:
     snapshot = at.backend.snapshot()
     again = At(make_backend, StateTtlConfig.new_builder(Time.days(1)).build(), snapshot)
     again.time = TTL
-    assert again.value.value() is None  # what was written keeps its time
+    assert again.value.value() is None  # written state keeps its expiry
     again.value.update("b")
     again.time = 1000
     assert again.value.value() == "b"

@@ -1,4 +1,4 @@
-"""A program with every kind of state, and one that tells what is in its state."""
+"""A program with every kind of state, and one that emits the content of its state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RULES = MapStateDescriptor("rules", Types.STRING(), Types.LONG())
 
 
 class AllKinds(KeyedProcessFunction, CheckpointedFunction):
-    """State of each kind, for each key."""
+    """Keeps state of each kind for each key."""
 
     def initialize_state(self, context: Any) -> None:
         store = context.get_operator_state_store()

@@ -1,4 +1,4 @@
-"""A savepoint is moved by copying its folder; a native one by copying that of the job."""
+"""A savepoint is moved by copying its folder, and a native savepoint by copying the folder of the job."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ for key, _, value in RECORDS[:40]:  # what two epochs read
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder of a job with one checkpoint that has two epochs in it, and a savepoint of it."""
+    """Returns the folder of a job with one checkpoint after two epochs, and a savepoint of it."""
     folder = tmp_path_factory.mktemp("job")
     with HarnessAttempt(all_kinds(), folder) as attempt:
         attempt.run_epoch()

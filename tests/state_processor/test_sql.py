@@ -1,4 +1,4 @@
-"""SQL over stored state."""
+"""SQL queries over stored state."""
 
 from __future__ import annotations
 

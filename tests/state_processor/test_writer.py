@@ -102,7 +102,7 @@ MEAN = AggregatingStateDescriptor("mean", Mean(), Types.TUPLE([Types.LONG(), Typ
 
 
 class Tell(AllKinds):
-    """Emits what is in its state."""
+    """Emits the content of its state."""
 
     def initialize_state(self, context: Any) -> None:
         super().initialize_state(context)
@@ -251,7 +251,7 @@ def savepoint(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def rows_of(path: str, uid: str = "kinds") -> dict[str, set[str]]:
-    """The states, without where the rows are."""
+    """Returns the rows of each state, without their place."""
     found = {}
     for state in read_savepoint(path).states:
         if state.uid == uid:
@@ -315,7 +315,7 @@ def test_new_state_beside_old(savepoint: str, tmp_path: Path) -> None:
 
 
 def test_a_stored_state_becomes_another(savepoint: str, tmp_path: Path) -> None:
-    """Read, changed by DuckDB, written."""
+    """The state is read, changed by DuckDB, and written."""
     total = read_savepoint(savepoint).state("kinds", "total").to_arrow()
     changed = duckdb.sql("select key, value.sum * 2 as n, value.sum as total from total").to_arrow_table()
     target = bootstrapped(tmp_path / "savepoint", changed.rename_columns(["user", "n", "total"]))

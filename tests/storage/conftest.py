@@ -16,7 +16,7 @@ CEPH = "FLINKPY_TEST_CEPH_URL"
 
 @pytest.fixture(scope="session")
 def ceph() -> StorageLocation:
-    """A fresh bucket on the Ceph RGW that ``.ci/ceph-rgw start`` printed."""
+    """Returns a new bucket on the Ceph RGW that ``.ci/ceph-rgw start`` printed."""
     if CEPH not in os.environ:
         pytest.skip(f'{CEPH} is not set: export {CEPH}="$(.ci/ceph-rgw start)"')
     return fresh_bucket(*os.environ[CEPH].split())
@@ -24,7 +24,7 @@ def ceph() -> StorageLocation:
 
 @pytest.fixture(params=["local", "ministack", pytest.param("ceph", marks=pytest.mark.ceph)])
 def location(request: pytest.FixtureRequest, tmp_path: Path) -> StorageLocation:
-    """An empty place on each kind of store."""
+    """Returns an empty location on each kind of store."""
     if request.param == "local":
         return StorageLocation(str(tmp_path / "store"))
     server: StorageLocation = request.getfixturevalue(request.param)
@@ -33,5 +33,5 @@ def location(request: pytest.FixtureRequest, tmp_path: Path) -> StorageLocation:
 
 @pytest.fixture
 def store(location: StorageLocation) -> ObjectStore:
-    """An empty store of each kind."""
+    """Returns an empty store of each kind."""
     return location.open()

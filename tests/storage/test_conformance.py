@@ -1,4 +1,4 @@
-"""What every store must do. Each test runs on a local directory, on MiniStack and, where there is one, on Ceph RGW."""
+"""What every store must do. Each test runs on a local directory, on MiniStack and, if available, on Ceph RGW."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def keys(store: ObjectStore, prefix: str = "") -> list[str]:
 
 
 def race(count: int, act: Callable[[int], object]) -> list[object]:
-    """Run ``act(i)`` on ``count`` threads that start together; an error is a result."""
+    """Runs ``act(i)`` in ``count`` threads that start together. Errors are returned as results."""
     barrier = threading.Barrier(count)
 
     def run(i: int) -> object:
@@ -284,7 +284,7 @@ def test_compare_and_swap_counter_of_six_threads(store: ObjectStore) -> None:
 
 
 def test_writers_and_deleters_of_one_folder(store: ObjectStore) -> None:
-    """Every write that succeeded is there, though the folder comes and goes."""
+    """Every successful write is kept, although the folder is created and deleted all the time."""
 
     def churn(i: int) -> None:
         for n in range(15):

@@ -57,7 +57,7 @@ class IgnoresIfMatch(LocalObjectStore):
 
 
 class RefusesEveryIfMatch(LocalObjectStore):
-    """As Ceph 16 does with a quoted ETag."""
+    """Refuses every If-Match, like Ceph 16 with a quoted ETag."""
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
         return super().put(key, data, if_none_match=if_none_match, if_match=if_match and f'"{if_match}"')

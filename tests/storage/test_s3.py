@@ -1,4 +1,4 @@
-"""What S3 and the network do wrong: responses that get lost, conflicts, cut bodies, refusals."""
+"""Faults of S3 and the network: lost responses, conflicts, truncated bodies, refusals."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def client(s3_location: StorageLocation) -> S3Client:
-    """The client that the stores of ``s3_location`` share."""
+    """Returns the client that the stores of ``s3_location`` share."""
     place = s3_location
     return s3_client(place.endpoint_url, place.region, place.access_key_id, place.secret_access_key)
 
@@ -51,7 +51,7 @@ def store(s3_location: StorageLocation) -> ObjectStore:
 
 @contextmanager
 def faulty_once(client: S3Client, operation: str, meanwhile: Callable[[AWSPreparedRequest], None]) -> Iterator[None]:
-    """For the first request of an operation do ``meanwhile`` instead, and let the client see a timeout."""
+    """Replaces the first request of an operation by ``meanwhile``. The client sees a timeout."""
     met = []
 
     def before_send(request: AWSPreparedRequest, **_: object) -> None:
@@ -69,7 +69,7 @@ def faulty_once(client: S3Client, operation: str, meanwhile: Callable[[AWSPrepar
 
 
 def deliver(request: AWSPreparedRequest) -> None:
-    """The server gets and does it; only its answer is lost."""
+    """Delivers a request to the server. Only the response is lost."""
     assert URLLib3Session().send(request).status_code == 200
 
 
@@ -92,7 +92,7 @@ def test_lost_answer_to_a_compare_and_swap(store: ObjectStore, client: S3Client)
 
 @pytest.mark.parametrize("theirs", [b"theirs", b"ours"])
 def test_lost_create_that_another_writer_overtook(store: ObjectStore, client: S3Client, theirs: bytes) -> None:
-    """Even if the other one wrote the same bytes, we did not create the object."""
+    """Even if the other writer wrote the same bytes, this one did not create the object."""
     with (
         faulty_once(client, "PutObject", lambda _: overtake(store, theirs)),
         pytest.raises(PreconditionFailedError),
@@ -138,7 +138,7 @@ def test_lost_completion_that_another_writer_overtook(store: ObjectStore, client
 
 @pytest.fixture
 def stub() -> Iterator[Stubber]:
-    """A client of its own whose answers are given beforehand, and must all be asked for."""
+    """Returns a separate client with prepared answers, all of which must be used."""
     import boto3
 
     made = boto3.Session().client("s3", region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="s")
@@ -248,7 +248,7 @@ def test_completion_under_encryption_whose_etags_are_no_md5s(stub: Stubber, stub
 def test_server_that_calls_a_completion_of_an_aborted_upload_an_internal_error(
     stub: Stubber, stubbed: S3ObjectStore
 ) -> None:
-    """Ceph RGW 20."""
+    """Ceph RGW 20 is such a server."""
     stub.add_client_error("complete_multipart_upload", "InternalError", http_status_code=500)
     stub.add_client_error("head_object", "404", http_status_code=404)
     stub.add_client_error("list_parts", "NoSuchKey", http_status_code=404)

@@ -1,4 +1,4 @@
-"""Whole programs without Spark."""
+"""Runs of whole programs without Spark."""
 
 from __future__ import annotations
 

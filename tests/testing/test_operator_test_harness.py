@@ -1,4 +1,4 @@
-"""The harness for functions: what a user tests with it."""
+"""The harness for functions, used as in tests of users."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LATE = OutputTag("late", Types.STRING())
 
 
 class Count(KeyedProcessFunction):
-    """Counts words; tells the count ten milliseconds of event time after each, and late words apart."""
+    """Counts words. Emits the count ten milliseconds of event time after each word, and late words to a side output."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self.seen = 0

@@ -1,4 +1,4 @@
-"""The code location loads, and shows what it should."""
+"""The code location loads, and has the expected definitions."""
 
 import dagster as dg
 

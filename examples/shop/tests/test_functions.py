@@ -1,4 +1,4 @@
-"""Each function on its own, record by record."""
+"""Tests each function separately, record by record."""
 
 import pytest
 from dagster_flinkpy.common import Row
@@ -36,7 +36,7 @@ def test_duplicates_are_dropped_for_a_day():
         harness.process_element(order("o2"), 2_000)
         assert [row.order_id for row in harness.output] == ["o1", "o2"]
         harness.process_watermark(DAY_MS)
-        assert harness.state("seen", "o1") is None  # so the state does not grow for ever
+        assert harness.state("seen", "o1") is None  # so the state does not grow forever
         assert harness.state("seen", "o2") is True
 
 

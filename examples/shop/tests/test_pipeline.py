@@ -1,4 +1,4 @@
-"""The whole program over generated days, against plain Python over the same files."""
+"""Compares the whole program on generated days with plain Python on the same files."""
 
 from collections import Counter
 
@@ -13,7 +13,7 @@ from shop.pipeline import TABLES, shop_env
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory):
-    """The folder with the data and the tables of a run."""
+    """Returns the folder with the data and the tables of a run."""
     folder = tmp_path_factory.mktemp("shop")
     generate(folder / "data", orders_per_day=100)
     run_local(shop_env(folder / "data", folder / "tables"))
@@ -33,7 +33,7 @@ def test_more_days_leave_the_first_ones_as_they_are(shop, tmp_path):
 def test_each_order_is_paid_or_reported_once(shop):
     paid, alerts = rows(shop / "tables/paid_orders"), rows(shop / "tables/alerts")
     orders = {row["order_id"]: row for row in rows(shop / "data/orders")}
-    assert len(rows(shop / "data/orders")) > len(orders)  # some came twice
+    assert len(rows(shop / "data/orders")) > len(orders)  # some arrived twice
     in_time = {
         row["order_id"]
         for row in rows(shop / "data/payments")

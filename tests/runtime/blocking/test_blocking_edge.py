@@ -40,7 +40,7 @@ def attempt_of(region: JobGraph, folder: Path, job_id: str, **options: Any) -> H
 
 
 def run(region: JobGraph, folder: Path, job_id: str, *, epochs: int | None = None, **options: Any) -> list[Any]:
-    """Runs a region, to its end or for some epochs; gives what it collected."""
+    """Runs a region to its end or for some epochs, and returns the collected records."""
     records: list[Any] = []
     with attempt_of(region, folder, job_id, **options) as attempt:
         while not attempt.finished and (epochs is None or epochs > 0):
@@ -160,7 +160,7 @@ def test_nothing_is_read_before_the_checkpoint_is_complete(tmp_path: Path, monke
     put = LocalObjectStore.put
 
     def dies(self: LocalObjectStore, key: str, *args: Any, **options: Any) -> str:
-        if key.startswith("checkpoints/"):  # the segments are there, the marker is not
+        if key.startswith("checkpoints/"):  # the segments exist, but the marker does not
             raise Killed
         return put(self, key, *args, **options)
 

@@ -1,4 +1,4 @@
-"""When a DataFrame is read: once, in each run, or for each partition. No DataFrame is run here."""
+"""When a DataFrame is read: once, in each run, or for each partition. These tests compute no DataFrame."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARTITION = TimePartition("2024-03-01", DAY, DAY, 0)
 
 @pytest.fixture(autouse=True)
 def frames(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the factories made, which are no DataFrames."""
+    """Returns what the factories made, which are not real DataFrames."""
     made: list[Any] = []
 
     def write(self: Any, frame: Any, type_info: Any, *, rowtime: bool) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def attempt(source: SparkSource, position: Any = None, run_id: str | None = "run
 
 
 def reads(enumerator: SplitEnumerator) -> bool:
-    """Whether the next epoch reads the rows."""
+    """Returns whether the next epoch reads the rows."""
     return any(enumerator.plan_epoch(2))
 
 

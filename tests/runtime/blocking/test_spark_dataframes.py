@@ -1,4 +1,4 @@
-"""`from_spark` and `transform_spark`: DataFrames on a real Spark, what follows on the harness if not said otherwise."""
+"""`from_spark` and `transform_spark`: DataFrames run on a real Spark, other operators usually in the harness."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ RECORDS = [("a", 1, 2), ("b", 2, 3), ("a", 3, 5), ("c", 4, 7), ("b", 50, 1), ("a
 
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that name no Spark get the server of the session."""
+    """Gives programs that name no Spark the server of the session."""
     for module in ("runtime.master.job_session", "runtime.blocking.dataframe_types"):
         monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
 
@@ -61,7 +61,7 @@ def attempt_of(graph: JobGraph, folder: Path, job_id: str = "job", **options: An
 
 
 def run(graph: JobGraph, folder: Path, job_id: str = "job", *, epochs: int | None = None, **options: Any) -> list[Any]:
-    """Runs a region, to its end or for some epochs; gives what it collected."""
+    """Runs a region to its end or for some epochs, and returns the collected records."""
     records: list[Any] = []
     with attempt_of(graph, folder, job_id, **options) as attempt:
         while not attempt.finished and (epochs is None or epochs > 0):
@@ -73,13 +73,13 @@ def run(graph: JobGraph, folder: Path, job_id: str = "job", *, epochs: int | Non
 
 
 def parts(folder: Path, uid: str) -> list[str]:
-    """Names of the attempts that have parts on the store."""
+    """Returns the names of the attempts that have parts in the store."""
     found = (folder / "job" / "exchange" / uid / "parts").rglob("*.arrow")
     return sorted({path.parent.name.partition(".")[0] for path in found})
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint cannot be written, when all else is done."""
+    """Makes the write of the checkpoint fail once, after everything else is done."""
     with_metadata = "dagster_flinkpy.runtime.master.job.CompletedCheckpointStore.write_metadata"
 
     def fails(*_: Any) -> None:
@@ -151,7 +151,7 @@ def test_declared_columns_are_cast(tmp_path: Path) -> None:
 
 
 class Where(ProcessFunction):
-    """The subtask a record is in, the record, and its event time."""
+    """Emits the subtask of a record, the record, and its event time."""
 
     def open(self, runtime_context: Any) -> None:
         self._subtask = runtime_context.get_index_of_this_subtask()
@@ -382,7 +382,7 @@ def test_a_data_frame_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
     config = {"checkpointing": CoordinatorConfig(timeout=timedelta(seconds=2))}
     with pytest.raises(CheckpointError, match="tasks answered in 0:00:02"):
         run(graph, tmp_path, config=config)
-    # Both slots of the Spark server are free again, though nothing has been released.
+    # Both slots of the Spark server are free again, although nothing was released.
     stream = environment().from_spark(lambda spark: spark.range(0, 4, 1, 4), type_info=ID).uid("rows")
     assert len(run(collect_graph(stream), tmp_path / "other")) == 4
     release.touch()
@@ -431,7 +431,7 @@ SUMS = Types.ROW_NAMED(["key", "total"], [Types.STRING(), Types.LONG()])
 
 
 def totals(frame: Any) -> Any:
-    """A total per key."""
+    """Returns a total per key."""
     return frame.groupBy("key").sum("value").withColumnRenamed("sum(value)", "total")
 
 

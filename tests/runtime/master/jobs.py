@@ -26,7 +26,7 @@ def counted_graph(**options: Any) -> JobGraph:
 
 
 def run_epochs(graph: JobGraph, folder: Path, number: int, **options: Any) -> list[Any]:
-    """Runs so many epochs in an attempt of their own; gives what was collected."""
+    """Runs a number of epochs in one attempt, and returns the collected records."""
     records = []
     with HarnessAttempt(graph, folder, **options) as attempt:
         for _ in range(number):
@@ -36,7 +36,7 @@ def run_epochs(graph: JobGraph, folder: Path, number: int, **options: Any) -> li
 
 
 def sunk(folder: Path, function: Callable[[Any], Any] | None = None) -> tuple[JobGraph, FolderSink]:
-    """Three epochs into a sink; each record goes through the function."""
+    """Returns a program with three epochs and a sink. Each record goes through the function."""
     sink = FolderSink(folder / "table")
     env = environment(2)
     stream = events(env, RECORDS, per_epoch=8)

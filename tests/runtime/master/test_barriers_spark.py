@@ -1,4 +1,4 @@
-"""Barriers and partitioners on a real Spark; what needs none is in test_barriers_in_job.py."""
+"""Barriers and partitioners on a real Spark. Tests that need no Spark are in test_barriers_in_job.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(40)]
 
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that name no Spark get the server of the session."""
+    """Gives programs that name no Spark the server of the session."""
     monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
 
 

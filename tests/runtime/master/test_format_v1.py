@@ -1,4 +1,4 @@
-"""What the first release wrote is restored by every later one. These tests and their fixtures stay for ever."""
+"""Every later release restores what the first release wrote. These tests and their fixtures stay forever."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.runtime.harness import HarnessAttempt
 
 
 def counted(rows: list[list[Any]]) -> tuple[Counter[str], set[str]]:
-    """How often each row came; of those that each subtask says, which ones."""
+    """Returns how often each row was emitted, and the set of rows that every subtask emits."""
     lines = [(json.dumps(row), row[0] == "union") for row in rows]
     return Counter(line for line, union in lines if not union), {line for line, union in lines if union}
 

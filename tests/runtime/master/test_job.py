@@ -37,7 +37,7 @@ BUCKET = 20
 
 
 class Buckets(KeyedProcessFunction):
-    """Sums per bucket of time, emitted by a timer; with three kinds of state."""
+    """Sums per bucket of time, which a timer emits. Uses three kinds of state."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._sums = runtime_context.get_map_state(MapStateDescriptor("sums", Types.LONG(), Types.LONG()))
@@ -82,7 +82,7 @@ steps = st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 15), st.inte
     rescales=st.dictionaries(st.integers(1, 8), st.integers(1, 4), max_size=3),
     seed=st.integers(0, 99),
 )
-# The last record is read beside a subtask whose input has ended, behind a gate that was restored ahead of both.
+# The last record is read next to a subtask whose input has ended, after a gate that was restored ahead of both.
 @example(
     steps=[
         ("a", p, v) for p, v in zip([14] * 3 + [0] * 3 + [11] + [0] * 5 + [14], [0] * 5 + [3] + [0] * 7, strict=True)
@@ -109,7 +109,7 @@ def test_epochs_and_rescales_change_no_output(
     rescaled = run_job(graph, tmp_path_factory.mktemp("rescaled"), rescale_at=rescales, order=random_order(seed))
     sums = [row for row in straight if row[1] != -1]
     assert sorted(row for row in rescaled if row[1] != -1) == sorted(sums)
-    # When a key falls silent depends on what is read together; what it has seen does not.
+    # When a key falls silent depends on what is read together. What it has seen does not.
     for rows in (straight, rescaled):
         seen = {key: sum(v for k, n, v in rows if (k, n) == (key, -1)) for key in "abcde"}
         assert seen == {key: sum(v for k, _, v in records if k == key) for key in "abcde"}
@@ -246,7 +246,7 @@ def test_a_checkpoint_that_is_gone_is_answered_with_those_kept(tmp_path: Path) -
 
 
 def test_a_checkpoint_that_never_completed_cannot_be_restored(tmp_path: Path) -> None:
-    """Its state has read records that its sinks never committed."""
+    """Its state includes records that its sinks never committed."""
 
     class Dies(HarnessAttempt):
         def _write_metadata(self) -> None:

@@ -1,4 +1,4 @@
-"""What a job does at its checkpoints beside reading and writing: hooks, claims, retention, stopping, statistics."""
+"""What a job does at its checkpoints besides reading and writing: hooks, claims, retention, stopping, statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Retention = ExternalizedCheckpointRetention
 
 
 def counted(fail_at: int | None = None) -> JobGraph:
-    """Three epochs of eight records each, counted per key."""
+    """Returns a program with three epochs of eight records each, counted per key."""
 
     def check(record: Any) -> Any:
         if record.time == fail_at:
@@ -53,7 +53,7 @@ def store(folder: Path) -> CompletedCheckpointStore:
 
 
 class Ledger(MasterTriggerRestoreHook, CheckpointListener):
-    """A hook that writes down what it is told."""
+    """A hook that records its calls."""
 
     def __init__(self, *, identifier: str = "ledger", fail_at: int | None = None) -> None:
         self.told: list[Any] = []

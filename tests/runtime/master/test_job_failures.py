@@ -1,4 +1,4 @@
-"""Attempts that fail, and two at once."""
+"""Attempts that fail, and two attempts at once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_damaged_state_file_is_named(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setitem(ColumnarKeyedStateBackend.__init__.__kwdefaults__, "inline_below", 0)
     graph = counted_graph(parallelism=1)
     run_epochs(graph, tmp_path, 1)
-    shutil.rmtree(tmp_path / "cache")  # a good local copy would do
+    shutil.rmtree(tmp_path / "cache")  # otherwise a good local copy would be enough
     damaged = sorted((tmp_path / "job" / "shared").glob("*.parquet"))
     for path in damaged:
         content = bytearray(path.read_bytes())
@@ -139,7 +139,7 @@ def test_a_checkpoint_that_takes_too_long_is_interrupted(tmp_path: Path, monkeyp
     spark = _SlowSpark()
     monkeypatch.setattr("dagster_flinkpy.runtime.master.job_session.get_session", lambda settings: spark)
     monkeypatch.setattr("dagster_flinkpy.runtime.master.job.run_region", spark.run)
-    # The store may take longer.
+    # A write to the store may take longer.
     monkeypatch.setattr("dagster_flinkpy.runtime.master.job.Watchdog", lambda _: Watchdog(timedelta(minutes=1)))
     graph, sink = sunk(tmp_path)
     config = {"checkpointing": CoordinatorConfig(timeout=timedelta(milliseconds=10))}
@@ -243,7 +243,7 @@ def test_an_attempt_that_is_fenced_between_head_and_commit_leaves_the_commit_to_
 
 
 def two_sinks(folder: Path) -> JobGraph:
-    """Three epochs into two Parquet tables, ``rows`` and ``copy``."""
+    """Returns a program with three epochs and two Parquet tables, ``rows`` and ``copy``."""
     env = environment(1)
     rows = events(env, RECORDS, per_epoch=8).map(lambda v: Row(v.key, v.time, v.value), EVENT).uid("rows")
     for name in ("rows", "copy"):

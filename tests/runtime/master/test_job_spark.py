@@ -1,4 +1,4 @@
-"""Jobs on a real Spark; what needs none is in test_job.py."""
+"""Jobs on a real Spark. Tests that need no Spark are in test_job.py."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(24)]
 
 @pytest.fixture(autouse=True)
 def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Programs that name no Spark get the server of the session."""
+    """Gives programs that name no Spark the server of the session."""
     monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
 
 
@@ -58,7 +58,7 @@ def attempt_of(graph: JobGraph, folder: Path, **options: Any) -> JobAttempt:
 
 
 class WordCount(KeyedProcessFunction):
-    """Counts a word; a timer emits the count once no more of it can come."""
+    """Counts a word. A timer emits the count when no further records of the word can arrive."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -140,7 +140,7 @@ def test_a_server_that_dies_between_epochs_is_named_and_replaced(
 
 
 class SlowToOpen(MapFunction):
-    """Notes whether the short job was done when this subtask began, then waits a while for it."""
+    """Records whether the short job was done when this subtask began, and then waits a while for it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -276,7 +276,7 @@ def test_a_checkpoint_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
         pytest.raises(CheckpointError, match="tasks answered in 0:00:02"),
     ):
         attempt.run_epoch()
-    # Both slots of the Spark server are free again, though nothing has been released.
+    # Both slots of the Spark server are free again, although nothing was released.
     assert sorted(environment(2).from_collection([1, 2], Types.LONG()).rebalance().execute_and_collect()) == [1, 2]
     release.touch()
     with attempt_of(graph, tmp_path) as attempt:

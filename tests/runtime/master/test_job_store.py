@@ -1,4 +1,4 @@
-"""What an attempt asks of the store, who leads, statistics, and what tasks leave open."""
+"""The requests of an attempt to the store, leadership, statistics, and what tasks leave open."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.runtime.programs import environment, events
 
 
 class Counted(LocalObjectStore):
-    """Notes requests, and fails some."""
+    """Records requests, and fails some of them."""
 
     requests: ClassVar[list[str]] = []
     failing: ClassVar[str | None] = None
@@ -212,7 +212,7 @@ def test_how_long_gates_have_waited_is_in_the_statistics(tmp_path: Path) -> None
 
 
 def test_what_a_failed_try_of_a_task_left_open_is_gone_when_the_job_has_ended(tmp_path: Path) -> None:
-    """Spark tries a task again whose store failed; nobody hears that the first try could not abort its upload."""
+    """Spark retries a task whose store failed. No one learns that the first try could not abort its upload."""
     env = environment(1)
     events(env, RECORDS).sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
     table, said = LocalObjectStore(tmp_path / "table"), list[str]()
@@ -225,7 +225,7 @@ def test_what_a_failed_try_of_a_task_left_open_is_gone_when_the_job_has_ended(tm
 
 
 def test_nothing_is_aborted_when_a_run_ends_with_an_error(tmp_path: Path) -> None:
-    """It may be of a checkpoint that HEAD names, though the run never heard so."""
+    """It may belong to a checkpoint that HEAD names, although the run never learned that."""
     env = environment(1)
     events(env, RECORDS).sink_to(ParquetSink(str(tmp_path / "table"))).uid("table")
     table = LocalObjectStore(tmp_path / "table")

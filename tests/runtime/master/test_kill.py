@@ -1,4 +1,4 @@
-"""A run is killed at each point between pre-commit and the end of the commit; the next one finishes the job."""
+"""A run is killed at each point between pre-commit and the end of the commit. The next run finishes the job."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_killed_run_loses_nothing_and_doubles_nothing(
     if visible == 0:
         assert seen == FIRST_EPOCH
     else:
-        # The committer works on the files of a table side by side, so one of them at least is there.
+        # The committer works on the files of a table in parallel, so at least one of them exists.
         assert seen["counts"] == FIRST_EPOCH["counts"]
         assert len(seen["rows"]) > 8
 

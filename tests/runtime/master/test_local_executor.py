@@ -28,7 +28,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class _Files(CollectionSource):
-    """A file per epoch; one of them may be empty."""
+    """Reads one file per epoch. One of the files may be empty."""
 
     def __init__(self, files: list[list[int]], *, endless: bool = False) -> None:
         super().__init__([v for file in files for v in file], Types.LONG())

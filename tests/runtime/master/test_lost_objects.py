@@ -1,4 +1,4 @@
-"""Objects of a job are deleted: it goes on, or refuses and says why; it never repeats rows in silence."""
+"""Objects of a job are deleted: it continues, or refuses and says why. It never silently repeats rows."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ SUBSETS = list(chain.from_iterable(combinations(KINDS, n) for n in range(len(KIN
 RECORDS = [(f"k{i % 3}", i * 10, i) for i in range(16)]
 PER_EPOCH = 4
 BEFORE = 2
-"""Epochs before anything is lost."""
+"""Number of epochs before anything is lost."""
 
 
 class CountWithBallast(KeyedProcessFunction):
-    """A running count, beside a value so large that the state is in files."""
+    """A running count, next to a value so large that the state is in files."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -77,13 +77,13 @@ def attempt(folder: Path, **options: Any) -> HarnessAttempt:
 
 
 def rows(folder: Path) -> list[tuple[Any, ...]]:
-    """What a reader of the table finds."""
+    """Returns what a reader of the table finds."""
     files = sorted((folder / "table").glob("*.parquet"))
     return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
 
 
 def finish(folder: Path, **options: Any) -> list[str]:
-    """Runs the job to its end; what it said."""
+    """Runs the job to its end, and returns its messages."""
     said: list[str] = []
     with attempt(folder, on_progress=said.append, **options) as run:
         while not run.finished:
@@ -122,7 +122,7 @@ def lose(folder: Path, kinds: Iterable[str]) -> None:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A job that has run half of its input in two runs, with a savepoint beside its checkpoints."""
+    """Creates a job that has read half of its input in two runs, with a savepoint next to its checkpoints."""
     folder = tmp_path_factory.mktemp("template")
     for number in range(BEFORE):
         with attempt(folder) as run:
@@ -135,7 +135,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture
 def folder(template: Path, tmp_path: Path) -> Path:
     shutil.copytree(template, tmp_path / "job")
-    shutil.rmtree(tmp_path / "job/state/cache")  # it would make up for lost state files
+    shutil.rmtree(tmp_path / "job/state/cache")  # it would replace lost state files
     return tmp_path / "job"
 
 
@@ -169,7 +169,7 @@ def test_a_plain_run_goes_on_or_refuses(folder: Path, lost: tuple[str, ...]) -> 
         for advice in ("flinkpy checkpoints recover", "restore_from", "start_empty"):
             assert advice in told
         assert listing(folder) == before
-    elif "HEAD" in lost:  # nothing is left that could tell it from a new job
+    elif "HEAD" in lost:  # nothing is left to distinguish it from a new job
         finish(folder)
     elif "chk-n/_metadata" in lost:
         with pytest.raises(CorruptMetadataError, match=r"chk-2/_metadata is missing, but HEAD says .* restore_from"):
@@ -196,7 +196,7 @@ def test_an_explicit_start_says_what_it_leaves_behind_and_fences_what_was(folder
     left = set(KINDS) - set(lost)
     said: list[str] = []
     with attempt(folder, start_empty=True, on_progress=said.append) as run:
-        # Tokens and ids of all that is left are behind it; of what is not, nobody can know, and the nonce fences.
+        # Tokens and ids are greater than those of all remaining objects. Others are unknown; there the nonce fences.
         assert run.token > (3 if "leader" in left else 2 if left & {"counter", "chk-n/_metadata"} else 0)
         done = run.run_epoch()
         assert done.checkpoint_id > (2 if left & {"counter", "chk-n/_metadata", "leader"} else 0)
@@ -207,7 +207,7 @@ def test_an_explicit_start_says_what_it_leaves_behind_and_fences_what_was(folder
     assert any(line.startswith("starting over and leaving behind: ") for line in said) == bool(left)
     found = read_head(store(folder))
     assert found is not None and not found[0].lost
-    finish(folder)  # a plain run goes on from there
+    finish(folder)  # a run without options continues from there
 
 
 def test_an_explicit_start_that_completes_nothing_leaves_the_job_lost(folder: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_damaged_head_is_rebuilt(folder: Path, head: bytes) -> None:
 
 
 def test_what_was_committed_after_the_newest_intact_checkpoint_is_not_repeated(folder: Path) -> None:
-    """The latest metadata is damaged; an older checkpoint is there, but its successor's rows are in the table."""
+    """The latest metadata is damaged. An older checkpoint exists, but its successor's rows are in the table."""
     with attempt(folder, restore_from="chk-2") as run:  # leaves chk-2 unclaimed, so it stays
         run.run_epoch()
     lose(folder, ["HEAD"])
@@ -331,11 +331,13 @@ def test_a_savepoint_restored_without_the_program_starts_over(folder: Path) -> N
     restore_savepoint(job(folder), StorageLocation(str(savepoint)), owner="test", now_ms=0)
     finish(folder)
     once = set(expected())
-    assert set(rows(folder)) == once and len(rows(folder)) == len(once) + PER_EPOCH  # of the epoch after the savepoint
+    assert (
+        set(rows(folder)) == once and len(rows(folder)) == len(once) + PER_EPOCH
+    )  # the epoch after the savepoint is repeated
 
 
 def test_the_first_attempt_may_crash_at_any_write(tmp_path: Path) -> None:
-    """HEAD comes first, so what a crash leaves is never taken for a loss."""
+    """HEAD is written first, so what a crash leaves is never mistaken for a loss."""
 
     class Crashes(LocalObjectStore):
         writes = 0

@@ -19,5 +19,5 @@ def peak(mib: int, folder: Path) -> int:
 def test_an_epoch_20_times_larger_than_the_budget_needs_no_more_memory(tmp_path: Path) -> None:
     budget = NETWORK_MEMORY >> 20
     small, large = peak(budget, tmp_path / "small"), peak(20 * budget, tmp_path / "large")
-    # Each of the four tasks may hold its budget, and the batches under way.
+    # Each of the four tasks may hold its budget and the batches that it is processing.
     assert large - small < 4 * budget

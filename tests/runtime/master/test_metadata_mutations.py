@@ -1,4 +1,4 @@
-"""Real metadata with any piece removed, doubled or narrowed: it is refused, or the job goes on as if nothing was."""
+"""Real metadata with any piece removed, doubled or narrowed: it is refused, or the job continues correctly."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from tests.runtime.programs import COUNTED, environment, events
 _HARMLESS = re.compile(
     r"without inventory|/program|/metrics|/splits/\d+/|/coordinator_state/ended|/committables/\d+/|narrower .*/runs/"
 )
-"""What may be missing: numbers for people, parts of splits that were read and of files that were committed, that the
-input has not ended, and key groups without rows."""
+"""What may be missing: numbers for people, parts of splits that were read and of files that were committed, the fact
+that the input has not ended, and key groups without rows."""
 RECORDS = [(f"k{i % 5}", i * 10, i) for i in range(30)]
 
 
 class Remembers(KeyedProcessFunction):
-    """A count, all values so far, and a timer that tells both."""
+    """Keeps a count and all values so far. A timer emits both."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -70,7 +70,7 @@ def finish(folder: Path) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A job after two of three epochs."""
+    """Creates a job after two of three epochs."""
     folder = tmp_path_factory.mktemp("template")
     with HarnessAttempt(program(folder), folder / "state") as run:
         run.run_epoch()
@@ -82,7 +82,7 @@ Path_ = tuple[Any, ...]
 
 
 def pieces(value: Any, path: Path_ = ()) -> Iterator[Path_]:
-    """The paths of all fields and elements."""
+    """Yields the paths of all fields and elements."""
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for name, child in children:
         yield (*path, name)
@@ -97,7 +97,7 @@ def at(body: Any, path: Path_) -> Any:
 
 
 def mutations(body: Any) -> Iterator[tuple[str, Any]]:
-    """In words, and the body with one thing changed."""
+    """Yields descriptions, and the body with one change."""
     for path in pieces(body):
         where = "/".join(map(str, path))
         changed = copy.deepcopy(body)

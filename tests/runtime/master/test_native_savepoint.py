@@ -1,4 +1,4 @@
-"""Native savepoints: quick to write, and the job's files that they name stay."""
+"""Native savepoints are quick to write, and the files of the job that they name stay."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.harness import HarnessAttempt, collect_graph, collected
 from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 
 N = 4_000
-# So large that its state is not in the metadata.
+# Large enough that the state is not stored in the metadata.
 RECORDS = [(hashlib.md5(str(i % N).encode()).hexdigest(), i, 1) for i in range(3 * N)]
 GRAPH = collect_graph(
     events(environment(2), RECORDS, per_epoch=N, batch_size=N)
@@ -42,7 +42,7 @@ def test_a_native_savepoint_keeps_files_and_moves_with_the_folder_of_the_job(tmp
             attempt.savepoint(str(tmp_path / "elsewhere"), SavepointFormatType.NATIVE)
         native = attempt.savepoint(format_type=SavepointFormatType.NATIVE)
         assert native.endswith("-native")
-        attempt.run_epoch()  # each key again, so the runs of the savepoint are merged into others
+        attempt.run_epoch()  # touches each key again, so the runs of the savepoint are merged into others
     with HarnessAttempt(GRAPH, tmp_path / "one") as attempt:
         attempt.run_epoch()
     shared = tmp_path / "one" / "job" / "shared"
@@ -69,7 +69,7 @@ def test_stop_with_a_native_savepoint(tmp_path: Path, drain: bool) -> None:
         attempt.run_epoch()
         with pytest.raises(ConfigurationError, match="a native savepoint names files below"):
             attempt.stop_with_savepoint(str(tmp_path / "elsewhere"), SavepointFormatType.NATIVE)
-        assert not attempt.finished  # it is found out before anything is stopped
+        assert not attempt.finished  # detected before anything is stopped
         native = attempt.stop_with_savepoint(format_type=SavepointFormatType.NATIVE, drain=drain)
         assert attempt.finished
     assert not list((tmp_path / "one" / "job" / native.rpartition("/")[2]).rglob("*.parquet"))

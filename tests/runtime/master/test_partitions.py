@@ -1,4 +1,4 @@
-"""A job that is partitioned by time: end states, sinks that are overwritten, and the oracle of one straight run."""
+"""A job that is partitioned by time: end states, overwritten sinks, and an uninterrupted run as oracle."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ DAY = timedelta(days=1)
 FIRST = datetime(2024, 3, 1, tzinfo=timezone.utc)
 ROW = Types.ROW_NAMED(["word", "hour"], [Types.STRING(), Types.LONG()])
 DAYS = ["abba", "cab", "", "aaaa", "bcb"]
-"""What each partition reads: a record per letter."""
+"""The input of each partition: one record per letter."""
 
 
 def day(ordinal: int) -> TimePartition:
@@ -51,7 +51,7 @@ def hour_of(ordinal: int, position: int) -> int:
 
 
 class Letters(PartitionedSource):
-    """Some letters a day."""
+    """Reads some letters per day."""
 
     @property
     def produced_type(self) -> Any:
@@ -70,7 +70,7 @@ class Letters(PartitionedSource):
 
 
 class Count(KeyedProcessFunction):
-    """Counts on over all days."""
+    """Keeps counting over all days."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._count = runtime_context.get_state(ValueStateDescriptor("count", Types.LONG()))
@@ -90,7 +90,7 @@ def program(table: Path) -> JobGraph:
 
 
 def table(folder: Path) -> dict[str, Counter[tuple[str, int]]]:
-    """What a reader finds in each partition of the table."""
+    """Returns what a reader finds in each partition of the table."""
     found: dict[str, Counter[tuple[str, int]]] = {}
     for file in folder.glob("partition=*/*.parquet"):
         rows = pq.read_table(file, partitioning=None).to_pylist()
@@ -99,7 +99,7 @@ def table(folder: Path) -> dict[str, Counter[tuple[str, int]]]:
 
 
 def straight_run() -> dict[str, Counter[tuple[str, int]]]:
-    """What the table holds after all days in order."""
+    """Returns the contents of the table after all days in order."""
     counts: Counter[str] = Counter()
     expected: dict[str, Counter[tuple[str, int]]] = {}
     for ordinal, letters in enumerate(DAYS):
@@ -110,7 +110,7 @@ def straight_run() -> dict[str, Counter[tuple[str, int]]]:
 
 
 class Job:
-    """The letters job in a folder; knows which end states there are."""
+    """The letters job in a folder, with the set of its end states."""
 
     def __init__(self, folder: Path, retention: PartitionRetention | None = None) -> None:
         self.folder = folder
@@ -125,7 +125,7 @@ class Job:
         return next((end for end in self.head.partitions if end.ordinal == ordinal - 1), None)
 
     def run(self, first: int, last: int, parallelism: int | None = None) -> None:
-        """One run over some days, from the end state before the first."""
+        """Runs some days, from the end state before the first one."""
         before = self.end_before(first)
         attempt = HarnessAttempt(
             program(self.folder / "table"),
@@ -174,7 +174,7 @@ def test_a_day_whose_input_is_gone_is_emptied(tmp_path: Path, monkeypatch: pytes
 @settings(max_examples=12)
 @given(st.data())
 def test_any_sequence_of_runs_equals_one_straight_run(data: st.DataObject) -> None:
-    """Materialise, backfill, rescale, in any order that states allow; then what is left, in order."""
+    """Materialises, backfills and rescales in any possible order, and then runs the remaining partitions in order."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder))
         for _ in range(data.draw(st.integers(1, 3), "runs")):
@@ -257,7 +257,7 @@ def test_a_job_that_is_stopped_behind_a_partition_keeps_its_rows(tmp_path: Path,
 def test_a_job_that_is_stopped_from_outside_keeps_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Job(tmp_path)
     job.run(0, 1)
-    with monkeypatch.context() as patched:  # it dies before it can say that nothing is left to commit
+    with monkeypatch.context() as patched:  # it dies before it can record that nothing is left to commit
         patched.setattr(CompletedCheckpointStore, "end_attempt", lambda *args: None)
         stop_with_savepoint(StorageLocation(str(tmp_path / "state" / "job")), owner="cli", now_ms=0)
     job.run(2, 4)
@@ -325,7 +325,7 @@ def test_a_sink_that_cannot_replace_a_partition_is_refused_before_anything_is_co
 
 
 def test_a_checkpoint_between_partitions_releases_no_end_state(tmp_path: Path) -> None:
-    """Such as the one that a rescale completes."""
+    """An example is the checkpoint that a rescale completes."""
     job = Job(tmp_path, PartitionRetention(every=7))
     job.run(0, 1)
     with HarnessAttempt(program(tmp_path / "table"), tmp_path / "state", config=job.config, parallelism=2) as attempt:

@@ -1,4 +1,4 @@
-"""Checkpoints at the program's interval within one attempt; time passes only where the job waits."""
+"""Checkpoints at the program's interval within one attempt. Time passes only when the job waits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.runtime.master.test_job_checkpoints import counted
 
 
 class Time:
-    """Milliseconds; each Spark job takes ``job_ms``."""
+    """A clock in milliseconds. Each Spark job takes ``job_ms``."""
 
     def __init__(self) -> None:
         self.now, self.job_ms = 1_000_000, 0

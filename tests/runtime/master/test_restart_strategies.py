@@ -1,4 +1,4 @@
-"""Restart strategies answer as Flink 2.3's ``RestartBackoffTimeStrategy`` classes do."""
+"""Restart strategies behave like Flink 2.3's ``RestartBackoffTimeStrategy`` classes."""
 
 from __future__ import annotations
 

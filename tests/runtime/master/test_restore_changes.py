@@ -1,4 +1,4 @@
-"""A program that has changed goes on with the state of the operators that kept their uid."""
+"""A changed program continues with the state of the operators that kept their uid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDS = [("a", 1, 1), ("b", 2, 2), ("a", 3, 3), ("a", 4, 4), ("b", 5, 5), ("a"
 
 
 def program(*uids: str) -> JobGraph:
-    """An operator that counts per key for each uid, in this order; rows say which."""
+    """Returns a program with one counting operator per uid, in this order. Rows name their operator."""
     stream = events(environment(2), RECORDS, per_epoch=3)
     counts = [counted(stream, uid) for uid in uids]
     return collect_graph(counts[0].union(*counts[1:]) if len(counts) > 1 else counts[0])
@@ -29,7 +29,7 @@ def counted(stream: DataStream, uid: str) -> DataStream:
 
 
 def run(graph: JobGraph, folder: Path, **options: Any) -> dict[str, int]:
-    """One epoch; the last count of each key."""
+    """Runs one epoch, and returns the last count of each key."""
     with HarnessAttempt(graph, folder, **options) as attempt:
         attempt.run_epoch()
         rows = collected(attempt.graph, attempt.collected)

@@ -1,4 +1,4 @@
-"""What ``restore_from`` takes: also the folder of a job, which stands for its latest checkpoint."""
+"""The values of ``restore_from``, including the folder of a job, which means its latest checkpoint."""
 
 from __future__ import annotations
 

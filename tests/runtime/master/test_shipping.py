@@ -25,7 +25,7 @@ NAME, HELPER = "flinkpy_user_code", "flinkpy_user_helper"
 
 @pytest.fixture
 def user_code(tmp_path: Path) -> Iterator[ModuleType]:
-    """A module and another that it uses; both can be imported in this process only."""
+    """Creates a module and another one that it uses. Both can be imported in this process only."""
     (tmp_path / f"{HELPER}.py").write_text("FACTOR = 3\ndef times(value):\n    return FACTOR * value\n")
     code = f"""
         import json
@@ -65,7 +65,7 @@ print(as_callable(job.graph.vertex("it").spec.function, MapFunction, "map")(14))
 
 
 def called_elsewhere(data: bytes) -> str:
-    """What the function gives in a process that knows only what is installed."""
+    """Calls the function in a process that can import only installed packages, and returns its output."""
     done = subprocess.run([sys.executable, "-c", _WORKER], input=data, capture_output=True, cwd="/")
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().strip()

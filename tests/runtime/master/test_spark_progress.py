@@ -1,4 +1,4 @@
-"""Lines about how far a Spark job is."""
+"""Messages about the progress of a Spark job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.runtime.programs import FolderSink, environment
 
 
 class Told:
-    """A progress whose time the test sets."""
+    """A progress reporter whose time the test sets."""
 
     def __init__(self) -> None:
         self.now, self.lines, self.records = 100.0, list[str](), dict[int, int]()
@@ -152,7 +152,7 @@ def test_spark_reports_while_the_job_runs(
     marker = str(told)
 
     def wait(value: int) -> tuple[int]:
-        """Ends when the driver has heard that this task runs."""
+        """Ends when the driver knows that this task runs."""
         deadline = time.monotonic() + 120
         while not Path(marker).exists():
             assert time.monotonic() < deadline, "no progress was reported"

@@ -84,7 +84,7 @@ def test_a_position_of_another_source_is_refused_or_fits(kind: str, position: An
 
 
 def fits(kind: str, position: Any) -> bool:
-    """Whether it happens to be a position of this source."""
+    """Returns whether the value happens to be a valid position of this source."""
     return (kind, position) in [("exchange", {"last": 1, "ended": False})]
 
 

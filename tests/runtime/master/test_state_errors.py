@@ -1,4 +1,4 @@
-"""What is wrong with a user's state is said with its type, and names operator, state, key, field and value."""
+"""Errors in a user's state are typed, and name operator, state, key, field and value."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job goes on from state whose types its program has changed."""
+"""A job continues from state whose types its program has changed."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ NEW = Types.ROW_NAMED(["n", "added"], [Types.LONG(), Types.STRING()])
 
 
 class Kinds(KeyedProcessFunction, CheckpointedFunction):
-    """State of each kind with a row in it.
+    """Keeps state of each kind with a row in it.
 
     Args:
-        kind: Of the row.
-        number: Of numbers.
+        kind: Type of the row.
+        number: Type of numbers.
         added: The second field of new rows.
     """
 
@@ -102,7 +102,7 @@ def test_fields_come_and_go_and_numbers_widen(tmp_path: Path, parallelism: int) 
             attempt.commit_restored()
         attempt.run_epoch()
         (found,) = collected(attempt.graph, attempt.collected)
-    # Of operator state a subtask has the elements that were dealt to it, and broadcast state is everywhere.
+    # A subtask has its own elements of operator list state, and all of the broadcast state.
     assert {**found, "list": [SEEN]} == FOUND
     assert found["list"] in ([SEEN], [])
     stored = read_savepoint(str(tmp_path / "job"))

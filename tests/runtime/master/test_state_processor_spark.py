@@ -1,4 +1,4 @@
-"""Stored state and real Spark: bootstrap, a job that goes on from it, and its state as a DataFrame."""
+"""Stored state on a real Spark: bootstrap, a job that continues from it, and its state as a DataFrame."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that hang: the run ends with an error that names them, and the next run goes on from what it finds."""
+"""Hanging steps: the run ends with an error that names them, and the next run continues from what it finds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RECORDS = [(f"k{i % 4}", i * 10, i) for i in range(16)]
 
 
 class Hang:
-    """What a step calls to hang. For the watchdog its time is then over."""
+    """What a step calls to hang. For the watchdog its time has then passed."""
 
     def __init__(self) -> None:
         self.armed = ""
@@ -182,7 +182,7 @@ class HangingSink(FolderSink):
 
 @pytest.fixture
 def hanging_store(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Writes of the job's store hang before, or after, they are done."""
+    """Makes writes of the job's store hang before or after they take effect."""
 
     class HangingStore(LocalObjectStore):
         def put(self, key: str, data: bytes, **conditions: Any) -> str:
@@ -198,7 +198,7 @@ def hanging_store(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def program(folder: Path, hang: Hang) -> JobGraph:
-    """Two epochs of eight records each."""
+    """Returns a program with two epochs of eight records each."""
     env = environment(2)
     counts = events(env, RECORDS, per_epoch=8).key_by("key").process(CountPerKey(), COUNTED).uid("count")
     counts.sink_to(HangingSink(folder, hang)).uid("table")
@@ -211,7 +211,7 @@ def attempt_of(folder: Path, hang: Hang, retention: Retention = Retention.RETAIN
 
 
 def finish(folder: Path, hang: Hang) -> list[Any]:
-    """What is committed when another run has read the rest."""
+    """Lets another run read the rest, and returns what is committed."""
     with attempt_of(folder, hang) as attempt:
         while not attempt.finished:
             attempt.run_epoch()
@@ -240,7 +240,7 @@ def test_a_step_that_hangs_ends_the_run_and_the_next_one_goes_on(
     tmp_path: Path, hang: Hang, expected: list[Any], step: str, named: str, completed: int, staged: int
 ) -> None:
     def hang_in_second_epoch() -> None:
-        # Were it certain of what there is, a run that fails would delete all checkpoints.
+        # If the outcome were certain, a failing run would delete all checkpoints.
         with attempt_of(tmp_path, hang, Retention.NO_EXTERNALIZED_CHECKPOINTS) as attempt:
             attempt.run_epoch()
             hang.armed = step
@@ -248,11 +248,11 @@ def test_a_step_that_hangs_ends_the_run_and_the_next_one_goes_on(
 
     with pytest.raises(CheckpointTimeoutError, match=f"^{named} did not end within the checkpoint timeout of 0:10:00"):
         hang_in_second_epoch()
-    # What is unknown is neither aborted nor deleted.
+    # Nothing with an unknown outcome is aborted or deleted.
     assert len(FolderSink(tmp_path / "out").staged()) == staged
     with attempt_of(tmp_path, other := Hang()) as attempt:
         assert attempt.restored is not None and attempt.restored.checkpoint_id == completed
-        # What hung goes on at last, and can do no harm.
+        # The hanging step continues at last, and can do no harm.
         hang.release()
     assert finish(tmp_path, other) == expected
     assert FolderSink(tmp_path / "out").staged() == []

@@ -1,4 +1,4 @@
-"""The built-in aggregations in columns, beside the same ones record by record: equal results from equal state."""
+"""Compares the built-in aggregations in columns with the same ones record by record: results and state are equal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EVENT = Types.ROW_NAMED(
 
 
 class Stamped(ProcessFunction):
-    """Puts the timestamp of a record beside it."""
+    """Emits each record with its timestamp."""
 
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any]:
         yield repr(value), ctx.timestamp()
@@ -58,14 +58,14 @@ def per_record():
 
 @dataclass(frozen=True)
 class Run:
-    """What an epoch is run with."""
+    """How an epoch is run."""
 
     parallelism: int
     in_columns: bool
 
 
 def run(program: Callable[[], Any], runs: list[Run], order: Any) -> list[list[Any]]:
-    """Epoch after epoch, each in an attempt of its own, until the input has ended; the last run is repeated."""
+    """Runs each epoch in a separate attempt until the input has ended. The last entry of ``runs`` is repeated."""
     graph, epochs = collect_graph(program()), []
     with tempfile.TemporaryDirectory() as folder:
         finished = False
@@ -87,7 +87,7 @@ def run(program: Callable[[], Any], runs: list[Run], order: Any) -> list[list[An
 
 
 def some_records(seed: int) -> list[tuple[Any, ...]]:
-    # Not drawn one by one: most lists that hypothesis draws are too short for a late record.
+    # Not drawn one by one, because most lists that hypothesis draws are too short for a late record.
     draw = random.Random(seed)
     drift = draw.choice([0, 1, 3])
     return [
@@ -140,7 +140,7 @@ def test_rolling(records, runs, fold, field, key, per_epoch, seed):
 
 
 class RollingByRecord(KeyedProcessFunction):
-    """Count or mean per key."""
+    """Computes count or mean per key."""
 
     def __init__(self, aggregate: Any) -> None:
         self.aggregate = aggregate

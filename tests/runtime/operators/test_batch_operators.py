@@ -26,7 +26,7 @@ OUT = Types.ROW_NAMED(["key", "total"], [Types.STRING(), Types.LONG()])
 
 
 class Totals(KeyedBatchFunction):
-    """The total of each key of a batch, once per batch; the source below makes batches of one record."""
+    """Emits the total of each key once per batch. The source below makes batches of one record."""
 
     def process_batch(self, keys: Any, batch: pa.RecordBatch, state: Any) -> Any:
         sums = pa.table({"key": keys, "value": batch.column("value")}).group_by("key", use_threads=False)
@@ -86,7 +86,7 @@ def test_the_form_can_change_between_epochs(tmp_path_factory, seed, forms):
 
 
 class Given(KeyedBatchFunction):
-    """Runs a function given as process_batch."""
+    """Uses a plain function as ``process_batch``."""
 
     def __init__(self, function: Any) -> None:
         self.function = function

@@ -29,7 +29,7 @@ def connected(parallelism: int, records: Any, rules: Any, *, keyed: bool = False
 
 
 class Multiply(BroadcastProcessFunction):
-    """Multiplies by the rule of the key, and says what it has."""
+    """Multiplies by the rule of the key, and emits its broadcast state."""
 
     def process_element(self, value: Any, ctx: Any) -> Iterable[Any]:
         rules = ctx.get_broadcast_state(RULES)
@@ -44,7 +44,7 @@ class Multiply(BroadcastProcessFunction):
 
 
 def program(parallelism: int = 2) -> JobGraph:
-    # Three epochs of four records each; the rules of an epoch hold from the next one on at the latest.
+    # Three epochs of four records each. The rules of an epoch apply at the latest from the next one on.
     records = [(key, 100 * n, 1) for n in range(3) for key in "abcd"]
     rules = [("a", 1, 2), ("b", 1, 3), ("c", 1, 4), ("a", 1, 5)] + [("b", 2, -1)] * 4 + [("d", 3, 7)] * 4
     stream = connected(parallelism, records, rules, per_epoch=4)
@@ -92,7 +92,7 @@ def test_all_that_a_broadcast_state_can_do(tmp_path: Path) -> None:
 
 
 class Keyed(KeyedBroadcastProcessFunction):
-    """Counts per key; a rule adds its value to the counts of all keys."""
+    """Counts per key. A rule adds its value to the counts of all keys."""
 
     def open(self, runtime_context: Any) -> None:
         self._count = runtime_context.get_state(COUNT)
@@ -246,7 +246,7 @@ def test_rows_and_large_states(tmp_path: Path) -> None:
         state = epoch.metadata.operator("fill")
         assert state is not None
         (path,) = state.files()
-        assert (tmp_path / "job" / path).exists()  # one file, for all subtasks have the same
+        assert (tmp_path / "job" / path).exists()  # one file, because all subtasks have the same state
         target = attempt.savepoint(str(tmp_path / "savepoints"))
     with HarnessAttempt(graph(), tmp_path, job_id="other", restore_from=target, parallelism=3) as attempt:
         attempt.commit_restored()

@@ -1,4 +1,4 @@
-"""Sessions merge as they do when all windows of the key are looked at."""
+"""Sessions merge in the same way as if all windows of the key were compared."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.examples import examples
 
 
 class _Map(dict[Any, Any]):
-    """What the set needs of a MapState."""
+    """The part of MapState that the set needs."""
 
     def put(self, key: Any, value: Any) -> None:
         self[key] = value
@@ -24,7 +24,7 @@ class _Map(dict[Any, Any]):
 
 
 class _All(EventTimeSessionWindows):
-    """The same sessions; that only neighbours merge is not known."""
+    """The same sessions, but without the knowledge that only neighbours merge."""
 
     def merge_windows(
         self, windows: Iterable[TimeWindow], callback: MergingWindowAssigner.MergeCallback[TimeWindow]
@@ -59,7 +59,7 @@ def _sorted(result: Any, merged: list[Any], state_window: Any, state_windows: li
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9), st.booleans(), st.booleans()), max_size=30))
 def test_only_what_touches_is_looked_at(steps: list[tuple[int, int, bool, bool]]) -> None:
     found, expected = run(EventTimeSessionWindows, steps), run(_All, steps)
-    # Which of the merged windows keeps the contents is up to the order in which they are looked at.
+    # Which of the merged windows keeps the contents depends on the order of the comparisons.
     assert _without_state_windows(found) == _without_state_windows(expected)
 
 

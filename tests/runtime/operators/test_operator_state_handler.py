@@ -61,7 +61,7 @@ def numbers(parallelism: int, count: int = 12, per_epoch: int = 4) -> Any:
 
 
 class Buffer(FlatMapFunction, CheckpointedFunction):
-    """Keeps records back until it has five, as the example of Flink's documentation does."""
+    """Holds records back until it has five, like the example in Flink's documentation."""
 
     union = False
 
@@ -124,7 +124,7 @@ def test_functions_know_what_they_were_restored_from(tmp_path: Path) -> None:
 
 
 class Offsets(MapFunction, CheckpointedFunction):
-    """Keeps how far each subtask is; every subtask sees those of all."""
+    """Keeps the offset of each subtask. Every subtask sees the offsets of all."""
 
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         descriptor = ListStateDescriptor("offsets", Types.ROW_NAMED(["subtask", "count"], [Types.LONG(), Types.LONG()]))
@@ -177,7 +177,7 @@ def test_a_union_state_that_nobody_changes_does_not_grow(tmp_path: Path, ask: bo
 
 
 class Raw(KeyedProcessFunction, CheckpointedFunction):
-    """Raw state: a partition per subtask, and the keys that each key group has seen."""
+    """Keeps raw state: a partition per subtask, and the keys that each key group has seen."""
 
     def initialize_state(self, context: FunctionInitializationContext) -> None:
         self.parts = sorted(p.get_stream().read() for p in context.get_raw_operator_state_inputs())
@@ -244,7 +244,7 @@ def test_wrong_use_of_raw_state(tmp_path: Path) -> None:
 
 
 class ListWriter(SinkWriter, CheckpointedFunction):
-    """Counts what it has written in operator state."""
+    """Keeps the number of written records in operator state."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -371,7 +371,7 @@ def test_a_state_has_one_mode_and_type(tmp_path: Path) -> None:
         (ListStateDescriptor("_raw", Types.LONG()), "cannot be called"),
     ):
         with pytest.raises(ConfigurationError, match=message):
-            first.get_list_state(descriptor)  # the first is no list
+            first.get_list_state(descriptor)  # the first case is not a list
 
 
 def test_a_list_is_what_lists_are(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
     path = file_of(handle.partitions[0])
     assert path is not None
     (tmp_path / path).unlink()
-    assert backend(tmp_path, (handle,)).snapshot() == (handle,)  # nor read, unless it is asked for
+    assert backend(tmp_path, (handle,)).snapshot() == (handle,)  # and not read unless requested
     with pytest.raises(CorruptStateError, match="is missing"):
         backend(tmp_path, (handle,)).get_list_state(NUMBERS)
     (tmp_path / path).write_bytes(b"other")

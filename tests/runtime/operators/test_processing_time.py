@@ -14,7 +14,7 @@ from tests.runtime.programs import environment, events
 
 
 class Scripted(KeyedProcessFunction):
-    """Its records say what to do: register (value >= 0) or delete (value < 0) the timer of that time."""
+    """Its records are commands: register (value >= 0) or delete (value < 0) the timer for that time."""
 
     def __init__(self, clock: ManualClock | None = None, after: int = 0) -> None:
         self._clock, self._after = clock, after
@@ -40,7 +40,7 @@ def timers(records: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 def epochs(
     folder: Path, function: Any, per_epoch: list[list[tuple[str, int, int]]], times: list[int], parallelisms: list[int]
 ) -> list[list[tuple[Any, ...]]]:
-    """Runs each epoch as an attempt of its own, at its time and parallelism."""
+    """Runs each epoch in a separate attempt, at its time and parallelism."""
     clock = function._clock or ManualClock()
     got = []
     for n in range(len(per_epoch)):
@@ -60,7 +60,7 @@ def test_timers_fire_once_when_their_time_has_passed_and_survive_a_rescale(tmp_p
     idle = [("z", n, 10_000) for n in range(10, 16)]
     got = epochs(tmp_path, Scripted(), [first, idle, idle, idle], [0, 100, 101, 999], [2, 3, 1, 2])
     assert timers(got[0]) == []
-    assert timers(got[1]) == []  # due when the time has passed, not when it has come
+    assert timers(got[1]) == []  # due after its time, not at its time
     fired = "PROCESSING_TIME"
     assert sorted(timers(got[2])) == [("a", fired, 100, 100), ("b", fired, 100, 100)]
     assert timers(got[3]) == [("b", fired, 300, 300)]
@@ -117,7 +117,7 @@ class Registers(KeyedProcessFunction):
 
     Args:
         kind: ``event`` or ``processing``.
-        time: Of the timer.
+        time: Time of the timer.
     """
 
     def __init__(self, kind: str, time: Any) -> None:
@@ -132,7 +132,7 @@ class Registers(KeyedProcessFunction):
 
 
 def registered(folder: Path, kind: str, time: Any, *, strict: bool) -> list[Any]:
-    """What comes of a timer of key b that is registered when the watermark is 99 and the clock shows 1000."""
+    """Registers a timer of key b at watermark 99 and clock 1000, and returns the output."""
     env = environment()
     env.get_config().set_strict(strict)
     stream = events(env, [("a", 100, 0), ("b", 101, 1)], batch_size=1)

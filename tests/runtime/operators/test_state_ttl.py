@@ -15,7 +15,7 @@ TTL = 1000
 
 
 class Count(KeyedProcessFunction):
-    """Counts per key, and per key and value, what it has seen lately."""
+    """Counts recent records per key, and per key and value."""
 
     def open(self, runtime_context: Any) -> None:
         config = StateTtlConfig.new_builder(Time.milliseconds(TTL)).build()
@@ -47,5 +47,5 @@ def test_state_expires_between_epochs_whatever_the_parallelism(tmp_path: Path) -
                 attempt.commit_restored()
             attempt.run_epoch()
             got = collected(attempt.graph, attempt.collected)
-        # At 1599 the entry of 0, written at 0, is new again; that of 1, written at 600, expires at 1600.
+        # At 1599 the entry of 0, written at time 0, starts anew. That of 1, written at 600, expires at 1600.
         assert sorted(got) == sorted((key, count, by_value) for key in keys)

@@ -1,4 +1,4 @@
-"""Windows beyond what PyFlink can be asked (see tests/pyflink/programs/window_*.py): epochs, processing time, state."""
+"""Windows beyond what PyFlink can show (see tests/pyflink/programs/window_*.py): epochs, processing time, state."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Values(AggregateFunction):
 
 
 class Describe(ProcessWindowFunction):
-    """Key, start, end and values; of elements or of one list of values."""
+    """Emits key, start, end and values, from elements or from one list of values."""
 
     def process(self, key, context, elements):
         window = context.window()
@@ -87,7 +87,7 @@ def described(windowed: Any, aggregated: bool) -> Any:
 
 
 def sessions_of(records: Iterable[tuple[str, int, int]], gap: int) -> list[Any]:
-    """By the definition: a session ends where no record follows within the gap."""
+    """Computes sessions by definition: a session ends if no record follows within the gap."""
     fired = []
     for key in "abc":
         session: list[tuple[int, int]] = []
@@ -153,7 +153,7 @@ def test_where_epochs_end_changes_nothing(
     aggregated: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
-    # One source and batches of one record: each record has its watermark, wherever the epochs end.
+    # One source and batches of one record, so that each record has its own watermark, wherever the epochs end.
     def results(per_epoch: int | None, rescale_at: dict[int, int]) -> list[str]:
         source = events(environment(2), records, per_epoch=per_epoch, batch_size=1).set_parallelism(1)
         windowed = source.key_by("key").window(ASSIGNERS[assigner]).allowed_lateness(lateness)
@@ -167,7 +167,7 @@ def test_where_epochs_end_changes_nothing(
 
 
 class Unaligned(SlidingEventTimeWindows):
-    """The same windows, by the operator that asks assigner and trigger for each record."""
+    """The same windows, in the operator that calls assigner and trigger for each record."""
 
 
 @properties
@@ -207,7 +207,7 @@ def test_a_session_that_comes_again_as_it_is_keeps_its_records(tmp_path: Path) -
         def extract(self, element):
             return element.value
 
-    # The second record makes the session [10, 25), under the state of [10, 20); the third one is [10, 25) itself.
+    # The second record extends the session to [10, 25), with the state of [10, 20). The third one is [10, 25) itself.
     records = [("a", 10, 10), ("a", 15, 10), ("a", 10, 15)]
     stream = events(environment(), records, per_epoch=1, strategy=event_time(100)).key_by("key")
     windowed = stream.window(EventTimeSessionWindows.with_dynamic_gap(ByValue()))
@@ -246,7 +246,7 @@ def test_a_join_of_sessions_keeps_their_trigger_state(tmp_path: Path) -> None:
 
 
 def at(times: dict[int, int], windowed_by: Any, folder: Path, trigger: Any = None) -> list[list[Any]]:
-    """What fires epoch by epoch; epoch ``i`` brings one record and runs at ``times[i]``."""
+    """Returns what fires in each epoch. Epoch ``i`` has one record and runs at ``times[i]``."""
     clock = ManualClock()
     records = [("a", 0, i) for i in times]
     strategy = WatermarkStrategy.no_watermarks()
@@ -360,7 +360,7 @@ def test_windows_of_ones_own(tmp_path: Path) -> None:
 
 
 class TimersAndMetrics(Trigger):
-    """Fires at an event-time timer beyond the window; counts what it sees."""
+    """Fires at an event-time timer beyond the window, and counts its calls."""
 
     def on_element(self, element, timestamp, window, ctx):
         ctx.get_metric_group().counter("seen").inc()

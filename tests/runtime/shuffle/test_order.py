@@ -1,4 +1,4 @@
-"""What is promised about the order of events (docs/shuffle.md)."""
+"""The guarantees about the order of events (docs/shuffle.md)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ SEEN = Types.TUPLE([Types.LONG(), Types.LONG()])
 
 
 class WithWatermark(ProcessFunction):
-    """The time of a record, and event time when it came."""
+    """Emits the time of a record, and event time at its arrival."""
 
     def process_element(self, value: Any, ctx: Any) -> Any:
         yield value.time, ctx.timer_service().current_watermark()
 
 
 class Numbered(KeyedProcessFunction):
-    """Key and value in the order of arrival."""
+    """Emits key and value in the order of arrival."""
 
     def process_element(self, value: Any, ctx: Any) -> Any:
         yield value.time, value.value
@@ -38,7 +38,7 @@ class Numbered(KeyedProcessFunction):
 def test_records_of_one_subtask_and_key_stay_in_order(
     seed: int, parallelism: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    # Subtask i of the source reads a slice of its own; its values rise.
+    # Each subtask of the source reads its own slice, with increasing values.
     records = [(f"k{i % 3}", i // 20, i) for i in range(60)]
     stream = events(environment(parallelism), records, batch_size=2).rebalance().map(lambda v: v, EVENT).forward()
     keyed = events(environment(parallelism), records, batch_size=2).key_by("key").process(Numbered(), SEEN)
@@ -66,7 +66,7 @@ def test_event_time_of_a_union_is_the_least_of_all_its_streams(tmp_path: Path) -
     slower = [events(env, [("a", i, i) for i in range(50)], uid=f"slow{n}") for n in range(3)]
     seen = collect_all(fast.union(*slower).key_by("key").process(WithWatermark(), SEEN), tmp_path)
     assert len(seen) == 250
-    # Event time has never passed a record that is still to come, of whichever stream.
+    # Event time has never passed a record that arrives later, from any stream.
     times = [time for time, _ in seen]
     assert all(watermark < min(times[i:]) for i, (_, watermark) in enumerate(seen))
     assert max(watermark for _, watermark in seen) > 90

@@ -27,7 +27,7 @@ def batch_of(values: list[Any], type_info: TypeInformation = PICKLED) -> StreamB
 
 
 class Shuffle:
-    """One writer, and what it has sent."""
+    """A writer, and what it has sent."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ EVENT = Types.ROW_NAMED(["name", "time", "seq"], [Types.STRING(), Types.LONG(), 
 
 
 def sent_columns(shuffle: Shuffle) -> list[list[str]]:
-    """The names of the columns of each buffer."""
+    """Returns the names of the columns of each buffer."""
     shuffle.writer.flush()
     rows = shuffle.rows()
     assert rows
@@ -113,7 +113,9 @@ def test_keys_and_times_that_are_fields_are_not_sent_twice() -> None:
     shuffle.writer.emit(StreamBatch(EVENT, np.array([5, 7]), values=rows))
     assert sent_columns(shuffle) == [["value", "timestamp", "hash"]]
     shuffle.writer.emit(StreamBatch(EVENT, np.array([5, 6]), values=rows))
-    assert sent_columns(shuffle) == [["value", "timestamp", "hash"]], "what once did not hold is not tried again"
+    assert sent_columns(shuffle) == [["value", "timestamp", "hash"]], (
+        "an optimisation that failed once is not tried again"
+    )
     timeless = Shuffle(by_key(), targets=1, type_info=Types.LONG())
     timeless.writer.emit(StreamBatch(Types.LONG(), np.array([NO_TIMESTAMP]), values=[3]))
     assert sent_columns(timeless) == [["value", "key", "hash"]]

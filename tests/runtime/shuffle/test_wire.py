@@ -12,7 +12,7 @@ MIB = 1 << 20
 
 
 def test_buffers_that_hold_all_columns_are_read() -> None:
-    """The state of channels may hold some, of before keys and times were left out."""
+    """The state of channels may contain such buffers, written before keys and times were left out."""
     columns = {"value": EVENT.to_arrow([("a", 5, 1)]), "timestamp": [5], "key": ["a"]}
     batch = pa.RecordBatch.from_pydict(
         {**columns, "hash": pa.array([97], pa.int32())}, metadata={"key_type": json.dumps(Types.STRING().to_json())}

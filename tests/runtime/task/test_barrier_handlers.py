@@ -40,7 +40,7 @@ CANCELLED = CheckpointFailureReason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
 
 @dataclass
 class Gate:
-    """Carries actions out on a state that is the multiset of all records delivered."""
+    """Carries out actions. Its state is the multiset of all delivered records."""
 
     handler: BarrierHandler
     delivered: list[tuple[Any, Any]] = field(default_factory=list)
@@ -77,7 +77,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Run:
-    """What each channel brings, and in which order."""
+    """The contents of each channel, and the order of delivery."""
 
     channels: dict[str, list[Event]]
     order: list[str]
@@ -87,7 +87,7 @@ class Run:
         return [next(queues[c]) for c in self.order]
 
     def before(self, checkpoint_id: int) -> Counter[Any]:
-        """Exactly the records before the barrier."""
+        """Returns exactly the records before the barrier."""
         records: Counter[Any] = Counter()
         for c, events in self.channels.items():
             for event in events:
@@ -103,7 +103,7 @@ class Run:
 
 @st.composite
 def runs(draw: st.DrawFn, *, losses: bool = False) -> Run:
-    """A few channels with the barriers 1..n; with ``losses`` some are cancelled or missing, but not the last."""
+    """Draws a few channels with barriers 1..n. With ``losses``, some are cancelled or missing, but not the last one."""
     n = draw(st.integers(1, 4))
     channels: dict[str, list[Event]] = {}
     for c in draw(st.sampled_from(["a", "ab", "abc", "abcd"])):

@@ -1,4 +1,4 @@
-"""Several barriers in one Spark job, gates that align, count or do neither, and what a restore makes of it."""
+"""Several barriers in one Spark job, with gates that align, count or do neither, and restores from them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ slow = settings(max_examples=examples(10), suppress_health_check=[HealthCheck.fu
 
 
 def counted(parallelism: int, per_epoch: int | None, sink: FolderSink | None = None) -> JobGraph:
-    """Counts per key behind two shuffles, so that barriers pass several gates with many channels."""
+    """Counts per key after two shuffles, so that barriers pass several gates with many channels."""
     stream = events(environment(parallelism), RECORDS, per_epoch=per_epoch).rebalance().map(lambda v: v).uid("map")
     typed = stream.map(lambda v: v, events(environment(), RECORDS).get_type()).uid("typed")
     counts = typed.key_by("key").process(CountPerKey(), COUNTED).uid("count")
@@ -54,7 +54,7 @@ def counted(parallelism: int, per_epoch: int | None, sink: FolderSink | None = N
 
 
 def totals(rows: list[Any]) -> dict[str, tuple[int, int]]:
-    """The last count and sum of each key; counts only grow."""
+    """Returns the last count and sum of each key. Counts only grow."""
     last: dict[str, tuple[int, int]] = {}
     for key, count, total in rows:
         last[key] = max(last.get(key, (0, 0)), (count, total))
@@ -72,7 +72,7 @@ def run(
     order: Order = spark_order,
     checkpointing: CoordinatorConfig | None = None,
 ) -> tuple[list[Any], list[int], list[Any]]:
-    """Runs to the end, each Spark job in an attempt of its own; gives records, checkpoints and in-flight data."""
+    """Runs to the end, with an attempt per Spark job. Returns records, checkpoints and in-flight data."""
     records: list[Any] = []
     ids: list[int] = []
     in_flight: list[Any] = []
@@ -130,11 +130,11 @@ def test_at_least_once_counts_all_when_nothing_fails(
 
 
 COUNTS = list(range(1, 83))
-"""Of key k0 in the records below: each count once."""
+"""The rows of key k0 for the records below: each count once."""
 
 
 def skewed() -> JobGraph:
-    """Of two channels one brings much more than the other, behind the other's barrier; in two epochs."""
+    """Returns a program with two epochs and two channels, one of which carries much more, after the other's barrier."""
     big = [(f"k{i % 5}", i, i) for i in range(400)]
     env = environment(1)
     left = events(env, RECORDS[:10], uid="left", per_epoch=5)
@@ -199,7 +199,7 @@ def test_in_flight_data_of_an_edge_that_is_gone_is_refused(tmp_path: Path) -> No
 
 
 class Ticking(Clock):
-    """A minute passes with each look."""
+    """A clock that advances by a minute at each reading."""
 
     def __init__(self) -> None:
         self._now = 0

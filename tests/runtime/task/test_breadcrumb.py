@@ -27,7 +27,7 @@ RECORDS = [("a", 0, 1), ("b", 1, 2), ("c", 2, 3)]
 
 @pytest.fixture
 def worker_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of this process, as Spark gives it to a worker."""
+    """Returns the file of this process, as Spark passes it to a worker."""
     monkeypatch.setenv("PYTHON_FAULTHANDLER_DIR", str(tmp_path))
     monkeypatch.setattr(breadcrumb.faulthandler, "enable", lambda file: None)
     breadcrumb._note_of.cache_clear()
@@ -115,7 +115,7 @@ def test_a_forked_child_does_not_go_on_as_a_second_task(
 def run(
     tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str, Callable[[], Any]], int]:
-    """Runs an epoch on the Spark of the tests; gives the number of its records."""
+    """Runs an epoch on the Spark of the tests, and returns the number of its records."""
     monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
 
     def run_epoch(job: str, action: Callable[[], Any]) -> int:

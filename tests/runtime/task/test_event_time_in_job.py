@@ -1,4 +1,4 @@
-"""Event time where several barriers are in one Spark job, and subtasks of a source take turns to read."""
+"""Event time with several barriers in one Spark job, and with subtasks of a source that read in turn."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LATE = OutputTag("late", EVENT)
 
 
 class Remind(KeyedProcessFunction):
-    """A timer three seconds behind each record."""
+    """Registers a timer three seconds after each record."""
 
     def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> None:
         ctx.timer_service().register_event_time_timer(value.time + 3 * SECOND)
@@ -58,7 +58,7 @@ RESULT = Types.TUPLE([Types.STRING(), Types.STRING(), Types.LONG()])
 
 
 def write_files(folder: Path, starts: list[int]) -> None:
-    """Files of ten seconds each, two seconds out of order."""
+    """Writes files of ten seconds each, two seconds out of order."""
     folder.mkdir()
     for i, start in enumerate(starts):
         times = [start + (n if n % 4 else max(n - 2, 0)) * SECOND for n in range(10)]
@@ -118,7 +118,7 @@ def test_nothing_is_late_in_whatever_order_the_channels_are_read(
 @pytest.mark.parametrize("barriers", [1, 2, 3, 6])
 @pytest.mark.parametrize("parallelism", [2, 3, 5])
 def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelism: int, barriers: int) -> None:
-    """The third and the last file are older than event time has reached before them."""
+    """The third and the last file are older than the event time that was reached before them."""
     write_files(tmp_path / "files", [n * 10 * SECOND for n in (0, 3, 1, 4, 6, 2)])
     expected = run(reminders_and_windows(tmp_path / "files", 1), tmp_path / "straight", 1)
     assert run(reminders_and_windows(tmp_path / "files", parallelism), tmp_path / "job", barriers) == expected
@@ -126,7 +126,7 @@ def test_what_is_late_does_not_depend_on_who_reads_it(tmp_path: Path, parallelis
 
 
 def of_two_folders(folder: Path, parallelism: int, through: Callable[[DataStream], DataStream]) -> JobGraph:
-    """Two united sources, the second one of which is further on in event time, and ends first."""
+    """Returns a program with two united sources. The second is ahead in event time and ends first."""
     env = environment(parallelism)
     streams = [
         env.from_source(

@@ -167,7 +167,7 @@ def window_of(records: list[tuple[str, int, int]], assigner: Any, lateness: int 
     ("lateness", "fired", "late"),
     [
         (0, [("a", 0, 2), ("a", 10, 1), ("a", 30, 1)], [3, 4]),
-        # The record at 3 comes when the watermark is 11: the window is over, and its state still there.
+        # The record at 3 arrives at watermark 11: the window has ended, but its state still exists.
         (5, [("a", 0, 2), ("a", 0, 3), ("a", 10, 1), ("a", 30, 1)], [4]),
         (100, [("a", 0, 2), ("a", 0, 3), ("a", 10, 1), ("a", 0, 4), ("a", 30, 1)], []),
     ],
@@ -237,7 +237,7 @@ def test_windows_are_those_of_a_naive_model_in_whatever_order_channels_bring_rec
 
 
 class TimerPerRecord(KeyedCoProcessFunction):
-    """A timer at the time of each record; emits those that fire."""
+    """Registers a timer at the time of each record, and emits those that fire."""
 
     def process_element1(self, value, ctx):
         ctx.timer_service().register_event_time_timer(value.time)
@@ -254,7 +254,7 @@ TIMES = [("a", t, 0) for t in range(0, 100, 10)]
 def fired_before_the_end(
     first: list[Any], second: list[Any], folder: Path, strategy: WatermarkStrategy | None = None
 ) -> list[int]:
-    """The timers that fire in the first epoch of two inputs which have another one."""
+    """Returns the timers that fire in the first epoch of two inputs that have a second epoch."""
     env = environment()
     more = [("a", 1000, 0)] * 10
     left = events(env, [*first, *more], uid="left", per_epoch=len(first))
@@ -281,7 +281,7 @@ def test_an_idle_source_does_not_hold_the_other_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("parallelism", [1, 2])
 def test_a_source_without_event_time_holds_the_other_back_while_it_is_read(tmp_path: Path, parallelism: int) -> None:
-    """With an idle timeout; without one it does so for ever, as in Flink."""
+    """This holds with an idle timeout. Without one, it holds event time back forever, as in Flink."""
     for idle, expected in ((True, list(range(0, 90, 10))), (False, [])):
         strategy = WatermarkStrategy.no_watermarks()
         strategy = strategy.with_idleness(Duration.of_millis(1)) if idle else strategy
@@ -331,7 +331,7 @@ def test_an_input_that_ended_epochs_ago_does_not_hold_the_other_back(tmp_path: P
 
 
 def test_event_time_goes_on_where_the_last_epoch_left_it(tmp_path: Path) -> None:
-    # The second epoch brings a record that is older than the watermark of the first.
+    # The second epoch has a record that is older than the watermark of the first epoch.
     records = [("a", 10, 1), ("a", 500, 1), ("a", 20, 1), ("a", 30, 1)]
     stream = events(environment(), records, per_epoch=2, batch_size=1).map(lambda v: v, EVENT).uid("map")
     late = stream.key_by("key").window(TumblingEventTimeWindows(100)).side_output_late_data(LATE)

@@ -11,7 +11,7 @@ from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
 
 class Valve:
-    """All channels bring one and the same source."""
+    """A valve whose channels all carry the same source."""
 
     def __init__(self, channels: Iterable[str], watermark: int = MIN_WATERMARK) -> None:
         self._valve = WatermarkValve(dict.fromkeys(channels, ("source",)), watermark)
@@ -66,7 +66,7 @@ OneEpoch = dict[str, list[int]]
 
 @st.composite
 def taking_turns(draw: st.DrawFn) -> list[OneEpoch]:
-    """What each channel brings in each epoch, between its barriers; those that bring nothing are idle."""
+    """Draws what each channel carries in each epoch, between its barriers. Empty channels are idle."""
     return [
         {
             c: sorted(draw(st.lists(st.integers(0, 30), min_size=1, max_size=3)))
@@ -80,7 +80,7 @@ def taking_turns(draw: st.DrawFn) -> list[OneEpoch]:
 def test_barriers_in_one_job_or_in_several_reach_the_same_event_time(
     epochs: list[OneEpoch], seed: int, aligned: bool
 ) -> None:
-    """A valve per epoch, as one Spark job for each would have, is the model."""
+    """The model is a valve per epoch, as with one Spark job per epoch."""
     expected, reached, newest = [], MIN_WATERMARK, dict.fromkeys(CHANNELS, MIN_WATERMARK)
     for epoch in epochs:
         valve = Valve(CHANNELS, reached)
@@ -113,8 +113,8 @@ def test_barriers_in_one_job_or_in_several_reach_the_same_event_time(
 def test_a_channel_that_a_restore_left_behind_the_gate_holds_the_others_back() -> None:
     valve = Valve(CHANNELS[:2], 52)
     valve.on_watermark("a", 41, 0)
-    valve.on_watermark("b", 41, 0)  # as far as both had come before the rescale
-    assert not valve.on_watermark("a", MAX_WATERMARK, 0)  # its input has ended, that of the other has not
+    valve.on_watermark("b", 41, 0)  # the event time of both before the rescale
+    assert not valve.on_watermark("a", MAX_WATERMARK, 0)  # its input has ended, but that of the other has not
     assert valve.on_watermark("b", 66, 0)
     assert valve.watermark == 66
 
@@ -167,7 +167,7 @@ def test_when_all_are_idle_the_greatest_watermark_is_reached() -> None:
 
 
 def test_an_idle_source_is_waited_for_downstream_where_all_of_its_subtasks_are_seen() -> None:
-    """Each of two subtasks reads two sources; the first source is read by the second subtask only."""
+    """Each of two subtasks reads two sources, but only the second subtask reads the first source."""
     first, second = WatermarkValve({"a": ["a"], "b": ["b"]}), WatermarkValve({"a": ["a"], "b": ["b"]})
     gate = WatermarkValve({1: ["a", "b"], 2: ["a", "b"]})
     first.on_status("a", "a", True, 0)
@@ -179,7 +179,7 @@ def test_an_idle_source_is_waited_for_downstream_where_all_of_its_subtasks_are_s
             gate.on_watermark(channel, origin, valve.reached(origin), 0)
             gate.on_status(channel, origin, valve.idle_in(origin, 0), 0)
     assert (first.watermark, second.watermark, gate.watermark) == (500, 50, 50)
-    gate.on_watermark(1, "a", 60, 1)  # the first subtask reads the first source now: not behind what it read of b
+    gate.on_watermark(1, "a", 60, 1)  # now the first subtask reads the first source, not delayed by what it read of b
     gate.on_status(2, "a", True, 1)
     assert gate.watermark == 60
 

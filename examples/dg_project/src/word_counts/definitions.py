@@ -1,4 +1,4 @@
-"""All that is below ``defs``."""
+"""Loads all definitions below ``defs``."""
 
 from pathlib import Path
 

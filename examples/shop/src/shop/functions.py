@@ -1,4 +1,4 @@
-"""What the pipeline does with its records."""
+"""The functions of the pipeline."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -39,8 +39,8 @@ class Deduplicate(KeyedProcessFunction):
 class JoinPayments(KeyedCoProcessFunction):
     """Joins orders with their payments, keyed by ``order_id``.
 
-    An order and a payment match if there are at most two hours between them. They may arrive in either order. What has
-    found no match after two hours of event time becomes an alert.
+    An order and a payment match if there are at most two hours between them. They may arrive in either order. A record
+    without a match after two hours of event time becomes an alert.
     """
 
     def open(self, runtime_context: RuntimeContext) -> None:
@@ -90,7 +90,7 @@ def _matches(order: Row, payment: Row) -> bool:
 
 
 class ClickCount(AggregateFunction):
-    """Clicks of a session, with the time and page of the last one."""
+    """Counts the clicks of a session, with the time and page of the last one."""
 
     ACCUMULATOR = Types.TUPLE([Types.LONG(), Types.LONG(), Types.STRING()])
 
@@ -109,7 +109,7 @@ class ClickCount(AggregateFunction):
 
 
 class WithSession(ProcessWindowFunction):
-    """Adds the customer and the session's begin to its clicks."""
+    """Adds the customer and the start of the session to its clicks."""
 
     def process(
         self, key: str, context: ProcessWindowFunction.Context, elements: Iterable[tuple[int, int, str]]
@@ -124,7 +124,7 @@ def day_of(timestamp: int) -> int:
 
 
 class TopTen(KeyedProcessFunction):
-    """The ten products that sold best on a day, keyed by that day.
+    """Emits the ten best-selling products of a day, keyed by that day.
 
     The list is complete when the orders of the day can no longer be paid. Sales after that go to ``LATE_SALES``.
     """

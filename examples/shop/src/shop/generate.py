@@ -1,4 +1,4 @@
-"""Writes days of orders, payments and clicks, the same each time: ``python -m shop.generate data 3``."""
+"""Writes days of orders, payments and clicks, always the same ones: ``python -m shop.generate data 3``."""
 
 import sys
 from datetime import date, timedelta
@@ -18,12 +18,12 @@ MINUTE_MS = 60_000
 def generate(folder: Path | str, *, days: int = 3, orders_per_day: int = 300) -> None:
     """Writes one file per day and kind, with the records in the order in which they arrive.
 
-    Some orders and payments arrive twice, some payments come after more than two hours or never, and some clicks come
-    a day late. With more days, the first ones stay as they are.
+    Some orders and payments arrive twice, some payments arrive after more than two hours or never, and some clicks
+    arrive a day late. With more days, the first days stay the same.
     """
     random = Random(7)
     begin = (FIRST_DAY - date(1970, 1, 1)).days * DAY_MS
-    orders, payments, clicks = [], [], []  # each with its time of arrival in front
+    orders, payments, clicks = [], [], []  # each record follows its time of arrival
     for day in range(days):
         for number in range(orders_per_day):
             at = begin + day * DAY_MS + random.randrange(DAY_MS)
@@ -52,7 +52,7 @@ def generate(folder: Path | str, *, days: int = 3, orders_per_day: int = 300) ->
 def _write(folder, row_type, records, begin, days):
     folder.mkdir(parents=True, exist_ok=True)
     for day in range(days):
-        # Clicks of the evening before are in the first file; what arrives after the last day is not there yet.
+        # Clicks of the previous evening are in the first file. Records that arrive after the last day are left out.
         rows = [record for arrival, record in records if max(0, (arrival - begin) // DAY_MS) == day]
         columns = {name: [row[i] for row in rows] for i, name in enumerate(row_type.field_names)}
         pq.write_table(pa.table(columns), folder / f"{FIRST_DAY + timedelta(days=day)}.parquet")

@@ -17,8 +17,8 @@ def shop_env(data: Path | str, tables: Path | str, *, parallelism: int = 2) -> S
     """Builds the program. Dagster calls it when it loads the code, so it reads no data.
 
     Args:
-        data: Where the folders ``orders``, ``payments`` and ``clicks`` are. Each epoch reads one file of each.
-        tables: Where the tables go, each a folder of Parquet files.
+        data: Folder with the folders ``orders``, ``payments`` and ``clicks``. Each epoch reads one file of each.
+        tables: Folder for the tables. Each table is a folder of Parquet files.
         parallelism: Number of subtasks of each operator.
     """
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)

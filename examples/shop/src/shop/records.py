@@ -1,4 +1,4 @@
-"""The columns of what is read and written. Times are milliseconds since 1970, amounts are cents."""
+"""The columns of input and tables. Times are milliseconds since 1970, amounts are cents."""
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream import OutputTag
