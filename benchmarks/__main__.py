@@ -1,4 +1,4 @@
-"""``python -m benchmarks NAME ... [--peer NAME ...] [--json FILE]``: one JSON line per metric, ratios of one run."""
+"""``python -m benchmarks NAME ... [--peer NAME ...] [--json FILE]`` prints one JSON line per metric."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PEERS = ("spark", "pyflink", "flinksql")
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)}; default: all")
-    parser.add_argument("--peer", nargs="*", choices=PEERS, default=(), help="also run these beside us")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)}; default: all")
+    parser.add_argument("--peer", nargs="*", choices=PEERS, default=(), help="also run these other engines")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the lines to this file")
     arguments = parser.parse_args()
     names = arguments.names or NAMES
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
-        parser.error(f"unknown benchmark {', '.join(unknown)}; there are {', '.join(NAMES)}")
+        parser.error(f"unknown benchmark {', '.join(unknown)}; the benchmarks are {', '.join(NAMES)}")
     lines = []
     for name in names:
         for result in import_module(f"benchmarks.{name}").run(peers=tuple(arguments.peer)):

@@ -1,7 +1,7 @@
-"""What the driver does for a checkpoint of 10 operators with 1,000 subtasks each, without Spark.
+"""Measures the driver's work for a checkpoint of 10 operators with 1,000 subtasks each, without Spark.
 
-From the first acknowledgement to HEAD, and planning a restore with another parallelism. Each subtask has two tables of
-keyed state, each with a base and a delta, of which the delta is new.
+It covers everything from the first acknowledgement to HEAD, and planning a restore with another parallelism. Each
+subtask has two tables of keyed state, each with a base and a new delta.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def metadata(write: WriteMetadata, attempt: Attempt) -> CheckpointMetadata:
 
 
 class Driver:
-    """A coordinator and its store; the tasks' messages are made beforehand."""
+    """A coordinator and its store. The messages of the tasks are created beforehand."""
 
     def __init__(self, folder: str) -> None:
         self.objects = LocalObjectStore(folder)
@@ -114,7 +114,7 @@ class Driver:
         return checkpoint_id
 
     def complete(self, checkpoint_id: int, messages: list[AcknowledgeCheckpoint]) -> CheckpointMetadata:
-        """All that happens between the first acknowledgement and the completed checkpoint."""
+        """Does everything between the first acknowledgement and the completed checkpoint."""
         instructions: list[Any] = []
         for message in messages:
             instructions = self.coordinator.handle(Acknowledge(2, message))
@@ -132,7 +132,7 @@ def plan_restore(written: CheckpointMetadata, parallelism: int) -> RestorePlan:
 
 
 class Cpu:
-    """CPU seconds of this process, one entry per ``with``."""
+    """Measures CPU seconds of this process, one entry per ``with``."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -145,7 +145,7 @@ class Cpu:
 
 
 def run(peers: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """CPU seconds of the driver, medians; bytes of ``_metadata`` per subtask."""
+    """Yields median CPU seconds of the driver, and bytes of ``_metadata`` per subtask."""
     completing, same, other = Cpu(), Cpu(), Cpu()
     with tempfile.TemporaryDirectory() as folder:
         driver = Driver(folder)

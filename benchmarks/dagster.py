@@ -1,9 +1,9 @@
-"""What Dagster has to wait for: loading the code location, a checkpoint run beside its Spark jobs, a sensor's tick.
+"""What Dagster has to wait for: loading the code location, the overhead of a checkpoint run, and a sensor's tick.
 
-Loading is of the reference deployment (21 assets, 34 checks, 14 jobs, 7 sensors) beside a location without
-definitions, alternately: as a plain import in a fresh process, and as Dagster does it, with a code server. Runs are
+Loading compares the reference deployment (21 assets, 34 checks, 14 jobs, 7 sensors) with a location without
+definitions, in turn: as a plain import in a fresh process, and as Dagster does it, with a code server. Runs are
 launched as the daemon launches them: by the instance's launcher, into a process that the code server starts, with a
-process for the step. Ticks are of sensors over 10,000 retained checkpoints and the 10,000 runs that took them.
+process for the step. Sensors tick over 10,000 retained checkpoints and the 10,000 runs that took them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REFERENCE, EMPTY, LOCATION = "assets.definitions", "benchmarks.empty_location", 
 IMPORTS, LOADS, RUNS = 15, 6, 5
 CHECKPOINTS, TICKS = 10_000, 20
 _RUN_SECONDS = 120
-"""A run that takes longer is not waited for: its process may be gone."""
+"""After this time the benchmark stops waiting for a run, whose process may be gone."""
 
 
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
@@ -43,7 +43,7 @@ def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "DAGSTER_HOME": str(home / "dagster"),
             "DAGSTER_DISABLE_TELEMETRY": "1",
             "PYTHONWARNINGS": "ignore",
-            "PYTHONDONTWRITEBYTECODE": "",  # it may be set here; where code is installed there is bytecode of it
+            "PYTHONDONTWRITEBYTECODE": "",  # unset here, because installed code has bytecode
         }
         for name in ("flinkpy", "spark_events", "dagster"):
             (home / name).mkdir()
@@ -107,7 +107,7 @@ def _ratio(metric: str, seconds: Mapping[str, list[float]], peer: str) -> dict[s
 
 @contextmanager
 def _workspace(module: str) -> Iterator[Any]:
-    """A workspace whose one code location is loaded, by a code server of its own."""
+    """Loads a workspace with one code location, by its own code server."""
     from dagster import DagsterInstance
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import ModuleTarget
@@ -151,7 +151,7 @@ def _runs(home: Path) -> list[dict[str, Any]]:
 
 
 def _launch(workspace: Any, job_name: str) -> tuple[float, float]:
-    """Launches a run as the daemon does; gives the times of the launch and of the run's end."""
+    """Launches a run as the daemon does. Returns the times of the launch and of the run's end."""
     from dagster import DagsterRunStatus
 
     instance = workspace.instance
@@ -191,7 +191,7 @@ def _launch(workspace: Any, job_name: str) -> tuple[float, float]:
 
 
 def _spark_jobs(events: Path, since: float) -> tuple[float, float]:
-    """Start of the first Spark job since a time, and end of the last one, by Spark's own log."""
+    """Returns the start of the first Spark job since a time, and the end of the last one, from Spark's own log."""
     starts, ends = [], []
     for file in events.iterdir():
         for text in file.read_text().splitlines():
@@ -234,7 +234,7 @@ def _make_bucket(endpoint_url: str) -> None:
 
 
 def _retain_many(written: StorageLocation, location: StorageLocation) -> None:
-    """A job with 10,000 retained checkpoints, the last of them as a run wrote it."""
+    """Creates a job with 10,000 retained checkpoints, the last of which a run wrote."""
     import hashlib
 
     from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
@@ -253,7 +253,7 @@ def _retain_many(written: StorageLocation, location: StorageLocation) -> None:
 
 
 def _record_runs() -> None:
-    """The runs that took the checkpoints, in one transaction."""
+    """Records the runs that took the checkpoints, in one transaction."""
     from dagster import DagsterInstance, DagsterRun, DagsterRunStatus
     from dagster._core.storage.runs.schema import RunsTable, RunTagsTable
     from dagster._core.storage.runs.sql_run_storage import SqlRunStorage
@@ -300,7 +300,7 @@ def _sensor_lines(store: str, variables: Mapping[str, str]) -> list[dict[str, An
 
 
 def time_ticks() -> None:
-    """Prints the milliseconds of the ticks of each sensor, in a process that has ticked none before."""
+    """Prints the milliseconds of the ticks of each sensor. Call it in a process that has ticked none before."""
     from dagster import DagsterInstance, build_sensor_context
 
     from assets.definitions import defs

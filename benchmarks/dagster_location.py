@@ -11,7 +11,7 @@ from resources import resources
 
 @asset
 def nothing() -> None:
-    """As much as a run costs."""
+    """Does nothing, to measure the cost of a run."""
 
 
 spark = SparkResource(

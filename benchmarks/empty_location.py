@@ -1,4 +1,4 @@
-"""The code location that ours is compared with: Dagster's definitions of nothing."""
+"""An empty code location, with which ours is compared."""
 
 from dagster import Definitions
 

@@ -1,4 +1,4 @@
-"""How fast key groups are computed, beside Arrow's own sort of the same column in the same process."""
+"""How fast key groups are computed, compared with Arrow's own sort of the same column in the same process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_PARALLELISM = 128
 
 
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Each is the best of three."""
+    """Returns the best of three rounds of each."""
     random = np.random.default_rng(20130215)
     longs = pa.array(random.integers(-(2**63), 2**63, ROWS, dtype=np.int64))
     numbers = random.integers(0, 10_000_000, STRING_ROWS)

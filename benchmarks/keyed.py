@@ -1,7 +1,7 @@
-"""Keyed processing beside the bare shuffle, and beside Spark's own ``transformWithState``.
+"""Compares keyed processing with the bare shuffle, and with Spark's own ``transformWithState``.
 
-All run on one warm session, one after another in turn. A ratio is the median over the rounds of what both sides took in
-the same round, for other work on the machine slows down whole rounds. Set-up and a first round are left out.
+All of them run in turn on one warm session. A ratio compares both sides in the same round, and is the median over the
+rounds, because other work on the machine slows down whole rounds. Set-up and a first round are left out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ EVENT = Types.ROW_NAMED(["key", "value", "time"], [Types.LONG()] * 3)
 
 
 def events(subtask: int, since: int = 0) -> Iterator[pa.StructArray]:
-    """One subtask's share of the events, batch by batch; their time, in milliseconds, goes on from ``since``."""
+    """One subtask's share of the events, batch by batch; their time, in milliseconds, starts at ``since``."""
     random = np.random.default_rng(subtask)
     for start in range(0, EVENTS // PARALLELISM, BATCH):
         n = min(BATCH, EVENTS // PARALLELISM - start)
@@ -56,7 +56,7 @@ def events(subtask: int, since: int = 0) -> Iterator[pa.StructArray]:
 
 
 class Events(Source):
-    """The events again in each epoch."""
+    """Reads the same events in each epoch."""
 
     @property
     def produced_type(self) -> Any:
@@ -130,7 +130,7 @@ def window_sum() -> JobGraph:
 def shuffle_source(
     graph: JobGraph, batches: Iterator[pa.RecordBatch], *, event_time: bool = False
 ) -> Iterator[pa.RecordBatch]:
-    """Reads and partitions as a source task does; with event time, a watermark follows each batch."""
+    """Reads and partitions like a source task. With event time, a watermark follows each batch."""
     from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
     subtask = next(batches).column(0)[0].as_py()
@@ -151,7 +151,7 @@ def shuffle_source(
 
 
 def dict_loop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """What a Python program without a state backend does."""
+    """Does what a Python program without a state backend would do."""
     counts: dict[int, int] = {}
     for batch in batches:
         for row in rows_of(batch):
@@ -166,7 +166,7 @@ def dict_loop(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def count_consumer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Decodes and counts, no more."""
+    """Only decodes and counts."""
     total = 0
     for batch in batches:
         for row in rows_of(batch):
@@ -185,7 +185,7 @@ def bare(spark: Any, graph: JobGraph, *stages: Callable[[Any], Any], event_time:
 
 
 def shuffle_again(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Decodes what it gets, and partitions it once more."""
+    """Decodes its input, and partitions it again."""
     output = TaskOutput()
     (edge,) = graph.edges
     writer = None
@@ -202,7 +202,7 @@ def shuffle_again(graph: JobGraph, batches: Iterator[pa.RecordBatch]) -> Iterato
 
 
 def timed(actions: dict[str, Callable[[], Any]]) -> dict[str, np.ndarray[Any, Any]]:
-    """Seconds of each round of each, the rounds in turn."""
+    """Returns the seconds of each round of each action. The actions run in turn."""
     seconds: dict[str, list[float]] = {name: [] for name in actions}
     for _ in range(1 + ROUNDS):
         for name, action in actions.items():
@@ -216,7 +216,7 @@ def timed(actions: dict[str, Callable[[], Any]]) -> dict[str, np.ndarray[Any, An
 
 
 def transform_with_state(spark: Any, folder: str) -> float:
-    """Events per second of ``transformWithState`` on some of the events; the first micro-batch is left out."""
+    """Returns events per second of ``transformWithState`` on some of the events, without the first micro-batch."""
     import pyarrow.parquet as pq
     from pyspark.sql import Row
     from pyspark.sql.streaming import StatefulProcessor

@@ -1,7 +1,7 @@
-"""What a micro-batch costs beside Spark itself: 1,000 records through three stages and a completed checkpoint.
+"""What a micro-batch costs compared with Spark itself: 1,000 records through three stages and a completed checkpoint.
 
-The bare job has the same Spark plan: as many stages, tasks, shuffles and sorts, and Python stages that hand on the rows
-they get, of the size our job sends. Both run in turn on one warm session; the ratio is of the medians.
+The bare job has the same Spark plan: as many stages, tasks, shuffles and sorts, and Python stages that pass on rows of
+the size that our job sends. Both run in turn on one warm session. The ratio is that of the medians.
 """
 
 from __future__ import annotations

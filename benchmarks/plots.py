@@ -32,7 +32,7 @@ _OWN_COLOR, _OTHER_COLOR = "#1f6f8b", "#b0b7bd"
 
 
 def draw_cost(lines: list[dict[str, Any]], file: Path) -> None:
-    """Cost of state by its size."""
+    """Draws the cost of state by its size."""
     figure, panels = pyplot.subplots(1, len(_COST), figsize=(11, 3.2), layout="constrained")
     for panel, (metric, title) in zip(panels, _COST.items(), strict=True):
         points = [(each["settings"]["keys"], each["value"]) for each in lines if each["metric"] == metric]
@@ -46,7 +46,7 @@ def draw_cost(lines: list[dict[str, Any]], file: Path) -> None:
 
 
 def draw_rates(lines: list[dict[str, Any]], file: Path) -> None:
-    """Events per second beside other engines."""
+    """Draws events per second compared with other engines."""
     found = {each["metric"]: each["value"] for each in lines}
     metrics = [metric for metric in _RATES if metric in found][::-1]
     figure, panel = pyplot.subplots(figsize=(8, 0.6 + 0.42 * len(metrics)), layout="constrained")

@@ -1,4 +1,4 @@
-"""The lines of a benchmark."""
+"""The output lines of a benchmark."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _HOLDS = {">=": operator.ge, "<=": operator.le}
 def line(
     metric: str, value: float, unit: str, *, peer: str = "", bar: str = "", settings: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """One result.
+    """Returns the line of one result.
 
     Args:
-        metric: Its name.
-        value: What was measured.
-        unit: Of the value; ``ratio`` has none.
+        metric: Name of the metric.
+        value: The measured value.
+        unit: Unit of the value, such as ``ratio of time``.
         peer: What it is compared with.
-        bar: What it must reach, e.g. ``>= 0.6``; empty: nothing.
-        settings: Of both sides.
+        bar: What the value must reach, such as ``>= 0.6``, or an empty string.
+        settings: The settings of both sides.
     """
     holds = None
     if bar:

@@ -1,7 +1,7 @@
-"""What keyed state costs as it grows, and how fast it is beside other engines.
+"""What keyed state costs as it grows, and how fast it is compared with other engines.
 
-All of ours are jobs on a warm Spark session with their checkpoints in a local directory. ``docs/performance.md`` says
-what each line means.
+Our side consists of jobs on a warm Spark session with checkpoints in a local directory. ``docs/performance.md``
+explains each line.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def run(peers: tuple[str, ...] = ()) -> Lines:
 
 
 def cost(spark: Any, folder: Path, sizes: tuple[int, ...]) -> Lines:
-    """State of each size; the largest is restored and rescaled."""
+    """Measures state of each size. The largest is also restored and rescaled."""
     StateJob(folder, 100).grow(10)  # warms Spark up
     growths = []
     for keys in sizes:
@@ -144,12 +144,12 @@ def cost(spark: Any, folder: Path, sizes: tuple[int, ...]) -> Lines:
 
 
 def _best_of_each(rounds: Sequence[Sequence[float]]) -> float:
-    """Seconds of all tasks, the best round of each."""
+    """Returns the seconds of all tasks, with the best round of each task."""
     return sum(min(task) for task in zip(*rounds, strict=True))
 
 
 def _table(growths: list[Growth]) -> str:
-    """The cost of state by its size, for people."""
+    """Returns the cost of state by its size, as a table for people."""
     rows = ["      keys     state   keys/s written   1k keys touched   written by it   peak RSS"]
     rows += [
         f"{g.keys:>10,} {g.state_bytes / 1e6:>6.1f} MB {g.keys / g.load_seconds:>16,.0f} {g.touch_seconds:>15.3f} s "
@@ -163,7 +163,7 @@ def _table(growths: list[Growth]) -> str:
 
 
 def throughput(folder: Path, events: int, per_checkpoint: int, keys: int) -> tuple[dict[str, float], Lines]:
-    """Events per second by program, with checkpoints; and the lines about them."""
+    """Returns events per second by program, with checkpoints, and the lines about them."""
     actions: dict[str, Callable[[], Any]] = {}
     barriers = events // per_checkpoint
     with ExitStack() as attempts:
@@ -218,7 +218,7 @@ def _settings(events: int, per_checkpoint: int, keys: int) -> dict[str, Any]:
 
 
 def beside_spark(spark: Any, ours: dict[str, float]) -> Lines:
-    """``transformWithState`` is given smaller micro-batches, for it takes so long."""
+    """Compares with Spark. ``transformWithState`` gets smaller micro-batches, because it is slow."""
     return [
         *_beside_spark(
             spark,
@@ -249,7 +249,7 @@ def _beside_spark(spark: Any, name: str, program: Any, per_batch: int, own: floa
 
 
 def beside_pyflink(ours: dict[str, float]) -> Lines:
-    """In both modes. In process mode a bundle is what is between two of our checkpoints."""
+    """Compares with both modes of PyFlink. In process mode a bundle has the events between two of our checkpoints."""
     lines = []
     modes: tuple[tuple[flink.Mode, int], ...] = (("thread", THREAD_EVENTS), ("process", PROCESS_EVENTS))
     for mode, events in modes:
@@ -262,7 +262,7 @@ def beside_pyflink(ours: dict[str, float]) -> Lines:
 
 
 def beside_flink_sql(ours: dict[str, float]) -> Lines:
-    """On RocksDB, for state that may outgrow memory as ours may; and on the heap, which has no bar."""
+    """Compares with Flink SQL on RocksDB, whose state may outgrow memory like ours, and on the heap, without a bar."""
     lines = []
     for backend, suffix, bar in (("rocksdb", "", ">= 3"), ("hashmap", "_hashmap", "")):
         configuration = flink.sql_settings(backend)

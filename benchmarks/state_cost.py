@@ -1,4 +1,4 @@
-"""What state costs as it grows: micro-batches that touch few keys, memory, restore and rescale; as jobs on Spark."""
+"""What state costs as it grows: micro-batches that touch few keys, memory, restore and rescale, in jobs on Spark."""
 
 from __future__ import annotations
 
@@ -23,45 +23,45 @@ from dagster_flinkpy.storage import StorageLocation
 PARALLELISM, RESCALED, TOUCHED = 4, 6, 1_000
 _WARM_UP = 3
 _KEPT = 1_000
-"""Checkpoints: the first one is restored again and again."""
+"""Number of retained checkpoints, so that the first one can be restored again and again."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """State of so many keys."""
+    """Measurements of state with a number of keys."""
 
     keys: int
     load_seconds: float
-    """All keys written in one micro-batch."""
+    """Seconds to write all keys in one micro-batch."""
     state_bytes: int
     touch_seconds: float
-    """Median micro-batch that touches :data:`TOUCHED` keys, with its checkpoint."""
+    """Median seconds of a micro-batch that touches :data:`TOUCHED` keys, with its checkpoint."""
     touch_bytes: float
-    """Mean bytes that it writes, compaction included."""
+    """Mean bytes that such a micro-batch writes, including compaction."""
     peak_rss: int
-    """Of the worker that needed most."""
+    """Peak memory of the worker that needed most, in bytes."""
 
 
 @dataclass(frozen=True)
 class Restore:
-    """A restore with an empty local cache."""
+    """Measurements of a restore with an empty local cache."""
 
     parallelism: int
     seconds: float
-    """Of the micro-batch: the Spark job, the restore, the checkpoint."""
+    """Seconds of the micro-batch: the Spark job, the restore, the checkpoint."""
     open_seconds: tuple[float, ...]
-    """That each subtask waited until all its state could be looked up."""
+    """Seconds that each subtask waited until all of its state could be looked up."""
     read_bytes: int
-    """Of the state, read from the store by all subtasks."""
+    """Bytes of the state that all subtasks read from the store."""
     peak_rss: int
 
 
 class StateJob:
-    """``long -> (long, long)`` for so many keys, and what was measured on it.
+    """A job with state ``long -> (long, long)``, and its measurements.
 
     Args:
-        folder: Of the job's checkpoints and of local caches.
-        keys: How many.
+        folder: Folder of the job's checkpoints and of local caches.
+        keys: Number of keys.
     """
 
     def __init__(self, folder: Path, keys: int) -> None:
@@ -69,7 +69,7 @@ class StateJob:
         self._files: list[list[str]] = []
 
     def grow(self, rounds: int) -> Growth:
-        """Writes all keys, then touches some in each micro-batch."""
+        """Writes all keys, and then touches some of them in each micro-batch."""
         with self._attempt(programs.totals(self.keys, self.keys, PARALLELISM)) as attempt:
             load_seconds, loaded = timed(attempt.run_epoch)
         self._files = [
@@ -97,7 +97,7 @@ class StateJob:
         )
 
     def restore(self, parallelism: int) -> Restore:
-        """Restores what :meth:`grow` wrote first, and touches some keys."""
+        """Restores the first checkpoint of :meth:`grow`, and touches some keys."""
         cache = self._folder / "cold"
         with self._attempt(
             self._touching(), cache_dir=str(cache), parallelism=parallelism, restore_from="chk-1"
@@ -113,7 +113,7 @@ class StateJob:
         )
 
     def read_with_pyarrow(self, spark: Any) -> list[float]:
-        """Seconds of each task of a bare Spark job for the same files: a task reads those of a subtask."""
+        """Returns the seconds of each task of a bare Spark job that reads the same files, a task for each subtask."""
         tasks = len(self._files)
         read = spark.range(0, tasks, 1, tasks).mapInArrow(partial(_read_files, self._files), "seconds double")
         seconds: list[float] = read.toArrow().column("seconds").to_pylist()
@@ -141,7 +141,7 @@ class StateJob:
 
 
 def timed(action: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds it took, and what it gave."""
+    """Runs an action, and returns its seconds and its result."""
     start = time.perf_counter()
     result = action()
     return time.perf_counter() - start, result
@@ -152,7 +152,7 @@ def _operator(epoch: CompletedEpoch) -> Any:
 
 
 def _metrics(epoch: CompletedEpoch, name: str) -> list[int]:
-    """A metric of :class:`~benchmarks.state_programs.Totals`, by subtask."""
+    """Returns a metric of :class:`~benchmarks.state_programs.Totals` for each subtask."""
     return [int(subtask.metrics[f"user_max.{name}"]) for subtask in _operator(epoch).subtasks]
 
 

@@ -26,27 +26,27 @@ from dagster_flinkpy.datastream.state import ValueStateDescriptor
 
 EVENT = Types.ROW_NAMED(["key", "value"], [Types.LONG()] * 2)
 SPREAD = 2_654_435_761
-"""Event i has key i * SPREAD mod keys: a prime, so ``keys`` events in a row touch each key once, in no order."""
+"""Event i has key i * SPREAD mod keys. It is a prime, so ``keys`` events in a row touch each key once, unordered."""
 VALUES = 1_000
 """Event i has value i mod VALUES."""
 RARE = 100_003
-"""A process function gives something for each count that this divides."""
+"""A process function emits a record for each count that is divisible by this."""
 _BATCH = 65_536
 
 
 def events(start: int, stop: int, keys: int) -> pa.StructArray:
-    """Events by their numbers."""
+    """Returns events by their numbers."""
     numbers = np.arange(start, stop)
     columns = [pa.array(numbers * SPREAD % keys), pa.array(numbers % VALUES)]
     return pa.StructArray.from_arrays(columns, fields=list(EVENT.arrow_type))
 
 
 class Events(Source):
-    """The next events in each epoch, half and half where there are two subtasks.
+    """Reads the next events in each epoch, divided among the subtasks.
 
     Args:
-        keys: How many there are.
-        per_epoch: Events of an epoch.
+        keys: Number of keys.
+        per_epoch: Number of events in an epoch.
     """
 
     def __init__(self, keys: int, per_epoch: int) -> None:
@@ -85,7 +85,7 @@ class _Numbers(SplitEnumerator):
 
 
 class Totals(KeyedBatchFunction):
-    """Count and sum per key, in columns. Reports what its first look at the state cost: that opens the stored runs."""
+    """Count and sum per key, in columns. Reports the cost of its first lookup, which opens the stored runs."""
 
     TOTAL = ValueStateDescriptor("total", Types.ROW_NAMED(["count", "sum"], [Types.LONG()] * 2))
 
@@ -114,18 +114,18 @@ class Totals(KeyedBatchFunction):
 
 
 def _peak_rss() -> int:
-    """Bytes of this process, shared and memory-mapped pages included."""
+    """Returns the peak memory of this process in bytes, including shared and memory-mapped pages."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
 def _bytes_read() -> int:
-    """Bytes this process got from read(); what is memory-mapped does not count."""
+    """Returns the bytes that this process got from read(). Memory-mapped data does not count."""
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
 class Sum(KeyedProcessFunction):
-    """A sum per key, record by record."""
+    """Computes a sum per key, record by record."""
 
     def open(self, runtime_context: RuntimeContext) -> None:
         self._sum = runtime_context.get_state(ValueStateDescriptor("sum", Types.LONG()))
@@ -139,21 +139,21 @@ class Sum(KeyedProcessFunction):
 
 
 def totals(keys: int, per_epoch: int, parallelism: int) -> JobGraph:
-    """``long -> (long, long)`` in columns."""
+    """Returns a program with state ``long -> (long, long)``, in columns."""
     env, keyed = _stream(keys, per_epoch, parallelism)
     keyed.process_batch(Totals(), EVENT).uid("totals")
     return env.get_job_graph()
 
 
 def process_function(keys: int, per_epoch: int, parallelism: int) -> JobGraph:
-    """``ValueState`` of a long, record by record."""
+    """Returns a program with a ``ValueState`` of a long, record by record."""
     env, keyed = _stream(keys, per_epoch, parallelism)
     keyed.process(Sum(), EVENT).uid("process")
     return env.get_job_graph()
 
 
 def builtin_sum(keys: int, per_epoch: int, parallelism: int) -> JobGraph:
-    """The built-in aggregation."""
+    """Returns a program with the built-in aggregation."""
     env, keyed = _stream(keys, per_epoch, parallelism)
     keyed.sum("value").uid("sum")
     return env.get_job_graph()

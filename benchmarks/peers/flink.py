@@ -1,4 +1,4 @@
-"""PyFlink and Flink SQL, from PyPI, in an environment of their own."""
+"""PyFlink and Flink SQL from PyPI, in a separate environment."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dagster_flinkpy.spark.java import find_java_home
 
 VERSION = "2.3.0"
 VARIABLE = "FLINKPY_BENCH_PYFLINK"
-"""Names the Python of an environment that has PyFlink already."""
+"""Environment variable with the Python of an environment that already has PyFlink."""
 
 Mode = Literal["process", "thread"]
 
@@ -28,7 +28,7 @@ _COMMON = {
 
 
 def python() -> Path:
-    """The Python of an environment with PyFlink, which is made, below the user's cache directory, if there is none."""
+    """Returns the Python of an environment with PyFlink. Creates it below the user's cache directory if needed."""
     if given := os.environ.get(VARIABLE):
         return Path(given)
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
@@ -43,11 +43,11 @@ def python() -> Path:
 
 
 def pyflink_settings(mode: Mode, keys: int, bundle: int) -> dict[str, str]:
-    """The heap as state backend, the faster one for so few keys, and a cache of the state of all keys.
+    """Returns settings with state on the heap, which is faster for few keys, and a cache of the state of all keys.
 
     Args:
         mode: PyFlink's execution mode.
-        keys: How many.
+        keys: Number of keys.
         bundle: Events after which a Python worker writes the state that it caches.
     """
     return {
@@ -61,7 +61,7 @@ def pyflink_settings(mode: Mode, keys: int, bundle: int) -> dict[str, str]:
 
 
 def sql_settings(backend: str) -> dict[str, str]:
-    """What "Performance Tuning" of Flink's documentation has: mini-batches, and a local before the global aggregation.
+    """Returns the settings of "Performance Tuning" in Flink's documentation: mini-batches and two-phase aggregation.
 
     Args:
         backend: ``hashmap`` or ``rocksdb``.
@@ -77,23 +77,23 @@ def sql_settings(backend: str) -> dict[str, str]:
 
 
 def pyflink_events_per_second(events: int, keys: int, parallelism: int, configuration: dict[str, str]) -> float:
-    """The rate of the second half of the events, as the subtasks note it; there are no checkpoints.
+    """Returns the rate of the second half of the events, as recorded by the subtasks. There are no checkpoints.
 
-    The first half takes the time to start, and to bring each key into the cache of a Python worker.
+    The first half includes the time to start and to bring each key into the cache of a Python worker.
     """
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as folder:
         note_each = max(events // parallelism // 100, 1)
         _run("process_function", [events], keys, parallelism, configuration, folder=folder, note_each=note_each)
         notes = [file.read_text().split() for file in Path(folder).iterdir()]
     times = [[float(time) for time in note[::2]] for note in notes]
-    assert len(times) == parallelism, f"{len(times)} subtasks have noted something"
+    assert len(times) == parallelism, f"{len(times)} subtasks have recorded their progress"
     return sum(len(t) // 2 * note_each / (t[-1] - t[-1 - len(t) // 2]) for t in times)
 
 
 def sql_events_per_second(events: int, keys: int, parallelism: int, configuration: dict[str, str]) -> float:
-    """The rate of ``events`` further events: a run of twice as many, less a run of as many; without checkpoints.
+    """Returns the rate of ``events`` events: a run of twice as many, minus a run of as many. There are no checkpoints.
 
-    One JVM runs both, and before them the first once more to warm up.
+    One JVM runs both, after a run to warm up.
     """
     _, once, twice = _run("sql", [events, events, 2 * events], keys, parallelism, configuration)
     return events / (twice - once)
@@ -102,10 +102,10 @@ def sql_events_per_second(events: int, keys: int, parallelism: int, configuratio
 def _run(
     program: str, events: list[int], keys: int, parallelism: int, configuration: dict[str, str], **more: str | int
 ) -> list[float]:
-    """Seconds of each run, that of starting and ending a job included.
+    """Returns the seconds of each run, including the start and end of a job.
 
     Raises:
-        RuntimeError: It failed; has the last lines of what it said.
+        RuntimeError: The program failed; the message has the last lines of its output.
     """
     order = {
         "program": program,

@@ -1,7 +1,7 @@
-"""The programs of the state benchmark in PyFlink and Flink SQL; run by PyFlink's own Python, imports nothing of ours.
+"""The programs of the state benchmark in PyFlink and Flink SQL. PyFlink's own Python runs it; it imports nothing of ours.
 
-``python flink_state.py ORDER`` with a JSON object. Flink SQL runs once per number of ``events``, in one JVM, and the
-seconds of each run are printed as JSON. PyFlink runs once; each subtask notes its progress in a file of ``folder``.
+Run ``python flink_state.py ORDER`` with a JSON object. Flink SQL runs once per number of ``events``, in one JVM, and
+prints the seconds of each run as JSON. PyFlink runs once. Each subtask records its progress in a file of ``folder``.
 """
 
 import json
@@ -18,7 +18,7 @@ from pyflink.table import StreamTableEnvironment
 
 
 class Sum(KeyedProcessFunction):
-    """As ours, and a line of time and number of events now and then."""
+    """The same function as ours, which also writes a line with time and number of events now and then."""
 
     def __init__(self, rare, folder, note_each):
         self._rare, self._folder, self._note_each = rare, folder, note_each
@@ -40,7 +40,7 @@ class Sum(KeyedProcessFunction):
 
 
 def run(order, events):
-    """Seconds of a run, that of starting and ending the job included."""
+    """Returns the seconds of a run, including the start and end of the job."""
     configuration = Configuration()
     for name, value in order["configuration"].items():
         configuration.set_string(name, value)
@@ -68,7 +68,7 @@ def run(order, events):
 def main():
     order = json.loads(sys.argv[1])
     print(json.dumps([run(order, events) for events in order["events"]]), flush=True)
-    os._exit(0)  # the JVM behind it takes its time
+    os._exit(0)  # ending the JVM would take a while
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Spark's own stateful streaming, on the session our jobs run on: RocksDB with changelog checkpoints."""
+"""Spark's own stateful streaming, on the session of our jobs: RocksDB with changelog checkpoints."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ SETTINGS = {
     ),
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
 }
-"""Beside these, there are as many shuffle partitions as subtasks: Spark's session has one per core."""
+"""The settings. In addition, there are as many shuffle partitions as subtasks, because the session has one per core."""
 
 _SCHEMA = "key long, value long"
 
 
 def transform_with_state(spark: Any, folder: str, batches: int, per_batch: int, keys: int) -> float:
-    """Events per second of a sum in a ``ValueState``; the first micro-batch is left out."""
+    """Returns events per second of a sum in a ``ValueState``, without the first micro-batch."""
     return _rate(spark, folder, batches, per_batch, keys, 1, _transformed)
 
 
 def group_by_sum(spark: Any, folder: str, batches: int, per_batch: int, keys: int) -> float:
-    """Events per second of ``groupBy().sum()``, which runs in the JVM; the first third of the micro-batches is left
-    out, until the JVM is warm."""
+    """Returns events per second of ``groupBy().sum()``, which runs in the JVM. The first third of the micro-batches is
+    left out, until the JVM is warm."""
     return _rate(spark, folder, batches, per_batch, keys, batches // 3, _summed)
 
 
@@ -43,7 +43,7 @@ def _transformed(events: Any) -> Any:
             self._sum = handle.getValueState("sum", "sum long")
 
         def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
-            # One look and one update for all rows of a key, as Spark's documentation has it.
+            # One lookup and one update for all rows of a key, as in Spark's documentation.
             total = self._sum.get()[0] if self._sum.exists() else 0
             last = None
             for last in rows:
