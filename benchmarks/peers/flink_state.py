@@ -1,4 +1,4 @@
-"""The programs of the state benchmark in PyFlink and Flink SQL. PyFlink's own Python runs it; it imports nothing of ours.
+"""The programs of the state benchmark in PyFlink and Flink SQL. PyFlink's own Python runs it, without our library.
 
 Run ``python flink_state.py ORDER`` with a JSON object. Flink SQL runs once per number of ``events``, in one JVM, and
 prints the seconds of each run as JSON. PyFlink runs once. Each subtask records its progress in a file of ``folder``.

@@ -1,6 +1,6 @@
 """Lets PyFlink's own programs and tests run as they are: ``import pyflink`` finds ``dagster_flinkpy``; see suite.py.
 
-What this library does not have is found, too, and skips whoever uses it: a test is then left out, with the reason.
+Names that this library does not have are found, too. A test that uses one is skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _RESULTS: dict[int, list[Any]] = {}
 
 
 def leave_out(reason: str) -> NoReturn:
-    """Ends a test as left out. What is raised is no ``Exception``, so ``assertRaises`` does not take it for one."""
+    """Skips a test. The raised object is not an ``Exception``, so that ``assertRaises`` does not catch it."""
     pytest.skip(reason, allow_module_level=True)
 
 
 class _Absent(type):
-    """A class that may be imported, named and extended, but not used."""
+    """The metaclass of classes that may be imported, named and extended, but not used."""
 
     reason: str
 
@@ -64,12 +64,12 @@ class _Absent(type):
 
 
 def absent(name: str, reason: str) -> Any:
-    """What stands for something that this library does not have."""
+    """Returns a stand-in for something that this library does not have."""
     return _Absent(name, (), {"reason": reason})
 
 
 def why_absent(name: str, owner: str | None = None) -> str | None:
-    """Why a name of a module, or of a class, is not there; None if it ought to be."""
+    """Returns why a name of a module or class is absent, or None if it should exist."""
     if name.startswith(("_j_", "get_java_", "get_gateway")):
         return NO_JVM
     if name in ("_from_proto", "_to_proto"):
@@ -80,7 +80,7 @@ def why_absent(name: str, owner: str | None = None) -> str | None:
 
 
 def _module(name: str, ours: ModuleType | None, reason: str | None) -> ModuleType:
-    """A module of PyFlink, with the contents of ours; what is neither there nor known as absent, is missing."""
+    """Creates a module of PyFlink with our contents. A name that is neither there nor known as absent fails."""
 
     def get(attribute: str) -> Any:
         if attribute.startswith("__") and attribute != "__all__":
@@ -121,7 +121,7 @@ class _Finder(MetaPathFinder, Loader):
 
 
 def install() -> None:
-    """Makes ``pyflink`` this library, in this process, and runs its jobs here, without Spark."""
+    """Makes ``pyflink`` this library in this process, and runs its jobs here, without Spark."""
 
     def on_harness(self: JobAttempt, epoch: EpochJob) -> list[WireRow]:
         return run_rows(epoch)
@@ -153,41 +153,41 @@ def _init_configuration(self: Configuration, init: Any, *arguments: Any, j_confi
 
 
 class _Settings:
-    """Settings of the JVM's side: they are taken, and do nothing."""
+    """Settings of the JVM's side, which are accepted and do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return lambda *arguments: None
 
 
 def get_j_env_configuration(environment: Any) -> Any:
-    """Takes the settings that tests make of Flink's own processes."""
+    """Returns an object that accepts the settings that tests make for Flink's own processes."""
     return _Settings()
 
 
 class DataStreamTestSinkFunction:
-    """Keeps what ``add_sink`` gets."""
+    """Keeps the records that ``add_sink`` gets."""
 
     def get_results(self, is_python_object: bool = False, stringify: bool = True) -> list[Any]:
-        """What came since the last call: as Java shows it, or as Python objects."""
+        """Returns the records since the last call, as Java shows them or as Python objects."""
         found = _RESULTS.pop(id(self), [])
         if not is_python_object:
             return [to_text(type_info, value) for type_info, value in found]
         return [str(value) if stringify else value for _, value in found]
 
     def clear(self) -> None:
-        """Forgets what came."""
+        """Deletes the kept records."""
         _RESULTS.pop(id(self), None)
 
 
 class SecondColumnTimestampAssigner(TimestampAssigner):
-    """The second field is the time."""
+    """Uses the second field as time."""
 
     def extract_timestamp(self, value: Any, record_timestamp: int) -> int:
         return int(value[1])
 
 
 class PyFlinkTestCase(unittest.TestCase):
-    """A test with a folder of its class."""
+    """A test with a folder for its class."""
 
     @classmethod
     def setUpClass(cls) -> None:

@@ -1,7 +1,7 @@
-"""Runs the programs of this folder under PyFlink and keeps what they print; see README.md.
+"""Runs the programs of this folder under PyFlink and stores their output; see README.md.
 
-Run with the Python of the PyFlink environment: ``/path/to/venv/bin/python tests/pyflink/generate.py [NAME ...]``. It
-imports nothing of dagster_flinkpy.
+Run it with the Python of the PyFlink environment: ``/path/to/venv/bin/python tests/pyflink/generate.py [NAME ...]``. It
+imports nothing from dagster_flinkpy.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ EXPECTED = HERE / "expected"
 
 SUBTASK = re.compile(r"^\d+> ")
 NOISE = ("No module named google", "PYFLINK_CYTHON_ENABLED", "Using Any for unsupported type", "Starting a local Spark")
-"""What is logged to stdout where a program wants it."""
+"""Lines that PyFlink logs to standard output."""
 
 
 def programs() -> dict[str, Path]:
-    """The programs by name."""
+    """Returns the programs by name."""
     return {file.stem: file for file in sorted((HERE / "programs").glob("*.py"))}
 
 
 def printed(text: str) -> str:
-    """What is compared: lines in no order, for the subtasks of Flink print side by side, and without their numbers."""
+    """Returns the text to compare: lines without subtask numbers, sorted because Flink's subtasks print in parallel."""
     lines = (SUBTASK.sub("", line) for line in text.splitlines() if line.strip() and not line.startswith(NOISE))
     return "".join(f"{line}\n" for line in sorted(lines))
 
 
 def run(program: Path) -> str:
-    """What a program prints.
+    """Returns the output of a program.
 
     Raises:
-        RuntimeError: It failed; has the last lines of what it said.
+        RuntimeError: The program failed; the message has the last lines of its output.
     """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"  # Flink looks for `python` there
     done = subprocess.run(

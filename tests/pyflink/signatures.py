@@ -41,14 +41,14 @@ MODULES = [
 
 
 def default_of(parameter: inspect.Parameter) -> str | None:
-    """The default as text; None where there is none."""
+    """Returns the default as text, or None if there is no default."""
     if parameter.default is inspect.Parameter.empty:
         return None
     return re.sub(r" at 0x[0-9a-f]+", "", repr(parameter.default))
 
 
 def signature(function: Any) -> str | None:
-    """Names and defaults of the parameters; None: they cannot be known."""
+    """Returns names and defaults of the parameters, or None if they cannot be determined."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -67,7 +67,7 @@ def is_public(name: str) -> bool:
 
 
 def describe(cls: type) -> dict[str, Any]:
-    """Signatures of the public methods; of classes inside, likewise."""
+    """Returns the signatures of the public methods, including those of inner classes."""
     if issubclass(cls, enum.Enum):
         return dict.fromkeys(cls.__members__)
     methods: dict[str, Any] = {}
@@ -84,7 +84,7 @@ def describe(cls: type) -> dict[str, Any]:
 
 
 def snapshot(prefix: str) -> dict[str, Any]:
-    """Public classes of each module, by module and name; one that is in several is described in the first."""
+    """Returns the public classes by module and name. A class that is in several modules is described in the first."""
     found: dict[str, Any] = {}
     seen: set[type] = set()
     for module_name in MODULES:

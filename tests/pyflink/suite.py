@@ -1,9 +1,9 @@
 """Runs PyFlink's own example programs and its DataStream tests against this library: ``make pyflink-suite``.
 
-Nothing of theirs is in this repository. The programs come from PyFlink's wheel, which is installed without its jars.
-The tests are in neither the wheel nor the source distribution, so they are fetched from Flink's repository. alias.py
-answers ``import pyflink``, and jobs run in one process, without Spark. This file has the names of what is left out or
-known to differ, and why.
+Nothing from PyFlink is in this repository. The programs come from its wheel, which is installed without its jars. The
+tests are in neither the wheel nor the source distribution, so they are fetched from Flink's repository. alias.py
+answers ``import pyflink``, and jobs run in one process, without Spark. This file lists what is left out or known to
+differ, with the reasons.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHECKOUT = ROOT / ".cache" / "flink-2.3.0"
 REPOSITORY, TAG = "https://github.com/apache/flink", "release-2.3.0"
 TESTS = ["flink-python/pyflink/common/tests", "flink-python/pyflink/datastream/tests"]
 TIMEOUT = 300
-"""Seconds for one example, or one file of tests."""
+"""Timeout in seconds for one example, or one file of tests."""
 
 TABLE_API, SERVER = "needs the Table API", "needs a server, and a connector from a jar"
 LEFT_OUT = {
@@ -45,7 +45,7 @@ LEFT_OUT = {
     "*test_checkpoint_storage*": "there is one kind of checkpoint storage",
     "*test_async*": "functions are synchronous",
 }
-"""Examples and tests that do not run, by name, and why."""
+"""Examples and tests that do not run, by name, with the reasons."""
 
 KNOWN = {
     "*BatchTests::test_keyed_min_by_and_max": "a list cannot be a key",
@@ -84,7 +84,7 @@ class Result:
 
 
 def package() -> Path:
-    """The folder of the installed PyFlink, which is not imported."""
+    """Returns the folder of the installed PyFlink, which is not imported."""
     spec = importlib.util.find_spec("pyflink")
     if spec is None or not spec.origin:
         raise SystemExit("PyFlink is not installed here: run `make pyflink-suite`")
@@ -92,7 +92,7 @@ def package() -> Path:
 
 
 def fetch_tests() -> Path | str:
-    """The checkout that has the tests, or why there is none."""
+    """Returns the checkout with the tests, or why there is none."""
     if not CHECKOUT.exists():
         partial = CHECKOUT.with_suffix(".partial")
         git = ["git", "-C", str(partial)]
@@ -111,12 +111,12 @@ def fetch_tests() -> Path | str:
 
 
 def reason_for(name: str, reasons: dict[str, str]) -> str | None:
-    """The reason of the first pattern that fits."""
+    """Returns the reason of the first matching pattern."""
     return next((why for pattern, why in reasons.items() if fnmatch(name, pattern)), None)
 
 
 def child(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Runs one example, or one file of tests, in a process of its own."""
+    """Runs one example, or one file of tests, in a separate process."""
     command = [sys.executable, "-m", "tests.pyflink.suite", *arguments]
     try:
         return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, cwd=ROOT)
@@ -161,7 +161,7 @@ def run_tests(folder: Path) -> Iterator[Result]:
 
 
 def judged(name: str, outcome: str, reason: str) -> Result:
-    """A result, compared with what is known."""
+    """Returns a result, compared with the known failures."""
     known = reason_for(name, KNOWN)
     if known and outcome == "failed":
         return Result(name, "known", known)
@@ -194,7 +194,7 @@ def run_example(path: str) -> None:
 
 
 class _Recorder:
-    """A pytest plugin: what became of each test."""
+    """A pytest plugin that records the result of each test."""
 
     def __init__(self) -> None:
         self.results: list[tuple[str, str, str]] = []

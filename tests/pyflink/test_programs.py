@@ -1,4 +1,4 @@
-"""Programs written for PyFlink print the same here, when only the import prefix is changed; see README.md."""
+"""Programs written for PyFlink print the same here if only the import prefix is changed; see README.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The public classes are those of PyFlink: names, argument names, order, defaults; and what is absent, and why."""
+"""The public classes have PyFlink's names, argument names, order and defaults. Lists what is absent, and why."""
 
 from __future__ import annotations
 
@@ -128,11 +128,11 @@ ABSENT = {
         datastream.window.ContinuousProcessingTimeTrigger.register_next_fire_timestamp
     """,
 }
-"""Why -> what of PyFlink is deliberately not there."""
+"""Reason -> names of PyFlink that are deliberately absent."""
 
 
 def differences(path: str, wanted: dict[str, Any], there: Any) -> Iterator[tuple[str, str]]:
-    """Name and kind of what differs."""
+    """Yields name and kind of each difference."""
     for name, member in wanted.items():
         here = f"{path}.{name}"
         if not hasattr(there, name):
@@ -144,7 +144,7 @@ def differences(path: str, wanted: dict[str, Any], there: Any) -> Iterator[tuple
 
 
 def fits(wanted: str, there: str | None) -> bool:
-    """Whether a call that PyFlink takes is taken: more arguments may follow if they have defaults."""
+    """Returns whether all calls that PyFlink accepts are accepted. Further arguments may follow if they have defaults."""
     if there is None or there == wanted:
         return True
     more = there.removeprefix(wanted).lstrip(", ").split(", ") if there.startswith(wanted) else [""]

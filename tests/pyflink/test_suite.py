@@ -1,4 +1,4 @@
-"""The runner of PyFlink's tests tells what passes, fails and is left out; with tests of our own."""
+"""Checks, with our own tests, that the runner of PyFlink's tests reports what passes, fails and is left out."""
 
 from __future__ import annotations
 
