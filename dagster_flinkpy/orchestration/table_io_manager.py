@@ -78,8 +78,8 @@ class FlinkTableIOManager(ConfigurableIOManager):
         uri, record_type = (_text(facts.get(name)) for name in ("dagster/uri", "flink/record_type"))
         if uri is None or record_type is None:
             raise ConfigurationError(
-                f"asset {context.asset_key.to_user_string()} is not the table of a ParquetSink: its definition has no "
-                "metadata 'dagster/uri' and 'flink/record_type', which flink_assets() gives to such a table"
+                f"asset {context.asset_key.to_user_string()} is not the table of a ParquetSink: its definition lacks "
+                "'dagster/uri' or 'flink/record_type', the metadata that flink_assets() gives to such a table"
             )
         partitions = context.asset_partition_keys if context.has_asset_partitions else None
         schema = table_schema(type_from_json(json.loads(record_type)))

@@ -58,7 +58,7 @@ def test_one_asset_per_operator(tmp_path: Path) -> None:
         table: [count],
     }
     assert [spec.kinds for spec in specs.values()] == [{"flink", "spark"}] * 2 + [{"flink", "spark", "parquet"}]
-    assert specs[count].description == "How often each word was seen so far."
+    assert specs[count].description == "Counts how often each word was seen so far."
     assert specs[count].group_name == "demo"
     assert len({spec.code_version for spec in specs.values()}) == 3
     assert specs[count].metadata == {
