@@ -1,1 +1,1 @@
-"""Floor 5: what runs a job. The driver is in ``master/``, the Python workers in ``task/`` and ``operators/``."""
+"""Runs jobs. The driver is in ``master/``, the Python workers are in ``task/`` and ``operators/``."""

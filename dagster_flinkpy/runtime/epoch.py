@@ -1,4 +1,4 @@
-"""What the driver tells the tasks of a Spark job. It is pickled into the Spark job and never stored."""
+"""The instructions of the driver for the tasks of a Spark job. They are pickled into the Spark job and never stored."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class SubtaskInput:
     keyed: KeyedSnapshot | None = None
     """Keyed state of its key-group range."""
     watermark: int | None = None
-    """Event time it had reached, in milliseconds."""
+    """The event time that it had reached, in milliseconds; None if there is none yet."""
     operator_state: tuple[OperatorStateHandle, ...] = ()
     raw_keyed: tuple[Json, ...] = ()
     """Raw keyed state of its key-group range."""
@@ -45,29 +45,29 @@ class Epoch:
     checkpoint_id: int
     """The checkpoint of the barrier at its end."""
     splits: Mapping[tuple[str, int], tuple[SourceSplit, ...]]
-    """What sources read, by uid and subtask."""
+    """The splits that sources read, by uid and subtask."""
     ended_sources: frozenset[str] = frozenset()
-    """Uids of sources whose input ends with it."""
+    """Uids of sources whose input ends with this epoch."""
 
     def reads(self, uid: str) -> bool:
-        """Whether any subtask of a source has something to read."""
+        """Returns whether any subtask of a source has something to read."""
         return any(splits for (source, _), splits in self.splits.items() if source == uid)
 
 
 @dataclass(frozen=True)
 class EpochJob:
-    """What one Spark job of a pipelined region does: it reads one epoch, or several in a row."""
+    """Describes one Spark job of a pipelined region, which reads one epoch or several in a row."""
 
     graph: JobGraph
     job_id: str
     checkpoint_id: int
     """The checkpoint of the barrier that ends the first epoch."""
     fencing_token: int
-    """Of the execution attempt."""
+    """Fencing token of the execution attempt."""
     job_storage: StorageLocation
     """The prefix of the job."""
     inputs: Mapping[tuple[str, int], SubtaskInput]
-    """By uid and subtask; subtasks without an entry start empty."""
+    """Inputs by uid and subtask; subtasks without an entry start empty."""
     ended_sources: frozenset[str] = frozenset()
     """Uids of sources whose input ends with the first barrier."""
     later: tuple[Epoch, ...] = ()
@@ -75,11 +75,12 @@ class EpochJob:
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     """Whether gates align barriers, or only count them."""
     alignment_timeout: timedelta | None = None
-    """How long an EXACTLY_ONCE gate aligns before its checkpoint becomes unaligned; zero: never; None: no limit."""
+    """How long an EXACTLY_ONCE gate aligns before its checkpoint becomes unaligned. Zero means that it does not align;
+    None means that it has no limit."""
     latency_interval: timedelta = timedelta(0)
-    """Time between two latency markers of a source. Default: 0, none are sent."""
+    """Time between two latency markers of a source. Default: 0, which sends none."""
     partition: str | None = None
-    """Dagster partition of the run, or None."""
+    """The Dagster partition of the run, or None."""
     cache_dir: str = ""
     """The folder in which executors keep local copies of state files."""
     state_backend: StateBackendType = StateBackendType.COLUMNAR
@@ -87,11 +88,11 @@ class EpochJob:
     restored: int | None = None
     """Id of the checkpoint or savepoint that the job continues from, or None."""
     python: PackedPython | None = None
-    """What the user functions import or read, besides what travels with them; or None."""
+    """The Python dependencies of the user functions, or None."""
     counts: str = ""
-    """The folder in which tasks note how many records they have read; empty: they note nothing."""
+    """The folder in which tasks record how many records they have read. Default: empty, which records nothing."""
     clock: Clock = field(default_factory=SystemClock)
-    """Tells processing time."""
+    """The clock for processing time."""
 
     @property
     def written_by(self) -> str:

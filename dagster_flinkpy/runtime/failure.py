@@ -15,10 +15,10 @@ __all__ = ["UNKNOWN", "USER_EXCEPTIONS", "error_from_json", "error_to_json", "la
 
 
 USER_EXCEPTIONS = (Exception, SystemExit, KeyboardInterrupt)
-"""What a user function may raise: the last two would end the Python worker without a word."""
+"""Exceptions of user functions that are reported. The last two would otherwise end the Python worker silently."""
 
 UNKNOWN: Any = object()
-"""A key or a value that is not there, or not known."""
+"""Stands for a key or value that does not exist or is not known."""
 
 _SHOWN_CHARACTERS = 500
 
@@ -47,7 +47,7 @@ def user_error(
     if shown_value is not None:
         message += f" (value: {shown_value})"
     if not isinstance(error, Exception):
-        message += ". A function must not end its process; to fail the job, raise an error"
+        message += ". A function must not end its process; raise an error to fail the job"
     return UserFunctionError(
         message,
         operator=operator,
@@ -66,16 +66,16 @@ def _shown(value: Any, to_text: Callable[[Any], str]) -> str:
 
 
 def last_taken(values: Sequence[Any], each: Iterator[Any]) -> Any:
-    """The value that was taken last from an iterator over a list."""
+    """Returns the value that was last taken from an iterator over a list."""
     return values[len(values) - length_hint(each) - 1]
 
 
 def error_to_json(error: FlinkPyError, operator: str, subtask: int) -> bytes:
-    """Encodes an error as a payload."""
+    """Encodes an error as the payload of a row."""
     parts: dict[str, Any] = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
     parts |= {"operator": operator, "subtask": subtask}
     if isinstance(error, UserFunctionError):
-        # It knows its operator; the caller knows only the first operator of the chain.
+        # The error knows its operator; the caller knows only the first operator of the chain.
         parts |= {"operator": error.operator or operator, "key": error.key, "value": error.value}
         parts |= {"user_traceback": error.user_traceback}
     return json.dumps(parts).encode()

@@ -27,7 +27,7 @@ from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
 __all__ = ["MAX_BYTES", "PackedPython", "installed", "pack"]
 
 MAX_BYTES = 64 << 20
-"""The maximum number of bytes of all files together that are sent with a Spark job."""
+"""The maximum total size of the files that are sent with a Spark job, in bytes."""
 
 _INSTALL_SECONDS = 600.0
 
@@ -76,8 +76,8 @@ def pack(dependencies: PythonDependencies) -> PackedPython | None:
     total += len(packed.packages)
     if total > MAX_BYTES:
         raise ConfigurationError(
-            f"the Python files and archives of the program are {total >> 20} MiB, and {MAX_BYTES >> 20} MiB can travel "
-            "with a Spark job: install them in the workers' environment instead"
+            f"the Python files and archives of the program have {total >> 20} MiB, but at most {MAX_BYTES >> 20} MiB "
+            "can be sent with a Spark job: install them in the workers' environment instead"
         )
     return packed
 
@@ -106,7 +106,7 @@ def _zipped(folder: Path) -> bytes:
         for path in sorted(folder.rglob("*")):
             parts = path.relative_to(folder).parts
             if path.is_file() and "__pycache__" not in parts and not any(part.startswith(".") for part in parts):
-                # A fixed time, so that equal files have an equal digest.
+                # Entries get a fixed time, so that equal files have an equal digest.
                 archive.writestr(zipfile.ZipInfo("/".join(parts)), path.read_bytes(), zipfile.ZIP_DEFLATED)
     return data.getvalue()
 
@@ -115,11 +115,11 @@ def _zipped(folder: Path) -> bytes:
 def installed(packed: PackedPython | None, cache_dir: str) -> Iterator[None]:
     """Makes dependencies importable inside the context, and the folder of their archives the working directory.
 
-    Modules that were imported from them are forgotten afterwards: a Spark worker runs several programs.
+    Afterwards, modules that were imported from them are removed, because a Spark worker runs several programs.
 
     Args:
-        packed: What the driver packed, or None.
-        cache_dir: Where they are unpacked; they stay there for the next task.
+        packed: The packed dependencies, or None.
+        cache_dir: The folder to unpack them to. They stay there for the next task.
 
     Raises:
         ConfigurationError: The requirements cannot be installed, or an archive cannot be unpacked.
@@ -166,7 +166,7 @@ def _unpacked(packed: PackedPython, cache: Path) -> Path:
 
 def _unpack(packed: PackedPython, folder: Path) -> None:
     for i, (name, data) in enumerate(packed.files):
-        # Each has its own place on the path, in the order in which it was added.
+        # Each file has its own entry on the path, in the order in which it was added.
         place = folder / "files" / f"{i:03}" if name.endswith(".py") else folder / "files"
         place.mkdir(parents=True, exist_ok=True)
         (place / (name if name.endswith(".py") else f"{i:03}-{name}")).write_bytes(data)

@@ -19,7 +19,8 @@ from typing import Any
 __all__ = ["LogEntry", "UserLogs", "log_here", "pass_on"]
 
 MAX_ENTRIES = 100
-"""The maximum number of log records per level: those a task sends, and those of a Spark job the driver passes on."""
+"""The maximum number of log records per level, both those that a task sends and those of a Spark job that the driver
+passes on."""
 
 MAX_LINES = 1_000
 """The maximum number of printed lines that a task sends to the driver."""
@@ -28,7 +29,7 @@ MAX_TEXT = 4_000
 """The maximum number of characters of one message or line."""
 
 _QUIET = ("asyncio", "boto3", "botocore", "dagster_flinkpy", "grpc", "py4j", "pyspark", "s3transfer", "urllib3")
-"""Loggers of the platform: their records stay in the worker's own log below WARNING."""
+"""Loggers of the platform. Their records below WARNING are only in the worker's own log."""
 
 PRINTED = 0
 """The level of a printed line."""
@@ -61,10 +62,10 @@ class LogEntry:
 def pass_on(
     entries: Iterable[LogEntry], missing: Mapping[int, int], on_log: Callable[[LogEntry], None], checkpoint_id: int
 ) -> None:
-    """Passes a limited number of entries of each level to the run, and then says how many were left out.
+    """Passes a limited number of entries of each level to the run, and then an entry that counts the others.
 
     Args:
-        entries: Of all tasks of a Spark job.
+        entries: The entries of all tasks of a Spark job.
         missing: How many entries the tasks did not send, by level.
         on_log: Takes an entry.
         checkpoint_id: The checkpoint that the Spark job worked towards.
@@ -78,7 +79,7 @@ def pass_on(
             on_log(entry)
     for level, count in sorted(beyond.items()):
         what = "printed lines" if level == PRINTED else f"{logging.getLevelName(level)} records"
-        text = f"{count} more {what} of user functions are left out; workers write what they do not send to Spark's log"
+        text = f"{count} more {what} of user functions were left out; Spark's log has those that workers did not send"
         on_log(LogEntry("", 0, checkpoint_id, level or logging.INFO, "", text))
 
 
@@ -186,4 +187,4 @@ class _Lines(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Lines are sent when they are complete."""
+        """Does nothing: lines are sent when they are complete."""

@@ -148,7 +148,7 @@ def test_what_cannot_be_read_or_unpacked_is_named(tmp_path: Path, monkeypatch: p
         with pytest.raises(ConfigurationError, match=message), installed(pack(dependencies), str(tmp_path / "cache")):
             pass
     monkeypatch.setattr(python_environment, "MAX_BYTES", 3)
-    with pytest.raises(ConfigurationError, match="can travel with a Spark job"):
+    with pytest.raises(ConfigurationError, match="can be sent with a Spark job"):
         pack(PythonDependencies(archives=(PythonArchive(str(tmp_path / "bad.zip"), "x"),)))
 
 

@@ -119,7 +119,7 @@ def test_the_run_gets_so_many_of_each_level_and_then_a_count(monkeypatch: pytest
     taken: list[LogEntry] = []
     pass_on([*entries, LogEntry("op", 0, 7, 0, "", "line")], {logging.INFO: 10}, taken.append, 7)
     assert [entry.text for entry in taken[:3]] == ["0", "1", "line"]
-    assert str(taken[3]).startswith("[checkpoint 7] 12 more INFO records of user functions are left out")
+    assert str(taken[3]).startswith("[checkpoint 7] 12 more INFO records of user functions were left out")
     assert len(taken) == 4
 
 

@@ -1,1 +1,1 @@
-"""Blocking edges: durable segments on the store, and the Spark DataFrames that are written to them."""
+"""Blocking edges: durable segments in the object store, and the Spark DataFrames that are written to them."""

@@ -1,7 +1,8 @@
-"""Runs a blocking edge: writes and reads segments on the store, with a marker for each completed checkpoint.
+"""Runs a blocking edge: writes and reads segments in the object store, with a marker for each completed checkpoint.
 
-``segments/`` holds Arrow streams of ``value`` and ``timestamp``, staged as uploads. ``checkpoints/{id}.json``, written
-when all segments of the checkpoint are visible, is what readers list: a checkpoint is read whole or not at all.
+``segments/`` contains Arrow streams of ``value`` and ``timestamp``, which are staged as uploads. The marker
+``checkpoints/{id}.json`` is written when all segments of the checkpoint are visible. Readers list the markers, so they
+read a checkpoint completely or not at all.
 """
 
 from __future__ import annotations
@@ -56,17 +57,17 @@ _BUFFER_BYTES = 1 << 20
 
 
 def _open(location: Any, sink_uid: str) -> ObjectStore:
-    assert isinstance(location, StorageLocation), "the job attempt sets where segments are"
+    assert isinstance(location, StorageLocation), "the job attempt sets the location of segments"
     return location.child(sink_uid).open()
 
 
 class BlockingEdgeWriter(SinkWriter):
-    """Writes one epoch of one subtask as an Arrow stream, which begins with the first record.
+    """Writes one epoch of one subtask as an Arrow stream, which is opened for the first record.
 
     Args:
-        sink: Where to.
-        context: Who is writing.
-        type_info: Of the records.
+        sink: The sink side of the edge.
+        context: The job, operator and subtask that write.
+        type_info: Type of the records.
     """
 
     def __init__(self, sink: BlockingEdgeSink, context: WriterInitContext, type_info: TypeInformation) -> None:
@@ -99,8 +100,8 @@ class BlockingEdgeCommitter(SinkCommitter):
     """Makes the segments of a checkpoint visible, then writes its marker.
 
     Args:
-        sink: Where to.
-        context: Who is committing.
+        sink: The sink side of the edge.
+        context: The job and operator that commit.
     """
 
     def __init__(self, sink: BlockingEdgeSink, context: CommitterInitContext) -> None:
@@ -127,16 +128,17 @@ class BlockingEdgeCommitter(SinkCommitter):
                 self._check_same(key, marker)
         except StorageError as error:
             raise SinkCommitError(
-                f"cannot commit checkpoint {checkpoint_id} to {self._store.url}: {error}. The checkpoint keeps its "
-                "segments; run again."
+                f"cannot commit checkpoint {checkpoint_id} to {self._store.url}: {error}. Its segments are kept: run "
+                "the job again."
             ) from error
         return 0
 
     def _check_same(self, key: str, marker: bytes) -> None:
         if self._store.get(key)[0] != marker:
             raise SinkCommitError(
-                f"{self._store.url}/{key} belongs to another run of the job, whose checkpoints are gone. Delete the "
-                f"folder {self._store.url} and the checkpoints of the jobs that read it, and run them all again."
+                f"{self._store.url}/{key} was written earlier by this job, but the checkpoints of that time are gone. "
+                f"Delete the folder {self._store.url} and the checkpoints of the jobs that read it, and run all of "
+                "them again."
             )
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
@@ -152,7 +154,7 @@ def _with_files(requests: Sequence[CommitRequest]) -> list[CommitRequest]:
 
 
 def _marker(checkpoint_id: int, requests: list[CommitRequest]) -> bytes:
-    """Returns the marker of a checkpoint, the same bytes each time."""
+    """Returns the marker of a checkpoint, which has the same bytes each time."""
     subtasks = [r.committable for r in requests]
     files = [(r.subtask, StagedFile.from_json(r.committable["file"])) for r in requests if r.committable["file"]]
     data = {
@@ -166,8 +168,8 @@ def _marker(checkpoint_id: int, requests: list[CommitRequest]) -> bytes:
 
 
 def _watermark(subtasks: list[Json]) -> int | None:
-    """Combines watermarks as a gate does that all subtasks send to."""
-    # Committables of the first releases are of one origin.
+    """Combines the watermarks of all subtasks, as an input gate does."""
+    # Committables of the first releases have one origin only.
     times = [c.get("event_times") or {"": {"watermark": c["watermark"], "idle": c["idle"]}} for c in subtasks]
     valve = WatermarkValve(dict(enumerate(times)))
     for subtask, origins in enumerate(times):
@@ -181,14 +183,14 @@ def _watermark(subtasks: list[Json]) -> int | None:
 
 
 class BlockingEdgeEnumerator(SplitEnumerator):
-    """Assigns the checkpoints that have completed upstream. Its state is the last one that was assigned.
+    """Assigns the checkpoints that have completed upstream. Its state is the last assigned checkpoint.
 
-    The segments of one subtask upstream go to one subtask here, in the order of checkpoints. Each subtask gets a split
-    for each checkpoint, even without segments, because the split carries the watermark.
+    The segments of an upstream subtask go to one subtask, in the order of checkpoints. Each subtask gets a split for
+    each checkpoint, even without segments, because the split carries the watermark.
 
     Args:
-        source: What to read.
-        restored: State of an earlier one.
+        source: The source side of the edge.
+        restored: State of an earlier enumerator, or None.
     """
 
     def __init__(self, source: BlockingEdgeSource, restored: Json | None) -> None:
@@ -213,7 +215,7 @@ class BlockingEdgeEnumerator(SplitEnumerator):
         return shares
 
     def _segments(self, marker: Json) -> list[Json]:
-        """Returns the segments to read of a checkpoint."""
+        """Returns the segments of a checkpoint that are to be read."""
         segments: list[Json] = marker["segments"]
         return segments
 
@@ -232,9 +234,9 @@ def deal_out(name: str, segments: Sequence[Json], watermark: int | None, paralle
     """Returns a split for each subtask, with all segments of some writers in their order.
 
     Args:
-        name: What the split ids start with.
-        segments: ``subtask`` (of the writer), ``key``, ``bytes`` and ``rows`` of each.
-        watermark: Event time behind them.
+        name: Prefix of the split ids.
+        segments: The segments, each with the writer's ``subtask``, ``key``, ``bytes`` and ``rows``.
+        watermark: The watermark after the segments.
         parallelism: Number of subtasks that read.
     """
     shares = [[s for s in segments if s["subtask"] % parallelism == subtask] for subtask in range(parallelism)]
@@ -245,7 +247,11 @@ def deal_out(name: str, segments: Sequence[Json], watermark: int | None, paralle
 
 
 def _read_marker(store: ObjectStore, key: str) -> Json:
-    """Reads a marker; raises SourceReadError if it is not one, or names files outside of the edge."""
+    """Reads a marker.
+
+    Raises:
+        SourceReadError: The object is not a marker, or names files outside the edge.
+    """
     try:
         marker: Json = json.loads(store.get(key)[0])
         if marker["version"] != _VERSION:
@@ -265,13 +271,13 @@ def read_segments(
     """Reads the records of a split as structs of ``value`` and ``timestamp``.
 
     Args:
-        location: Where the segments of the program are.
-        folder: Of the writer, below it.
-        split: Names the segments.
-        type_info: Of the records.
+        location: Location of the program's segments.
+        folder: Folder of the writer, below the location.
+        split: The split, which names the segments.
+        type_info: Type of the records.
 
     Raises:
-        SourceReadError: A segment cannot be read; names it.
+        SourceReadError: A segment cannot be read. The message names it.
     """
     store, offset = _open(location, folder), 0
     for segment in split.properties["segments"]:
@@ -285,7 +291,7 @@ def read_segment(store: ObjectStore, segment: Json) -> Iterator[pa.RecordBatch]:
     """Reads the batches of a segment, with columns ``value`` and ``timestamp``.
 
     Raises:
-        SourceReadError: It cannot be read; names it.
+        SourceReadError: The segment cannot be read. The message names it.
     """
     raw = RangedFile(store, segment["key"], segment["bytes"])
     try:

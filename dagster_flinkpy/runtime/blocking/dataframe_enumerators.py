@@ -1,8 +1,8 @@
 """The enumerators of `from_spark` and `transform_spark`, which run DataFrames and store their rows as segments.
 
-A DataFrame cannot be read again from a position. So it runs when an epoch is planned, and its rows are kept until the
-checkpoint of that epoch is complete: tasks that are retried read the same rows. If the epoch fails, the DataFrame runs
-again and its rows are stored anew.
+A DataFrame cannot be read from a position. So it runs when an epoch is planned, and its rows are kept until the
+checkpoint of that epoch is complete, so that retried tasks read the same rows. If the epoch fails, the DataFrame runs
+again, and its rows are stored again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class _Parts:
     """The parts that one attempt writes for one operator."""
 
     def __init__(self, location: Any, uid: str, context: SplitEnumeratorContext) -> None:
-        assert isinstance(location, StorageLocation), "the job attempt sets where segments are"
+        assert isinstance(location, StorageLocation), "the job attempt sets the location of segments"
         self._location, self._uid = location.child(uid), uid
         self._all = f"parts/{context.job_id}/"
         self._prefix = f"{self._all}{context.fencing_token:010d}."
 
     def discard_lingering(self) -> None:
-        """Deletes the parts of earlier attempts, which have died or are fenced."""
+        """Deletes the parts of earlier attempts, which are dead or fenced."""
         self._delete(self._all, before=self._prefix)
 
     def write(self, frame: DataFrame, type_info: RowTypeInfo, *, rowtime: bool) -> list[Json]:
@@ -58,20 +58,20 @@ class _Parts:
 
     def _delete(self, prefix: str, before: str | None = None) -> None:
         store = self._location.open()
-        with suppress(StorageError):  # the next attempt deletes what is left
+        with suppress(StorageError):  # the next attempt deletes what remains
             keys = [info.key for info in store.list(prefix)]
             store.delete_many([key for key in keys if before is None or key < before])
 
 
 class SparkSourceEnumerator(SplitEnumerator):
-    """Assigns the rows of a DataFrame, all in one epoch: the first, or the first of each run.
+    """Assigns all rows of a DataFrame in one epoch: the first epoch of the job, or the first one of each run.
 
-    Partition k of Spark goes to subtask ``k % parallelism``. Its state is whether the rows have been read, by
+    Partition k of Spark goes to subtask ``k % parallelism``. The state records whether the rows have been read, by
     which run, and whether the input has ended with them.
 
     Args:
-        source: What to read.
-        restored: State of an earlier one.
+        source: The source.
+        restored: State of an earlier enumerator, or None.
     """
 
     def __init__(self, source: SparkSource, restored: Json | None) -> None:
@@ -80,7 +80,7 @@ class SparkSourceEnumerator(SplitEnumerator):
         self._run: str | None = None
         if restored is not None:
             self._read = position_field(restored, "read", bool)
-            # An earlier release, which does not say so, ended the input then.
+            # Earlier releases have no such field, and ended the input when the rows were read.
             self._ended = restored.get("ended", self._read) is True
             self._run = restored.get("run")
 
@@ -88,7 +88,7 @@ class SparkSourceEnumerator(SplitEnumerator):
         self._context = context
         self._parts = _Parts(self._source.location, self._source.uid, context)
         self._parts.discard_lingering()
-        # Another try of the run that has read the rows must not read them once more.
+        # Another try of the run that has read the rows must not read them again.
         self._read = self._ended or (self._read and self._run is not None and self._run == context.run_id)
         self._run = context.run_id
 
@@ -98,8 +98,9 @@ class SparkSourceEnumerator(SplitEnumerator):
             return [[] for _ in range(parallelism)]
         if isinstance(source, PartitionedSparkSource):
             raise ConfigurationError(
-                f"operator {source.uid!r}: the function of from_spark() has a second argument, which is a partition of "
-                "time, but the job has none: give flink_assets() a partitions_def, or the function one argument"
+                f"operator {source.uid!r}: the function of from_spark() has a second parameter, which takes a time "
+                "partition, but the job has no partitions: give flink_assets() a partitions_def, or give the function "
+                "only one parameter"
             )
         assert source.df_factory is not None
         with self._context.spark() as spark, user_frames(source.uid):
@@ -119,18 +120,20 @@ class SparkSourceEnumerator(SplitEnumerator):
         return self._ended
 
     def unread(self) -> Sequence[str]:
-        return ["the DataFrame, which each run is to read"] if self._source.bounded is False else []
+        return ["the DataFrame, which each run should read"] if self._source.bounded is False else []
 
     def snapshot_state(self) -> Json:
         return {"read": self._read, "ended": self._ended, "run": self._run}
 
 
 class SparkTransformEnumerator(BlockingEdgeEnumerator):
-    """Assigns the rows that a function makes of each checkpoint completed upstream. Its state is the last one.
+    """Applies a function to each checkpoint that has completed upstream, and assigns the resulting rows.
+
+    Its state is the last assigned checkpoint.
 
     Args:
-        source: What to read, and the function.
-        restored: State of an earlier one.
+        source: The source, with the function.
+        restored: State of an earlier enumerator, or None.
     """
 
     def __init__(self, source: SparkTransform, restored: Json | None) -> None:

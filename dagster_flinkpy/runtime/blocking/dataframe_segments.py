@@ -1,7 +1,7 @@
-"""Writes the rows of a Spark DataFrame as segments on the store, and reads segments as a DataFrame, on the executors.
+"""Writes the rows of a Spark DataFrame as segments, and reads segments as a DataFrame; both run on the executors.
 
-Spark may retry a task or run it twice at once. So each try uses file names of its own, and only files in the result of
-the Spark job are read.
+Spark may retry a task or run it twice at the same time. So each try uses its own file names, and only files in the
+result of the Spark job are read.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _PART_COLUMNS = "partition int, number int, key string, bytes bigint, rows bigin
 
 @dataclass(frozen=True)
 class PartsTarget:
-    """Where the rows of a DataFrame are stored, and with which type."""
+    """The place and the type with which the rows of a DataFrame are stored."""
 
     location: StorageLocation
     """Location of the operator's segments."""
     prefix: str
-    """Prefix of the keys of the parts, a folder for each DataFrame."""
+    """Prefix of the keys of the parts: a folder for each DataFrame."""
     operator: str
     """Uid of the operator, for error messages."""
     type_info: TypeInformation
-    """Of the records: the columns of the DataFrame, in this order; ``rowtime`` behind them, if there."""
+    """Type of the records: the columns of the DataFrame in their order. If there is a ``rowtime``, it follows them."""
 
     @property
     def fields(self) -> list[pa.Field]:
@@ -63,7 +63,7 @@ class PartsTarget:
 
 
 def write_parts(frame: DataFrame, target: PartsTarget) -> list[Json]:
-    """Runs a DataFrame and stores its rows as segments; returns these, partition by partition in order.
+    """Runs a DataFrame, stores its rows as segments, and returns the segments in order of the partitions.
 
     Raises:
         PySparkException: The Spark job failed.
@@ -77,13 +77,13 @@ def write_parts(frame: DataFrame, target: PartsTarget) -> list[Json]:
 def read_parts(
     spark: SparkSession, location: StorageLocation, segments: Sequence[Json], schema: StructType
 ) -> DataFrame:
-    """Returns segments as a DataFrame, one partition each, with event time as the last column.
+    """Returns segments as a DataFrame with one partition for each segment, and event time as the last column.
 
     Args:
         spark: The session.
-        location: Where they are.
-        segments: ``key`` and ``bytes`` of each.
-        schema: Of the DataFrame.
+        location: Location of the segments.
+        segments: The segments, each with ``key`` and ``bytes``.
+        schema: Schema of the DataFrame.
     """
     from pyspark.sql.pandas.types import to_arrow_schema
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["frame_of", "frame_schema", "select_columns", "type_of_source", "type_of_transform", "user_frames"]
 
 _MAX_PRECISION = 38
-"""Digits of Spark's decimals."""
+"""The maximum number of digits of Spark's decimals."""
 
 
 def type_of_source(df_factory: Callable[[Any], Any], operator: str) -> RowTypeInfo:
@@ -46,10 +46,12 @@ def type_of_transform(
 
 @contextmanager
 def user_frames(operator: str) -> Iterator[None]:
-    """Creates and runs DataFrames of the user inside: pickles their modules by value, and raises typed errors.
+    """Inside the context, DataFrames of the user can be created and run.
+
+    Pickles the user's modules by value, and raises typed errors.
 
     Args:
-        operator: Its uid, or its name.
+        operator: Uid or name of the operator.
 
     Raises:
         UserFunctionError: A function on the driver or on the executors failed, or Spark refused the DataFrame.
@@ -77,7 +79,8 @@ def frame_of(function: Callable[[Any], Any], argument: Any, operator: str) -> Da
     """Calls a user function that returns a DataFrame.
 
     Raises:
-        TypeMismatchError: It returns something else, or a DataFrame that is not bounded or has duplicate columns.
+        TypeMismatchError: The function returns something else, or a DataFrame that is unbounded, or has duplicate
+            columns or none.
     """
     from pyspark.sql import DataFrame
 
@@ -88,19 +91,21 @@ def frame_of(function: Callable[[Any], Any], argument: Any, operator: str) -> Da
             f"which is {type(frame).__name__}"
         )
     if frame.isStreaming:
-        raise TypeMismatchError(f"operator {operator!r}: the DataFrame is a stream of Spark's; use spark.read")
+        raise TypeMismatchError(
+            f"operator {operator!r}: the DataFrame is a stream of Spark; use spark.read instead of spark.readStream"
+        )
     twice = [name for i, name in enumerate(frame.columns) if name in frame.columns[:i]]
     if twice or not frame.columns:
         what = f"two columns {twice[0]!r}" if twice else "no columns"
-        raise TypeMismatchError(f"operator {operator!r}: the DataFrame has {what}; give each a name of its own")
+        raise TypeMismatchError(f"operator {operator!r}: the DataFrame has {what}; it needs columns with unique names")
     return frame
 
 
 def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, rowtime: bool) -> DataFrame:
-    """Selects the columns of a type, in its order, and behind them event time if wanted and present.
+    """Selects the columns of a type in its order, then event time if it is wanted and present.
 
     Raises:
-        TypeMismatchError: A column is missing, or event time is no integer.
+        TypeMismatchError: A column is missing, or event time is not an integer.
     """
     from pyspark.sql import functions as F
     from pyspark.sql.types import IntegralType
@@ -108,8 +113,8 @@ def select_columns(frame: DataFrame, type_info: RowTypeInfo, operator: str, *, r
     missing = [name for name in type_info.field_names if name not in frame.columns]
     if missing:
         raise TypeMismatchError(
-            f"operator {operator!r}: the DataFrame has no column {', '.join(map(repr, missing))}, "
-            f"only {', '.join(map(repr, frame.columns))}"
+            f"operator {operator!r}: the DataFrame has no column {', '.join(map(repr, missing))}; "
+            f"its columns are {', '.join(map(repr, frame.columns))}"
         )
     columns = [F.col(_quoted(name)) for name in type_info.field_names]
     if rowtime and ROWTIME in frame.columns:
@@ -140,7 +145,7 @@ def _type_of(frame: DataFrame, operator: str) -> RowTypeInfo:
             except (PySparkException, ConfigurationError) as error:
                 raise ConfigurationError(
                     f"operator {operator!r}: column {field.name!r} of the DataFrame is "
-                    f"{field.dataType.simpleString()}, which no Types.* holds: cast it, or leave it out"
+                    f"{field.dataType.simpleString()}, for which there is no type in Types: cast it, or leave it out"
                 ) from error
             names.append(field.name)
     return Types.ROW_NAMED(names, types)
@@ -150,7 +155,7 @@ def frame_schema(type_info: RowTypeInfo | TupleTypeInfo, operator: str) -> Struc
     """Returns the schema of a DataFrame of records, with event time as the last column.
 
     Raises:
-        ConfigurationError: Spark has no type for a field; names it.
+        ConfigurationError: Spark has no type for a field. The message names it.
     """
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import from_arrow_type
@@ -165,7 +170,7 @@ def frame_schema(type_info: RowTypeInfo | TupleTypeInfo, operator: str) -> Struc
         except (PySparkException, ConfigurationError) as error:
             raise ConfigurationError(
                 f"operator {operator!r}: field {field.name!r} of the stream is {declared}, for which Spark has no "
-                f"type ({error}); map() it to another one before"
+                f"type ({error}); use map() to convert it first"
             ) from error
     return schema.add(ROWTIME, LongType())
 

@@ -1,1 +1,1 @@
-"""The operators as a task runs them."""
+"""The operators, which tasks run in Python workers."""

@@ -1,6 +1,6 @@
-"""The built-in aggregations, rolling and over aligned event-time windows, vectorised.
+"""The vectorised built-in aggregations: rolling ones, and those over aligned event-time windows.
 
-State and timers are those of :class:`ReduceOperator` and :class:`WindowOperator`.
+State and timers have the same format as those of :class:`ReduceOperator` and :class:`WindowOperator`.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class _AggregateOperator(KeyedStateOperator):
             assert batch.keys is not None
             record, key = batch.column[error.row].as_py(), batch.keys.column[error.row].as_py()
             return TypeMismatchError(
-                f"operator {uid!r}: the sum of key {key!r} leaves the range of its type with record {record!r}; sum a "
-                "wider type, such as Types.LONG() or Types.DOUBLE()"
+                f"operator {uid!r}: with record {record!r}, the sum of key {key!r} is out of range for its type; sum "
+                "a wider type, such as Types.LONG() or Types.DOUBLE()"
             )
         return TypeMismatchError(f"operator {uid!r}: {error}")
 
@@ -99,7 +99,7 @@ class _AggregateOperator(KeyedStateOperator):
 
 
 def _spread(keys: pa.Array[Any], fields: int) -> list[pa.Array[Any]]:
-    """Returns the columns that a key has in a result; a key of several columns is a struct."""
+    """Returns the columns of a key in a result; the column of a key with several fields is a struct."""
     structs: Any = keys
     return list(structs.flatten()) if fields > 1 else [keys] * fields
 
@@ -210,7 +210,7 @@ class WindowAggregateOperator(_AggregateOperator):
             self.context.emit(self._late_tag, batch.filter(late))
 
     def _add_late(self, batch: StreamBatch, rows: Cells, starts: Cells, cells: Cells) -> None:
-        """Fires windows again that have fired already, once for each record (Flink: ``EventTimeTrigger``)."""
+        """Fires windows that have already fired again, once for each record (Flink: ``EventTimeTrigger``)."""
         results = self._fold.running(self._state, cells, batch.column, rows)
         assert batch.keys is not None
         if self._with_key:
@@ -261,7 +261,7 @@ class WindowAggregateOperator(_AggregateOperator):
 
 
 def _later(times: Cells, lateness: int) -> Cells:
-    """Adds the allowed lateness, without passing the greatest watermark."""
+    """Adds the allowed lateness, up to the greatest possible watermark."""
     return np.where(times > MAX_WATERMARK - lateness, MAX_WATERMARK, times + lateness)
 
 

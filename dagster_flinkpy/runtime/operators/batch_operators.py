@@ -31,7 +31,7 @@ __all__ = ["KeyedBatchOperator"]
 
 
 class _ColumnState(BatchState):
-    """The state that ``process_batch`` can use: that of the keys of its batch."""
+    """The state that ``process_batch`` can use: the state of the keys in its batch."""
 
     def __init__(self, backend: ColumnarKeyedStateBackend, uid: str) -> None:
         self._backend, self._uid = backend, uid
@@ -72,7 +72,7 @@ class _ColumnState(BatchState):
     def _slots_of(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> npt.NDArray[np.int64]:
         bound = self._keys
         if bound is None:
-            raise ConfigurationError(f"operator {self._uid!r}: state can be used in process_batch() only")
+            raise ConfigurationError(f"operator {self._uid!r}: state can only be used in process_batch()")
         if keys is bound.column:
             return self._slots
         column = fit_column(keys, bound.type_info, f"operator {self._uid!r}, the keys of state {descriptor.name!r}")
@@ -85,12 +85,12 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
     """Converts a column to the Arrow type of a declared type, if no value changes.
 
     Raises:
-        TypeMismatchError: A value does not fit; names the column and the value.
+        TypeMismatchError: A value does not fit. The message names the column and the value.
     """
     if isinstance(column, pa.ChunkedArray):
         column = column.combine_chunks()
     if not isinstance(column, pa.Array):
-        raise TypeMismatchError(f"{what}: need an Arrow array, not {type(column).__name__}")
+        raise TypeMismatchError(f"{what}: expected an Arrow array, not {type(column).__name__}")
     if find_big_dec(kind) is not None:
         try:
             return column_of(kind, column)
@@ -109,7 +109,7 @@ def fit_column(column: Any, kind: TypeInformation, what: str) -> pa.Array[Any]:
 
 
 def _alike(source: pa.DataType, target: pa.DataType) -> bool:
-    """Returns whether values of one type can have the other, unless they are too large."""
+    """Returns whether values of one type can be converted to the other, unless they are too large."""
     types = pa.types
     if types.is_dictionary(source):
         return _alike(source.value_type, target)

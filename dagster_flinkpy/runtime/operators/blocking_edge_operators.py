@@ -1,4 +1,4 @@
-"""The operators at the two ends of a blocking edge: one writes records to the store, the other reads them.
+"""The operators at the two ends of a blocking edge: one writes records to the object store, the other reads them.
 
 The rows of a Spark DataFrame are read from the store in the same way.
 """
@@ -45,7 +45,7 @@ class BlockingEdgeSinkOperator(SinkOperator):
 
 
 class BlockingEdgeSourceOperator(SourceOperator):
-    """Reads segments. The watermark of a checkpoint comes behind its segments."""
+    """Reads segments. The watermark of a checkpoint follows its segments."""
 
     def _to_batch(self, column: pa.Array) -> StreamBatch:
         vertex = self.context.vertex

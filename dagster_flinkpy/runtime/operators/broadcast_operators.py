@@ -1,4 +1,4 @@
-"""Operators of a stream that is connected with a broadcast stream.
+"""Operators that connect a stream with a broadcast stream.
 
 Mirrors Flink's ``CoBroadcastWithNonKeyedOperator`` and ``CoBroadcastWithKeyedOperator``.
 """
@@ -26,11 +26,11 @@ __all__ = ["BroadcastProcessOperator", "KeyedBroadcastProcessOperator"]
 
 
 class _Time(ABC):
-    """Lets a context tell the time."""
+    """Adds methods that return the time to a context."""
 
     @abstractmethod
     def timer_service(self) -> Any:
-        """Returns what tells the time and keeps timers."""
+        """Returns the timer service."""
 
     def current_processing_time(self) -> int:
         """Returns milliseconds since 1970."""
@@ -76,7 +76,7 @@ class _KeyedReadOnlyContext(KeyedContext, _Time):
 
 
 class _KeyedSideContext(_Context):
-    """The context of a record of the broadcast stream, where the other stream has keys."""
+    """The context of a record of the broadcast stream if the other stream has keys."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ def _broadcast(
 
 
 class BroadcastProcessOperator(FunctionOperator):
-    """A process function of a broadcast stream and one without keys."""
+    """A process function of a broadcast stream and a stream without keys."""
 
     def __init__(self, context: OperatorContext, spec: BroadcastProcessSpec) -> None:
         super().__init__(context)
@@ -137,7 +137,7 @@ class BroadcastProcessOperator(FunctionOperator):
 
 
 class KeyedBroadcastProcessOperator(KeyedProcessOperator):
-    """A process function of a broadcast stream and a keyed one, with keyed state and timers."""
+    """A process function of a broadcast stream and a keyed stream, with keyed state and timers."""
 
     def __init__(self, context: OperatorContext, spec: KeyedBroadcastProcessSpec) -> None:
         super().__init__(context, spec)

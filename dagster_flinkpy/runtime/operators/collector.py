@@ -20,7 +20,7 @@ from dagster_flinkpy.runtime.shuffle.copies import ALONE, copied, flat_rows, unc
 __all__ = ["Collector"]
 
 _SINGLE = (Row, str, bytes, dict)
-"""Types of values that can be iterated, but are one record: their fields or characters are none."""
+"""Types whose values can be iterated but are one record each."""
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class Collector:
         self._unchanging, self._flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
 
     def collect(self, results: Iterable[Any] | None, timestamp: int) -> None:
-        """Takes records, or ``(output_tag, record)`` pairs for side outputs. All get the same timestamp."""
+        """Takes records, or pairs of output tag and record for side outputs. All get the same timestamp."""
         if results is None:
             return
         try:
@@ -75,7 +75,7 @@ class Collector:
         elif tag not in self._unread:
             self._unread.add(tag)
             _log.warning(
-                "Operator %r sends records to side output %r, which nothing reads: they are dropped. Read it with "
+                "Operator %r sends records to side output %r, which nothing reads, so they are dropped. Read it with "
                 "get_side_output().",
                 self._context.vertex.uid,
                 tag,

@@ -1,4 +1,4 @@
-"""The built-in aggregations in columns: sum, min, max, count and mean of the records of many cells of state at once."""
+"""The built-in aggregations in columns: sum, min, max, count and mean, for many cells of state at once."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ Cells = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
 
 _SUMMED = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.float64())
-"""Types in which Python's arithmetic and numpy's agree; float32 is added up with the precision of a double."""
+"""Types for which the arithmetic of Python and numpy agrees. (Python sums float32 values in double precision.)"""
 
 
 @dataclass(frozen=True)
 class _Part:
-    """One number of an accumulator, and what is folded into it."""
+    """One number of an accumulator, and the values that are folded into it."""
 
     leaf: FixedColumn
     kind: FoldKind
     values: Numbers
     initial: float | None
-    """Initial value of a new accumulator; None: the first value."""
+    """Initial value of a new accumulator; None stands for the first value."""
 
     def add(self, cells: Cells, fresh: Cells, first: Cells) -> None:
         """Folds the values into cells; ``fresh`` are the new cells, ``first`` their first rows."""
@@ -44,7 +44,7 @@ class _Part:
         self.leaf.valid[fresh] = True
         integers = values.dtype.kind == "i"
         if self.kind == "sum":
-            # From a negative zero on, a sum begins with its first value, bit by bit.
+            # Starting from negative zero, a sum of one value is exactly that value.
             zero = (0 if integers else -0.0) if self.initial is None else self.initial
             stored[fresh] = zero
             if not integers or fits(values, stored[cells]):
@@ -57,7 +57,7 @@ class _Part:
                 (np.minimum if self.kind == "min" else np.maximum).at(stored, cells, values)
                 return
         segments = Segments.of(cells)
-        # What is new holds its first value, or zero, already: folding that once more changes nothing.
+        # A new accumulator has zero, or its first value, and folding that value again changes nothing.
         running = accumulate(self.kind, values, segments, stored[segments.groups], np.zeros(len(segments.groups), bool))
         stored[segments.groups] = running[segments.last]
 
@@ -79,16 +79,16 @@ class ColumnFold(ABC):
     """A vectorised aggregation; its accumulators are the values of a table."""
 
     state_type: TypeInformation
-    """Of the accumulators."""
+    """Type of the accumulators."""
 
     def add(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> Cells:
         """Folds records into cells of state.
 
         Args:
-            table: Holds the accumulators.
-            cells: One per row; may repeat.
-            records: Some records.
-            rows: Which of the records, in order; may repeat.
+            table: The table of the accumulators.
+            cells: The cell of each row; may repeat.
+            records: The column of records.
+            rows: The indices of the records to fold, in order; may repeat.
 
         Returns:
             The first position of each cell that had no accumulator.
@@ -100,7 +100,7 @@ class ColumnFold(ABC):
         missing = np.flatnonzero(~table.contains(cells))
         places = cells[missing] - cells[missing].min(initial=2**62)
         owners = np.empty(int(places.max(initial=-1)) + 1, dtype=np.int64)
-        owners[places[::-1]] = missing[::-1]  # The last one written stays.
+        owners[places[::-1]] = missing[::-1]  # the last write wins
         first: Cells = missing[owners[places] == missing]
         fresh = cells[first]
         self._start(table, fresh, rows[first], records)
@@ -110,7 +110,7 @@ class ColumnFold(ABC):
         return first
 
     def running(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
-        """Folds like :meth:`add`; returns the result of each record's cell after that record."""
+        """Folds like :meth:`add`, and returns the result of each record's cell after that record."""
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
         self._start(table, segments.groups[fresh], rows[segments.order[segments.starts[fresh]]], records)
@@ -128,15 +128,15 @@ class ColumnFold(ABC):
 
     @abstractmethod
     def _parts(self, table: ColumnTable, records: pa.Array[Any], rows: Cells) -> list[_Part]:
-        """Returns what is folded."""
+        """Returns the parts of the accumulators, with the values to fold."""
 
     @abstractmethod
     def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
-        """Returns results, given the numbers of the parts."""
+        """Returns the results for the given numbers of the parts."""
 
 
 class _RecordFold(ColumnFold):
-    """Folds one field of the records; the other fields are those of the first record of the cell."""
+    """Folds one field of the records; the other fields have the values of the cell's first record."""
 
     def __init__(self, kind: FoldKind, record_type: TypeInformation, field: int | None) -> None:
         self.state_type = record_type
@@ -175,7 +175,7 @@ class _CountFold(ColumnFold):
         return table.lookup(cells)
 
     def _start(self, table: ColumnTable, cells: Cells, first: Cells, records: pa.Array[Any]) -> None:
-        """A count has nothing but its number."""
+        """Does nothing: the accumulator of a count has no other part."""
 
     def _parts(self, table: ColumnTable, records: pa.Array[Any], rows: Cells) -> list[_Part]:
         leaf = table.column
@@ -229,12 +229,12 @@ def _numbers(records: pa.Array[Any], field: int | None, what: str) -> Numbers:
 
 
 def fold_of(function: object, record_type: TypeInformation, state_type: TypeInformation) -> ColumnFold | None:
-    """The aggregation in columns that gives what a function gives record by record; None if there is none.
+    """Returns the aggregation in columns that is equivalent to a function, or None if there is none.
 
     Args:
-        function: That of a reduction or of a window.
-        record_type: Of the records.
-        state_type: Of the accumulators.
+        function: The function of a reduction or of a window.
+        record_type: Type of the records.
+        state_type: Type of the accumulators.
     """
     if isinstance(function, CountAggregate):
         return _CountFold(state_type)

@@ -53,7 +53,7 @@ class FunctionOperator(StreamOperator):
 
 
 class MapOperator(FunctionOperator):
-    """Turns each record into another."""
+    """Maps each record to another record."""
 
     def __init__(self, context: OperatorContext, spec: MapSpec) -> None:
         super().__init__(context)
@@ -95,7 +95,7 @@ class FilterOperator(FunctionOperator):
 
 
 class FlatMapOperator(FunctionOperator):
-    """Turns each record into any number of records."""
+    """Maps each record to any number of records."""
 
     def __init__(self, context: OperatorContext, spec: FlatMapSpec) -> None:
         super().__init__(context)
@@ -129,21 +129,21 @@ class UnkeyedTimerService(TimerService):
         return self._context.watermark
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Raises an error: timers need a key."""
+        """Raises a ConfigurationError, because timers need a key."""
         self.register_event_time_timer(timestamp)
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Raises the same error."""
+        """Raises a ConfigurationError, because timers need a key."""
         raise ConfigurationError(
             f"operator {self._context.vertex.uid!r} registers a timer, but its stream has no keys; call key_by() first"
         )
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Raises the same error."""
+        """Raises a ConfigurationError, because timers need a key."""
         self.register_event_time_timer(timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Raises the same error."""
+        """Raises a ConfigurationError, because timers need a key."""
         self.register_event_time_timer(timestamp)
 
 
@@ -157,11 +157,11 @@ class RecordContext:
         self.time = NO_TIMESTAMP
 
     def timestamp(self) -> int:
-        """Returns the event time of the record in milliseconds; without one the least long, as in Flink."""
+        """Returns the event time of the record in milliseconds; if it has none, ``Long.MIN_VALUE`` as in Flink."""
         return self.time
 
     def timer_service(self) -> Any:
-        """Returns what tells the time and keeps timers."""
+        """Returns the timer service."""
         return self._timer_service
 
 

@@ -1,4 +1,4 @@
-"""Running sums, minima and maxima of many groups at once, equal to those of a loop over the rows."""
+"""Computes running sums, minima and maxima of many groups at once; the results equal those of a loop over the rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class IntegerOverflowError(ArithmeticError):
     """A sum is out of range for its type.
 
     Args:
-        row: Whose value it was that did not fit.
+        row: The row whose value did not fit.
     """
 
     def __init__(self, row: int) -> None:
@@ -42,14 +42,14 @@ class Segments:
     starts: Indices
     """Position of the first row of each group in ``order``."""
     counts: Indices
-    """Rows of each group."""
+    """Number of rows of each group."""
 
     @staticmethod
     def of(groups: Indices) -> Segments:
         """Sorts rows by group.
 
         Args:
-            groups: of each row; numbers from 0, small enough to be put into one integer with the number of the row.
+            groups: The group of each row, as numbers from 0. Group and row number together must fit into 64 bits.
         """
         bits = len(groups).bit_length()
         # Sorting integers once is faster than a stable sort of indices.
@@ -63,7 +63,7 @@ class Segments:
 
     @property
     def last(self) -> Indices:
-        """Position of the last row of each group in ``order``."""
+        """Returns the position of the last row of each group in ``order``."""
         return self.starts + self.counts - 1
 
 
@@ -73,11 +73,11 @@ def accumulate(
     """Computes the running result of each row, in the order of ``segments.order``.
 
     Args:
-        kind: What to do.
-        values: By row.
+        kind: The operation.
+        values: The value of each row.
         segments: The groups.
-        before: By group: what it starts from.
-        fresh: By group: whether it starts from its first value instead.
+        before: The value from which each group starts.
+        fresh: Whether each group starts from its first value instead.
 
     Raises:
         IntegerOverflowError: A sum is out of the range of the values' type.
@@ -120,7 +120,7 @@ def _sum_of_integers(ordered: Numbers, segments: Segments, before: Numbers, fres
 def _by_rank(
     kind: FoldKind, ordered: Numbers, segments: Segments, before: Numbers, fresh: npt.NDArray[np.bool_]
 ) -> Numbers:
-    """The first rows of all groups, then their second rows, and so on while there are many; the rest group by group."""
+    """Processes the first rows of all groups, then the second rows, and so on; the last few groups one by one."""
     step, rest = _STEPS[kind], _RESTS[kind]
     running = np.empty_like(ordered)
     first = ordered[segments.starts]
@@ -131,7 +131,7 @@ def _by_rank(
     current = running[starts]
     rank = 1
     while True:
-        left = int(np.searchsorted(-counts, -rank, side="left"))  # Groups with more rows than this.
+        left = int(np.searchsorted(-counts, -rank, side="left"))  # groups with more rows than this
         if left <= _FEW:
             break
         rows = starts[:left] + rank
@@ -161,7 +161,7 @@ def _greatest(values: Numbers) -> Numbers:
 
 
 def _extreme(values: Numbers, better: npt.NDArray[np.bool_]) -> Numbers:
-    """The running extreme, as in a loop: a first NaN stays, others lose; of 0.0 and -0.0 the first stays."""
+    """Returns the running extreme, as in a loop: NaN stays if it is first, and of 0.0 and -0.0 the first stays."""
     if values[0] != values[0]:
         return np.full_like(values, values[0])
     improved = np.concatenate([[False], better])

@@ -62,19 +62,19 @@ class KeyedTimerService(UnkeyedTimerService):
         self._timers = operator.timers
 
     def register_processing_time_timer(self, timestamp: int) -> None:
-        """Fires when processing time has passed the timestamp."""
+        """Registers a timer that fires when processing time has passed the timestamp."""
         self._operator.processing_timers.register(timestamp)
 
     def register_event_time_timer(self, timestamp: int) -> None:
-        """Fires when the watermark passes the timestamp."""
+        """Registers a timer that fires when the watermark passes the timestamp."""
         self._timers.register(timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
-        """Deletes a timer, if there is one at this time."""
+        """Deletes the timer at this time, if there is one."""
         self._operator.processing_timers.delete(timestamp)
 
     def delete_event_time_timer(self, timestamp: int) -> None:
-        """Deletes a timer, if there is one at this time."""
+        """Deletes the timer at this time, if there is one."""
         self._timers.delete(timestamp)
 
 
@@ -84,7 +84,7 @@ class StrictTimerService(KeyedTimerService):
     def register_processing_time_timer(self, timestamp: int) -> None:
         super().register_processing_time_timer(timestamp)
         if timestamp < (now := self.current_processing_time()):
-            raise self._past(f"processing-time timer {timestamp} is before the present, {now}")
+            raise self._past(f"processing-time timer {timestamp} is before the current time, {now}")
 
     def register_event_time_timer(self, timestamp: int) -> None:
         super().register_event_time_timer(timestamp)
@@ -94,8 +94,8 @@ class StrictTimerService(KeyedTimerService):
     def _past(self, what: str) -> PastTimerError:
         key = self._operator.backend.key_context.current_key()
         return PastTimerError(
-            f"operator {self._context.vertex.uid!r}, key {key!r}: {what}; register a later one, or set pipeline.strict "
-            "to false so that it fires as soon as possible"
+            f"operator {self._context.vertex.uid!r}, key {key!r}: {what}; register a later timer, or set "
+            "pipeline.strict to false so that it fires as soon as possible"
         )
 
 
@@ -148,14 +148,14 @@ class KeyedStateOperator(StreamOperator):
             turn = (job.checkpoint_id + context.subtask) % TURNS == 0
             self.backend = ColumnarKeyedStateBackend(**options, turn=turn)
         self._counted: dict[str, int] = {}
-        """The statistics of the backend at the previous snapshot."""
+        """The backend's statistics at the previous snapshot."""
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
             # Restored timers may be due before the first record brings a key.
             self.backend.bind_key_type(type_from_json(restored.tables[0].key_type))
 
     def bind(self, batch: StreamBatch) -> KeyColumn:
-        """Returns the keys of a batch, and makes their type that of the state."""
+        """Returns the keys of a batch, and sets the key type of the state."""
         assert batch.keys is not None
         self.backend.bind_key_type(batch.keys.type_info)
         self._has_keys = True
@@ -197,7 +197,7 @@ class KeyedOperator(KeyedStateOperator):
         self.collector = Collector(context)
 
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
-        """Loads the state of the keys of a batch; yields slot, value and timestamp of each record."""
+        """Loads the state of the keys of a batch, and yields the slot, value and timestamp of each record."""
         keys = self.bind(batch)
         slots = self.backend.touch_column(keys.column, keys.hashes)
         self.backend.key_context.slot = None  # an error before the first record has no key

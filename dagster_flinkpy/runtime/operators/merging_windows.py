@@ -1,4 +1,4 @@
-"""The mergeable windows of a key, and the state windows under which their contents are kept."""
+"""The mergeable windows of a key, and the state windows that have their contents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dagster_flinkpy.datastream.window import EventTimeSessionWindows, MergingWi
 __all__ = ["MergingWindowSet"]
 
 Merge = Callable[[Any, list[Any], Any, list[Any]], None]
-"""Takes the result, the windows merged, the state window of the result, and the state windows merged into it."""
+"""Takes the resulting window, the merged windows, the state window of the result, and the merged state windows."""
 
 
 class _MergeResults(MergingWindowAssigner.MergeCallback[Any]):
@@ -26,14 +26,14 @@ class _MergeResults(MergingWindowAssigner.MergeCallback[Any]):
 class MergingWindowSet:
     """The windows in flight of one key (Flink: ``MergingWindowSet``).
 
-    When windows merge, the contents stay under the namespace of one of them, the *state window*; so only the others'
-    are moved. The mapping is state itself.
+    When windows merge, the contents stay in the namespace of one of them, the *state window*, so only the contents of
+    the others are moved. The mapping from windows to state windows is state, too.
 
     Args:
-        assigner: Says which windows merge.
-        state: Keeps the mapping, from namespace of a window to that of its state window.
-        encode: From window to namespace.
-        decode: Back.
+        assigner: Decides which windows merge.
+        state: The mapping, from the namespace of a window to that of its state window.
+        encode: Converts a window to a namespace.
+        decode: Converts a namespace to a window.
     """
 
     def __init__(
@@ -47,12 +47,12 @@ class MergingWindowSet:
         self._mapping = {decode(window): decode(state_window) for window, state_window in state.items()}
         self._stored = dict(self._mapping)
         self._changed: dict[Any, None] = {}
-        # Sessions in flight do not touch each other, so those that a new one touches are neighbours.
+        # Sessions in flight do not touch each other, so the sessions that a new one touches are neighbours.
         sessions = type(assigner).merge_windows is EventTimeSessionWindows.merge_windows
         self._sessions: list[Any] | None = sorted(self._mapping) if sessions else None
 
     def state_window(self, window: Any) -> Any:
-        """Returns the state window of a window, or None if it is not in flight."""
+        """Returns the state window of a window, or None if the window is not in flight."""
         return self._mapping.get(window)
 
     def retire(self, window: Any) -> None:
@@ -96,11 +96,11 @@ class MergingWindowSet:
         return sessions[first:last]
 
     def add(self, window: Any, merge: Merge) -> Any:
-        """Adds a window, merges it with others, and returns the window that contains it now.
+        """Adds a window, merges it with others, and returns the window that now contains it.
 
         Args:
             window: The new window.
-            merge: Called for windows in flight that have become another one.
+            merge: Called when windows in flight have been merged.
         """
         candidates = self._candidates(window)
         if not candidates:
@@ -118,7 +118,7 @@ class MergingWindowSet:
                 self._put(merge_result, state_windows[0])
                 if in_flight != [merge_result]:
                     merge(merge_result, in_flight, state_windows[0], state_windows[1:])
-        # Not an assignment: a window may come again that is in flight under another state window.
+        # A window that is in flight may come again, and then keeps its state window.
         if result not in self._mapping:
             self._put(result, result)
         return result

@@ -1,4 +1,4 @@
-"""What an operator knows about where it runs."""
+"""What an operator knows about its job and task."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ Emit = Callable[[str | None, StreamBatch], None]
 
 @dataclass
 class OperatorContext:
-    """Where an operator runs."""
+    """The context in which an operator runs."""
 
     vertex: JobVertex
     subtask: int
     job: EpochJob
     execution: str
-    """Unique for this try of the task."""
+    """Identifies this try of the task; unique."""
     emit: Emit
     """Sends a batch to the main output (None) or a side output (its tag)."""
     collect: Callable[..., None]
     """Sends a column with a name to the driver."""
     watermark: int
-    """Event time of the operator; the task advances it."""
+    """The event time of the operator; the task advances it."""
     checkpoint_id: int
     """The checkpoint of the next barrier; the task advances it."""
     state: OperatorStateHandler
-    """The state without keys."""
+    """Operator state and raw state."""
 
     event_times: Callable[[], Mapping[str, tuple[int, bool]]] = dict
-    """By source, or operator that assigns timestamps: its event time here, and whether it is idle."""
+    """Returns the event time of each origin of watermarks at this operator, and whether it is idle. An origin is a
+    source, or an operator that assigns timestamps."""
     metrics: MetricGroup = field(default_factory=MetricGroup)
-    """Metrics of the user's functions."""
+    """Metrics of the user functions."""
 
     @property
     def input(self) -> SubtaskInput:
-        """What the subtask starts from."""
+        """The state and splits that the subtask starts from."""
         return self.job.input(self.vertex.uid, self.subtask)

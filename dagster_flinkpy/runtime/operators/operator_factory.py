@@ -1,4 +1,4 @@
-"""Creates the operator that runs a spec."""
+"""Creates operators from their specs."""
 
 from __future__ import annotations
 

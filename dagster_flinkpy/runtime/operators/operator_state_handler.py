@@ -1,4 +1,4 @@
-"""The state without keys of one operator, and the functions that say theirs at the barrier."""
+"""The operator state and raw state of one operator, and the functions that are called at barriers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _RAW_SCHEMA = pa.schema([("value", pa.binary())])
 
 
 class OperatorStateHandler:
-    """Restores and stores the state without keys of one subtask (Flink: ``StreamOperatorStateHandler``).
+    """Restores and stores the operator state and raw state of one subtask (Flink: ``StreamOperatorStateHandler``).
 
     Args:
         vertex: The operator.
@@ -55,7 +55,7 @@ class OperatorStateHandler:
 
     @property
     def backend(self) -> OperatorStateBackend:
-        """The named states; created when first used."""
+        """The backend of the named states, created when first used."""
         if self._backend is None:
             self._backend = OperatorStateBackend(
                 self.vertex.uid, self._subtask, self._store, self._given.operator_state, self._job.written_by
@@ -67,11 +67,11 @@ class OperatorStateHandler:
         return self._job.job_storage.open()
 
     def initialize(self, function: Any, keyed: KeyedStateStore | None = None) -> None:
-        """Calls ``initialize_state`` of a function that has it, and from then on ``snapshot_state`` at each barrier.
+        """Calls ``initialize_state`` of a checkpointed function, and from then on ``snapshot_state`` at each barrier.
 
         Args:
-            function: Any user function, source or sink writer.
-            keyed: Gives keyed state, where the stream has keys.
+            function: Any user function, source or sink writer; one that is not checkpointed is ignored.
+            keyed: Provides keyed state if the stream has keys.
         """
         if isinstance(function, CheckpointedFunction):
             context = _InitializationContext(self, keyed)
@@ -83,12 +83,12 @@ class OperatorStateHandler:
         self._functions = [known for known in self._functions if known is not function]
 
     def raw_operator_state(self) -> list[RawPartition]:
-        """Returns the restored partitions."""
+        """Returns the restored partitions of raw operator state."""
         handles = [handle for handle in self._given.operator_state if handle.name == RAW_STATE]
         return [RawPartition(data) for handle in handles for data in self._raw(handle.partitions)]
 
     def raw_keyed_state(self) -> list[RawPartition]:
-        """Returns the restored key groups."""
+        """Returns the restored key groups of raw keyed state."""
         parts = self._given.raw_keyed
         groups = [part["key_group"] for part in parts]
         return [RawPartition(data, group) for data, group in zip(self._raw(parts), groups, strict=True)]
@@ -99,10 +99,10 @@ class OperatorStateHandler:
         return data
 
     def snapshot(self, checkpoint_id: int) -> tuple[tuple[OperatorStateHandle, ...], tuple[Json, ...]]:
-        """Calls ``snapshot_state`` of the functions and stores what has changed.
+        """Calls ``snapshot_state`` of the functions, and stores the states that have changed.
 
         Returns:
-            Operator state, and raw keyed state.
+            The operator state and the raw keyed state.
         """
         given = self._given
         if not self._functions and self._backend is None:

@@ -1,4 +1,4 @@
-"""Raw state: bytes that a function writes and reads itself, by partition or by key group."""
+"""Raw state: bytes that a function reads and writes itself, by partition or by key group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["RawKeyedStateOutput", "RawOperatorStateOutput", "RawPartition"]
 
 
 class RawPartition(KeyGroupStatePartitionStreamProvider):
-    """A restored partition, or key group."""
+    """A restored partition or key group."""
 
     def __init__(self, data: bytes, key_group: int = -1) -> None:
         self._data, self._key_group = data, key_group
@@ -56,10 +56,10 @@ class RawOperatorStateOutput(OperatorStateCheckpointOutputStream):
 
 
 class RawKeyedStateOutput(KeyedStateCheckpointOutputStream):
-    """Gathers what a function writes for each key group.
+    """Gathers the bytes that a function writes for each key group.
 
     Args:
-        key_groups: Those of the subtask.
+        key_groups: The key groups of the subtask.
     """
 
     def __init__(self, key_groups: Sequence[int]) -> None:
@@ -70,8 +70,8 @@ class RawKeyedStateOutput(KeyedStateCheckpointOutputStream):
     def start_new_key_group(self, key_group_id: int) -> None:
         if key_group_id not in self._key_groups or key_group_id in self.groups:
             raise ConfigurationError(
-                f"raw state of key group {key_group_id!r}: this subtask has {self._key_groups[0]} to "
-                f"{self._key_groups[-1]}, each to be written once"
+                f"raw state of key group {key_group_id!r}: this subtask has key groups {self._key_groups[0]} to "
+                f"{self._key_groups[-1]}, and each can be written once"
             )
         self._current = self.groups[key_group_id] = bytearray()
 

@@ -1,4 +1,4 @@
-"""What user functions see of their task."""
+"""The runtime context of user functions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["TaskRuntimeContext"]
 
 
 class TaskRuntimeContext(RuntimeContext):
-    """What user functions see of their task.
+    """Gives user functions access to their task, state and metrics.
 
     Args:
-        context: Where the operator runs.
+        context: The context in which the operator runs.
         get_state: Creates keyed state; None if the stream has no keys.
     """
 
@@ -66,7 +66,8 @@ class TaskRuntimeContext(RuntimeContext):
     def _state(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> Any:
         if not isinstance(descriptor, expected):
             raise ConfigurationError(
-                f"operator {self._context.vertex.uid!r}: this state needs a {expected.__name__}, not {descriptor!r}"
+                f"operator {self._context.vertex.uid!r}: this kind of state needs a {expected.__name__}, not "
+                f"{descriptor!r}"
             )
         if self._get_state is None:
             raise ConfigurationError(

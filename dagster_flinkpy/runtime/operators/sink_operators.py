@@ -20,7 +20,7 @@ __all__ = ["CollectOperator", "PrintOperator", "SinkOperator"]
 
 
 class SinkOperator(StreamOperator):
-    """Writes an epoch, and returns its committables at the barrier (Flink: ``SinkWriterOperator``)."""
+    """Writes the records of an epoch, and returns committables at the barrier (Flink: ``SinkWriterOperator``)."""
 
     def __init__(self, context: OperatorContext, spec: SinkSpec) -> None:
         super().__init__(context)

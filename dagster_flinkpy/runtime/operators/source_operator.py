@@ -22,7 +22,7 @@ __all__ = ["SourceOperator"]
 
 
 class SourceOperator(StreamOperator):
-    """Reads splits, one batch each time the task asks for one."""
+    """Reads splits, one batch at a time."""
 
     def __init__(self, context: OperatorContext, spec: SourceSpec) -> None:
         super().__init__(context)
@@ -39,7 +39,7 @@ class SourceOperator(StreamOperator):
         raise AssertionError("a source has no input")
 
     def run(self, epoch: Epoch) -> Iterator[int]:
-        """Reads all splits of an epoch; yields the watermark after each batch."""
+        """Reads all splits of an epoch, and yields the watermark after each batch."""
         vertex = self.context.vertex
         self._splits = list(epoch.splits.get((vertex.uid, self.context.subtask), ()))
         for i, split in enumerate(self._splits):
@@ -77,8 +77,9 @@ class SourceOperator(StreamOperator):
     def is_idle(self, epoch: Epoch) -> bool:
         """Returns whether event time does not wait for this subtask in an epoch.
 
-        A subtask without input is idle if other subtasks of its source have some. A source without any input holds
-        event time back, unless its strategy has an idle timeout: an epoch without input counts as longer than any.
+        A subtask without input is idle if other subtasks of its source have input. A source without any input holds
+        event time back, unless its strategy has an idle timeout: an epoch without input counts as longer than any
+        timeout.
         """
         uid = self.context.vertex.uid
         if uid in epoch.ended_sources or epoch.splits.get((uid, self.context.subtask)):
@@ -86,10 +87,10 @@ class SourceOperator(StreamOperator):
         return self._idle_timeout is not None or epoch.reads(uid)
 
     def is_idle_when_read(self, epoch: Epoch) -> bool:
-        """Whether event time does not wait for this subtask once it has read what there is up to the next barrier.
+        """Returns whether event time no longer waits for this subtask when it has read all splits of an epoch.
 
-        That is so where the strategy makes no watermarks and has an idle timeout: the records have no event time that
-        the next ones could be behind, and none of them comes before the barrier.
+        That is the case if the strategy generates no watermarks but has an idle timeout. Then later records have no
+        event time that could be late, and none of them comes before the barrier.
         """
         uid = self.context.vertex.uid
         return self._idle_timeout is not None and not self._makes_watermarks and uid not in epoch.ended_sources

@@ -1,6 +1,6 @@
 """The interface between an operator and its task.
 
-Mirrors Flink's ``StreamOperator``. Operators work on a batch at a time; only the user's function is called per record.
+Mirrors Flink's ``StreamOperator``. Operators process a batch at a time; only user functions are called per record.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ class StreamOperator(ABC):
 
     @property
     def own_watermark(self) -> int | None:
-        """The watermark of the output if the operator generates it; None if it is that of the input."""
+        """The watermark that the operator generates, or None if it forwards the watermark of its input."""
         return None
 
     def snapshot(self) -> OperatorSnapshot:
-        """Takes the snapshot, at the barrier, when all records before it have been processed."""
+        """Takes the snapshot; called at the barrier, when all records before it have been processed."""
         return OperatorSnapshot()
 
     def begin_checkpoint(self) -> None:  # noqa: B027
-        """Called after a barrier if another epoch follows; `context.checkpoint_id` is that of its checkpoint."""
+        """Called after a barrier if another epoch follows; `context.checkpoint_id` is its checkpoint."""
 
     def abort(self) -> None:  # noqa: B027
         """Called instead of `snapshot` when the epoch has failed."""
@@ -84,14 +84,14 @@ class StreamOperator(ABC):
         """Called after the last barrier."""
 
     def finish(self) -> None:  # noqa: B027
-        """Waits until all that the snapshots refer to is on the store. Called last, before they are acknowledged.
+        """Waits until everything that the snapshots refer to is stored. Called last, before they are acknowledged.
 
         Raises:
             StorageError: A file could not be written.
         """
 
     def runtime_context(self) -> RuntimeContext:
-        """Returns what functions see of their task."""
+        """Returns the runtime context for functions."""
         return TaskRuntimeContext(self.context)
 
     def inputs_of(self, spec: InputsSpec) -> Sequence[Callable[..., Any]]:
@@ -106,7 +106,7 @@ class StreamOperator(ABC):
 
         Args:
             function: The function; a plain callable has nothing to open.
-            keyed: Gives keyed state, where the stream has keys.
+            keyed: Provides keyed state if the stream has keys.
         """
         self.context.state.initialize(function, keyed)
         if isinstance(function, Function):
@@ -126,13 +126,13 @@ class StreamOperator(ABC):
     def user_error(
         self, error: BaseException, function: str, *, key: Any = UNKNOWN, value: Any = UNKNOWN
     ) -> FlinkPyError:
-        """Returns the error to raise for an exception of a user function; our own errors are returned as they are.
+        """Returns the error to raise for an exception of a user function; an error of this library is returned as is.
 
         Args:
-            error: What the function raised.
-            function: Its name, for messages.
-            key: The key that was processed.
-            value: The record that was processed.
+            error: The exception that the function raised.
+            function: Name of the function, for messages.
+            key: The key that was being processed.
+            value: The record that was being processed.
         """
         if isinstance(error, FlinkPyError):
             return error

@@ -68,7 +68,7 @@ class EventTime:
 
 
 class TimestampsOperator(StreamOperator):
-    """Assigns event time in the middle of a stream. Of the watermarks upstream only the last one passes."""
+    """Assigns event time in the middle of a stream. Of the upstream watermarks, it forwards only the last one."""
 
     def __init__(self, context: OperatorContext, spec: TimestampsSpec) -> None:
         super().__init__(context)

@@ -49,10 +49,10 @@ __all__ = ["AssignerContext", "TriggerContext", "WindowCodec", "WindowContext", 
 
 
 class WindowCodec:
-    """Turns windows into namespaces of state, and back. Those of Flink's own windows are numbers one can read.
+    """Converts windows to namespaces of state, and back. The namespaces of Flink's own windows are readable numbers.
 
     Args:
-        serializer: That of the window assigner.
+        serializer: The serializer of the window assigner.
     """
 
     namespace_type: TypeInformation
@@ -82,10 +82,10 @@ def _to_bytes(serializer: TypeSerializer[Any], window: Any) -> bytes:
 
 
 class WindowStates:
-    """State by descriptor; remembered, for triggers and functions ask for it with each record.
+    """State by descriptor. It is cached, because triggers and functions ask for it with each record.
 
     Args:
-        get_state: Makes it.
+        get_state: Creates the state.
     """
 
     def __init__(self, get_state: Callable[[StateDescriptor], Any]) -> None:
@@ -158,7 +158,9 @@ class WindowContext(ProcessWindowFunction.Context[Any], ProcessAllWindowFunction
 
     def window_state(self) -> KeyedStateStore:
         if self._store is None:
-            raise ConfigurationError("windows that merge, like sessions, have no state; use global_state()")
+            raise ConfigurationError(
+                "windows that merge, such as sessions, have no window_state(); use global_state() instead"
+            )
         self._store.namespace = self._codec.encode(self.current)
         return self._store
 
@@ -184,10 +186,10 @@ class TriggerContext(Trigger.OnMergeContext):
 
     Args:
         operator: The window operator.
-        timer_service: Time.
-        codec: Of the windows.
+        timer_service: Returns the time.
+        codec: Converts windows to namespaces.
         states: State by window.
-        runtime: Gives the metrics.
+        runtime: Provides the metrics.
     """
 
     def __init__(
@@ -245,7 +247,8 @@ class TriggerContext(Trigger.OnMergeContext):
     def merge_partitioned_state(self, state_descriptor: StateDescriptor) -> None:
         if isinstance(state_descriptor, (ValueStateDescriptor, MapStateDescriptor)):
             raise ConfigurationError(
-                f"state {state_descriptor.name!r} of the trigger cannot be merged; list, reducing and aggregating can"
+                f"state {state_descriptor.name!r} of the trigger cannot be merged; only list, reducing and aggregating "
+                "state can"
             )
         if self._merged:
             merged = [self._codec.encode(window) for window in self._merged]
@@ -253,7 +256,7 @@ class TriggerContext(Trigger.OnMergeContext):
 
 
 def evaluator(function: Any, context: WindowContext) -> Callable[[Any, Any, Sequence[Any]], Any]:
-    """Returns a callable for a window function; it takes key, window and contents."""
+    """Returns a callable that takes key, window and contents, and calls a window function."""
     if isinstance(function, ProcessWindowFunction):
         return lambda key, window, contents: function.process(key, context, contents)
     if isinstance(function, ProcessAllWindowFunction):

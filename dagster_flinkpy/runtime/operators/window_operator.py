@@ -1,7 +1,7 @@
-"""Windows: records of a key are gathered by window, and a trigger decides when a window is evaluated.
+"""Windows: the records of a key are gathered by window, and a trigger decides when a window is evaluated.
 
-Mirrors Flink's ``WindowOperator``. As in PyFlink, the timestamp of a result is that of the record or timer that fired
-the window.
+Mirrors Flink's ``WindowOperator``. As in PyFlink, a result has the timestamp of the record or timer that fired the
+window.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def create_window_operator(context: OperatorContext, spec: WindowSpec) -> Window
 
 
 class WindowOperator(KeyedOperator):
-    """Windows that do not merge, with any trigger; the state is one accumulator per key and window, or all elements."""
+    """Windows that do not merge, with any trigger. The state of a window is one accumulator, or all its elements."""
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         self._codec = WindowCodec(spec.assigner.get_window_serializer())
@@ -143,7 +143,7 @@ class WindowOperator(KeyedOperator):
         return True
 
     def _on_element(self, window: Any, value: Any, timestamp: int) -> None:
-        """Asks the trigger after a record was added; the contents are those of the window."""
+        """Asks the trigger after a record was added. The contents state must be set to the window."""
         self._trigger.select(window)
         self._act(self._spec.trigger.on_element(value, timestamp, window, self._trigger), window, timestamp)
         cleanup = self._cleanup_time(window)
@@ -179,7 +179,7 @@ class WindowOperator(KeyedOperator):
         self.collector.flush()
 
     def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
-        """Asks the trigger at a timer; ``cleans`` says whether timers of this kind end windows."""
+        """Asks the trigger when a timer fires. ``cleans`` is whether timers of this kind end windows."""
         self._contents.set_current_namespace(self._codec.encode(window))
         self._trigger.select(window)
         self._act(on_time(timestamp, window, self._trigger), window, timestamp)
@@ -197,7 +197,7 @@ class WindowOperator(KeyedOperator):
         return min(end + self._spec.allowed_lateness, MAX_WATERMARK) if self._event_time else end
 
     def _act(self, result: TriggerResult, window: Any, timestamp: int) -> None:
-        """Carries out what the trigger decided."""
+        """Carries out the decision of the trigger."""
         if result is TriggerResult.CONTINUE:
             return
         if result.is_fire():
@@ -249,7 +249,7 @@ class MergingWindowOperator(WindowOperator):
             MapStateDescriptor("merging-window-set", self._codec.namespace_type, self._codec.namespace_type)
         )
         self._sets: dict[int, MergingWindowSet] = {}
-        """By slot, of the keys of the batch."""
+        """The windows of the batch's keys, by slot."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         self._sets.clear()
@@ -299,7 +299,7 @@ class MergingWindowOperator(WindowOperator):
         namespace = self._codec.encode(window)
         state_window = self._mapping.get(namespace)
         if state_window is None:
-            return  # a timer that the trigger did not delete
+            return  # the trigger did not delete a timer of a merged window
         self._contents.set_current_namespace(state_window)
         self._trigger.select(window)
         self._act(on_time(timestamp, window, self._trigger), window, timestamp)
@@ -324,7 +324,7 @@ class _Panes(dict[tuple[int, int], list[TimeWindow]]):
 
 
 class AlignedWindowOperator(WindowOperator):
-    """Tumbling and sliding event-time windows with the default trigger; assigns windows to a batch at a time."""
+    """Tumbling and sliding event-time windows with the default trigger; assigns windows to a whole batch at once."""
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         super().__init__(context, spec)
@@ -336,7 +336,7 @@ class AlignedWindowOperator(WindowOperator):
         records = self.touch(batch)
         times = batch.timestamps
         if (times == NO_TIMESTAMP).any():
-            return super().process(input_index, batch)  # which raises the error
+            return super().process(input_index, batch)  # it raises the error
         newest = times - (times - self._offset) % self._slide
         counts = -((times - newest - self._size) // self._slide)
         watermark = self.context.watermark
@@ -376,4 +376,4 @@ class AlignedWindowOperator(WindowOperator):
             self._fire(window, timestamp)
         if timestamp == self._cleanup_time(window):
             self._contents.clear()
-            self._end(window)  # both timers have fired, so there is nothing that the trigger would drop
+            self._end(window)  # both timers have fired, so the trigger has nothing to drop

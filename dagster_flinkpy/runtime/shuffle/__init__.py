@@ -1,1 +1,1 @@
-"""The shuffle between two stages: its rows, the record writer, and who receives a record."""
+"""The shuffle between two stages: its rows, the record writer, and the selection of receivers."""

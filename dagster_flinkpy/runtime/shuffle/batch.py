@@ -1,4 +1,4 @@
-"""Batches of records: a column, Python values, or both, depending on what was asked for."""
+"""Batches of records, as a column, as Python values, or both, depending on what is needed."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dagster_flinkpy.runtime.shuffle.copies import copied, unchanging_types
 __all__ = ["NO_TIMESTAMP", "KeyColumn", "StreamBatch", "each_int"]
 
 NO_TIMESTAMP = -(2**63)
-"""A record without event time (Flink: ``Long.MIN_VALUE``)."""
+"""The timestamp of a record without event time (Flink: ``Long.MIN_VALUE``)."""
 
 _AT_ONCE = 2048
-"""Records that are converted to Python values at a time: few enough to stay in the processor's cache."""
+"""How many records are converted to Python values at a time: few enough to stay in the processor's cache."""
 
 
 def each_int(numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Iterable[int]:
@@ -46,11 +46,11 @@ class StreamBatch:
 
     Args:
         type_info: Type of the records.
-        timestamps: Event times in milliseconds, ``int64``; :data:`NO_TIMESTAMP` where there is none.
+        timestamps: Event times in milliseconds, ``int64``; :data:`NO_TIMESTAMP` for records without event time.
         column: The records as a column of ``type_info.arrow_type``.
         values: The records as Python values.
-        keys: Keys, on a keyed edge.
-        producer: Uid of the operator that emitted them; type errors name it.
+        keys: The keys, on a keyed edge.
+        producer: Uid of the operator that emitted the records; type errors name it.
     """
 
     __slots__ = ("_checked", "_column", "_values", "keys", "producer", "timestamps", "type_info")
@@ -81,7 +81,7 @@ class StreamBatch:
         """Returns the records as a column.
 
         Raises:
-            TypeMismatchError: A value does not have the declared type; names operator, field and value.
+            TypeMismatchError: A value does not have the declared type. The message names operator, field and value.
         """
         if self._column is None:
             assert self._values is not None
@@ -96,13 +96,13 @@ class StreamBatch:
         """Returns the records as Python values; rows have the field names of their type.
 
         Raises:
-            TypeMismatchError: A value does not have the declared type; names operator, field and value.
+            TypeMismatchError: A value does not have the declared type. The message names operator, field and value.
         """
         if self._values is None:
             self._values = self.type_info.from_arrow(self._column)
         elif not self._checked:
             if not isinstance(self.type_info, PickledBytesTypeInfo):
-                _ = self.column  # the fastest exact type check
+                _ = self.column  # this is the fastest exact type check
             if type(self.type_info).name_fields is not TypeInformation.name_fields:
                 for value in self._values:
                     self.type_info.name_fields(value)
@@ -125,7 +125,7 @@ class StreamBatch:
         return each_int(times)
 
     def copy(self) -> StreamBatch:
-        """Returns a batch of the same records whose timestamps can be replaced."""
+        """Returns a batch of the same records, with timestamps that can be replaced."""
         batch = StreamBatch(
             self.type_info, self.timestamps, column=self._column, values=self._values, producer=self.producer
         )
@@ -133,7 +133,7 @@ class StreamBatch:
         return batch
 
     def apart(self) -> StreamBatch:
-        """Returns a batch with copies of the Python values, which a function may change."""
+        """Returns a batch with copies of the Python values, which functions may change."""
         batch = self.copy()
         if self._values is not None:
             unchanging = unchanging_types(self.type_info)

@@ -1,6 +1,7 @@
-"""Which subtasks an edge joins, and to which of them a record goes (Flink: ``ChannelSelector``, ``StreamPartitioner``).
+"""Decides which subtasks an edge connects, and which of them gets a record.
 
-HASH is not here: the record writer computes its keys, because they travel with the records.
+Flink: ``ChannelSelector``, ``StreamPartitioner``. HASH is not here: the record writer computes its keys, because they
+are sent with the records.
 """
 
 from __future__ import annotations
@@ -31,16 +32,17 @@ Targets = npt.NDArray[np.int64]
 
 
 def upstream_subtasks(kind: PartitionerKind, subtask: int, sources: int, targets: int) -> list[int]:
-    """Returns the subtasks upstream that send to a subtask downstream.
+    """Returns the upstream subtasks that send to a downstream subtask.
 
-    RESCALE connects local groups: if there are more sources, each sends to one target; if there are fewer, each target
-    has one source (Flink: ``VertexInputInfoComputationUtils.computeVertexInputInfoForPointwise``).
+    RESCALE connects local groups. If there are more sources than targets, each source sends to one target; if there are
+    fewer, each target has one source (Flink:
+    ``VertexInputInfoComputationUtils.computeVertexInputInfoForPointwise``).
 
     Args:
-        kind: How the edge spreads records.
-        subtask: Index downstream.
-        sources: Parallelism upstream.
-        targets: Parallelism downstream.
+        kind: How the edge distributes records.
+        subtask: Index of the downstream subtask.
+        sources: Upstream parallelism.
+        targets: Downstream parallelism.
     """
     if kind is PartitionerKind.FORWARD:
         return [subtask]
@@ -52,7 +54,7 @@ def upstream_subtasks(kind: PartitionerKind, subtask: int, sources: int, targets
 
 
 def downstream_subtasks(kind: PartitionerKind, subtask: int, sources: int, targets: int) -> list[int]:
-    """Returns the subtasks downstream that a subtask sends to; the inverse of :func:`upstream_subtasks`."""
+    """Returns the downstream subtasks that a subtask sends to; the inverse of :func:`upstream_subtasks`."""
     if kind is PartitionerKind.FORWARD:
         return [subtask]
     if kind is not PartitionerKind.RESCALE:
@@ -61,18 +63,18 @@ def downstream_subtasks(kind: PartitionerKind, subtask: int, sources: int, targe
 
 
 class ChannelSelector(ABC):
-    """Chooses the subtask downstream for each record of a batch."""
+    """Chooses the downstream subtask for each record of a batch."""
 
     @abstractmethod
     def select(self, batch: StreamBatch) -> Targets:
-        """Indices of subtasks downstream, one per record."""
+        """Returns the index of the downstream subtask for each record."""
 
 
 class RoundRobinSelector(ChannelSelector):
     """Sends to the subtasks in turn (Flink: ``RebalancePartitioner``, ``RescalePartitioner``).
 
     Args:
-        targets: Subtasks downstream.
+        targets: The downstream subtasks.
         first: Position in ``targets`` of the subtask that gets the first record.
     """
 
@@ -88,14 +90,16 @@ class RoundRobinSelector(ChannelSelector):
 
 
 class ShuffleSelector(ChannelSelector):
-    """Chooses at random, and repeats the choice in a replay (Flink's ``ShufflePartitioner`` does not).
+    """Chooses at random, and repeats the choice in a replay (unlike Flink's ``ShufflePartitioner``).
+
+    The arguments after ``targets`` are the seed.
 
     Args:
-        targets: Parallelism downstream.
-        job_id: Part of the seed, as are the others.
+        targets: Downstream parallelism.
+        job_id: Id of the job.
         checkpoint_id: The first checkpoint of the Spark job.
         edge: Id of the edge.
-        subtask: The subtask that sends.
+        subtask: Index of the sending subtask.
     """
 
     def __init__(self, targets: int, *, job_id: str, checkpoint_id: int, edge: int, subtask: int) -> None:
@@ -110,8 +114,8 @@ class CustomSelector(ChannelSelector):
     """Calls a partitioner of the user (Flink: ``CustomPartitionerWrapper``).
 
     Args:
-        partitioner: Has the user's functions.
-        targets: Parallelism downstream.
+        partitioner: The partitioner, with the user's functions.
+        targets: Downstream parallelism.
     """
 
     def __init__(self, partitioner: StreamPartitioner, targets: int) -> None:
@@ -120,14 +124,14 @@ class CustomSelector(ChannelSelector):
         self._targets = targets
 
     def select(self, batch: StreamBatch) -> Targets:
-        """Indices of subtasks downstream, one per record.
+        """Returns the index of the downstream subtask for each record.
 
         Raises:
-            ValueError: The partitioner returned something other than a subtask index; names the record.
+            ValueError: The partitioner returned something other than a subtask index. The message names the record.
         """
         partition, get_key, n = self._partition, self._get_key, self._targets
         chosen: list[Any] = [partition(get_key(value), n) for value in batch.values]
         for value, target in zip(batch.values, chosen, strict=True):
             if not isinstance(target, (int, np.integer)) or not 0 <= target < n:
-                raise ValueError(f"got {target!r} for record {value!r}; wants an int in 0..{n - 1}")
+                raise ValueError(f"got {target!r} for record {value!r}; expected an int from 0 to {n - 1}")
         return np.array(chosen, dtype=np.int64)

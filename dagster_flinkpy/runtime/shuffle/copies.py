@@ -1,7 +1,7 @@
 """Copies of values that are passed from one function to the next.
 
-PyFlink pickles the output of a function before it calls the function again. Here the output of many calls is gathered
-first. If the function changes a value later, such as a list that it keeps in state, the gathered one must not change.
+PyFlink pickles the output of a function before it calls the function again. Here, the output of many calls is gathered
+first. If the function later changes a value, such as a list that it keeps in state, the gathered value must not change.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dagster_flinkpy.common.types import Row, row_class
 __all__ = ["ALONE", "copied", "flat_rows", "unchanging_types"]
 
 ALONE = 1 if sys.version_info >= (3, 14) else 2
-"""What ``getrefcount`` returns for a value held by one local variable. Since Python 3.14 an argument is borrowed."""
+"""The result of ``getrefcount`` for a value that one local variable holds. Since Python 3.14 arguments are borrowed."""
 
 _NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
 _TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})
@@ -34,7 +34,7 @@ def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
 
 
 def flat_rows(type_info: TypeInformation) -> frozenset[type]:
-    """Returns the row types that need no copy as records of this type if nothing else refers to them."""
+    """Returns the row types whose values need no copy as records of this type if nothing else refers to them."""
     if not isinstance(type_info, RowTypeInfo) or not all(isinstance(t, BasicTypeInfo) for t in type_info.field_types):
         return frozenset()
     width = len(type_info.field_types)
@@ -44,7 +44,7 @@ def flat_rows(type_info: TypeInformation) -> frozenset[type]:
 def copied(value: Any) -> Any:
     """Returns a copy that shares nothing mutable with the value.
 
-    A value that cannot be copied, such as a lock, is returned itself: it cannot leave the task either.
+    A value that cannot be copied, such as a lock, is returned as it is; it cannot leave the task anyway.
     """
     kind = type(value)
     if kind in _UNCHANGING:
@@ -63,5 +63,5 @@ def copied(value: Any) -> Any:
         return row
     try:
         return copy.deepcopy(value)
-    except Exception:  # a class of the user may raise anything
+    except Exception:  # a user's class may raise anything
         return value

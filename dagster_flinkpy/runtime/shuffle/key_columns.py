@@ -70,14 +70,14 @@ def _field_type(batch: StreamBatch, name: str) -> TypeInformation:
 
 
 def field_positions(record_type: TypeInformation, selector: str | Sequence[str]) -> int | list[int]:
-    """Returns the positions of the fields of a selector. PyArrow would take some field names for paths."""
+    """Returns the positions of a selector's fields; PyArrow would interpret some field names as paths."""
     assert isinstance(record_type, RowTypeInfo)
     names = record_type.field_names
     return names.index(selector) if isinstance(selector, str) else [names.index(name) for name in selector]
 
 
 def key_of_fields(values: pa.Array, positions: int | Sequence[int]) -> pa.Array:
-    """Returns the column of one field, or the tuples of several as structs."""
+    """Returns the column of one field, or a struct column of several fields."""
     if isinstance(positions, int):
         return pc.struct_field(values, [positions])
     columns = [pc.struct_field(values, [i]) for i in positions]

@@ -1,4 +1,4 @@
-"""The record writer: splits the records of an edge into buffers, one for each subtask downstream.
+"""The record writer: distributes the records of an edge over buffers, one for each downstream subtask.
 
 Mirrors Flink's ``RecordWriter`` and ``ResultPartition``.
 """
@@ -29,17 +29,17 @@ from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, TaskOutput, enc
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
 
 BUFFER_SIZE = 1 << 20
-"""Bytes of records after which a buffer is sent."""
+"""The size at which a buffer is sent, in bytes."""
 
 NETWORK_MEMORY = 32 << 20
-"""The most bytes of records that a task holds back to fill buffers."""
+"""The maximum size of all records that a task holds back to fill buffers, in bytes."""
 
 
 class BufferPool:
-    """Bounds what the record writers of a task hold back; sends the largest buffer first (Flink: ``LocalBufferPool``).
+    """Limits what the record writers of a task hold back; sends the largest buffer first (Flink: ``LocalBufferPool``).
 
     Args:
-        limit: Bytes of all pending records. Default: 32 MiB.
+        limit: The maximum size of all pending records, in bytes. Default: 32 MiB.
     """
 
     def __init__(self, limit: int = NETWORK_MEMORY) -> None:
@@ -60,22 +60,22 @@ class BufferPool:
             largest.flush_lane(largest_lane)
 
     def release(self, writer: RecordWriter, lane: int) -> None:
-        """Forgets the pending bytes of a lane that were sent."""
+        """Forgets the pending bytes of a lane, which were sent."""
         self._total -= self._pending.pop((writer, lane), 0)
 
 
 class RecordWriter:
-    """Distributes the records of one edge over the subtasks downstream (Flink: ``RecordWriter``).
+    """Distributes the records of one edge over the downstream subtasks (Flink: ``RecordWriter``).
 
-    Buffers for all subtasks are encoded once.
+    A buffer for all subtasks is encoded once.
 
     Args:
         edge: The edge.
-        subtask: Index of the subtask that writes: the channel.
-        targets: Parallelism downstream.
-        max_parallelism: Key groups of the operator downstream.
-        output: Where the rows go.
-        channels: Parallelism upstream.
+        subtask: Index of the writing subtask, which is the channel.
+        targets: Downstream parallelism.
+        max_parallelism: Number of key groups of the downstream operator.
+        output: Takes the rows.
+        channels: Upstream parallelism.
         replay: Job id and checkpoint id, which are the same when these records are sent again.
         pool: The buffer pool of the task.
     """
@@ -100,20 +100,20 @@ class RecordWriter:
         self._output = output
         self._pool = pool or BufferPool()
         self._targets = downstream_subtasks(kind, subtask, channels, targets)
-        # A lane is what one buffer is filled for: all subtasks of a broadcast, else one.
+        # A lane is the receiver of a buffer: all subtasks for a broadcast, otherwise one subtask.
         broadcast = kind is PartitionerKind.BROADCAST
         self._lanes = {0: self._targets} if broadcast else {t: [t] for t in self._targets}
         self._pending: dict[int, list[pa.RecordBatch]] = {lane: [] for lane in self._lanes}
         self._seq = dict.fromkeys(self._targets, 0)
         self._markers = subtask
         self._selector = self._create_selector(*replay) if len(self._targets) > 1 else None
-        # Fields that may hold the timestamps. One that once did not is not tried again, so the schema seldom changes.
+        # Fields that may contain the timestamps. One that once did not is not tried again: the schema seldom changes.
         record = edge.type_info.arrow_type
         fields = list(record) if pa.types.is_struct(record) else []
         self._timestamp_fields = [None, *(i for i, f in enumerate(fields) if f.type == pa.int64())]
 
     def _create_selector(self, job_id: str, checkpoint_id: int) -> ChannelSelector | None:
-        """Returns what chooses among several subtasks, or None if the kind needs no choice."""
+        """Returns the selector of subtasks, or None if this kind of edge needs none."""
         partitioner, subtask, targets = self._edge.partitioner, self._subtask, self._targets
         match self._kind:
             case PartitionerKind.REBALANCE:
@@ -134,7 +134,7 @@ class RecordWriter:
         if not len(batch):
             return
         columns, metadata = {"value": batch.column}, {}
-        # Timestamps that are a field of the record are not sent twice.
+        # Timestamps that are also a field of the records are not sent twice.
         while self._timestamp_fields and not _holds_times(batch, self._timestamp_fields[0]):
             self._timestamp_fields.pop(0)
         if self._timestamp_fields:
@@ -189,7 +189,7 @@ class RecordWriter:
         for target, end in enumerate(ends):
             if end > start:
                 if (end - start) * self._width * 2 < total:
-                    # A slice keeps the whole batch in memory, and few records wait long for their buffer to fill.
+                    # A slice would keep the whole batch in memory while its few records wait for a full buffer.
                     self._append(target, records.take(pa.array(order[start:end])))
                 else:
                     self._append(target, sorted_records.slice(start, end - start))
@@ -219,7 +219,7 @@ class RecordWriter:
                 start = i
 
     def _send(self, lane: int, records: pa.RecordBatch) -> None:
-        """Sends buffers of about 1 MiB; a larger record gets a buffer of its own."""
+        """Sends buffers of about 1 MiB; a larger record gets its own buffer."""
         rows = max(records.num_rows * BUFFER_SIZE // max(records.nbytes, 1), 1)
         # Records of a batch have similar sizes. Up to half a buffer too much is not split.
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
@@ -233,13 +233,13 @@ class RecordWriter:
         self._seq[target] += 1
 
     def event(self, kind: Kind, payload: bytes) -> None:
-        """Sends an event to every subtask downstream, behind all records emitted so far."""
+        """Sends an event to every downstream subtask, after all records emitted so far."""
         self.flush()
         for target in self._targets:
             self._row(target, kind, payload)
 
     def barrier(self, payload: bytes) -> None:
-        """Sends a barrier. Seq jumps behind it, so that all channels, sorted by seq, reach it together."""
+        """Sends a barrier. Seq jumps after it, so that all channels, sorted by seq, reach it together."""
         self.event(Kind.BARRIER, payload)
         for target in self._targets:
             self._seq[target] = ((self._seq[target] >> SEQ_BITS) + 1) << SEQ_BITS

@@ -15,7 +15,7 @@ def shuffle(rows: DataFrame, width: int) -> DataFrame:
 
     Args:
         rows: Rows in the wire format.
-        width: Number of tasks downstream. A row for a later stage may have a greater target: it passes through the task
+        width: Number of downstream tasks. A row for a later stage may have a greater target; it goes through the task
             ``target % width``.
     """
     from pyspark.sql import functions as F

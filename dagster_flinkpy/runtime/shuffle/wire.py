@@ -1,7 +1,7 @@
-"""The wire format: the rows that a Spark shuffle moves between two stages, whatever flows through them.
+"""The wire format: the rows that a Spark shuffle moves between two stages. All edges have the same format.
 
-A row is addressed to a subtask (``target``) of one edge, and has a place (``seq``) in the channel of the subtask that
-sent it, so that a replay is in the same order. Its payload is an Arrow record batch or an event.
+A row is addressed to a subtask (``target``) of one edge. It has a position (``seq``) in the channel of the sending
+subtask, so that a replay has the same order. Its payload is an Arrow record batch or an event.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 SEQ_BITS = 40
-"""The low bits of seq are a position between two barriers; the bits above are the number of barriers before."""
+"""The low bits of seq are the position between two barriers; the high bits are the number of barriers before it."""
 
 MAX_PAYLOAD = 1 << 30
-"""Bytes of one row: half of what Spark and Arrow can address."""
+"""The maximum payload of a row, in bytes: half of what Spark and Arrow can address."""
 
 _OUTPUT_BATCH_BYTES = 8 << 20
 
@@ -52,7 +52,7 @@ NO_EDGE = -1
 """The edge of rows for the driver."""
 
 COLLECTED, PRINTED = "value", "line"
-"""Names of the column of a COLLECT row: records for the caller, with ``/`` and the uid behind it, or lines to print."""
+"""Names of the column of a COLLECT row: records for the caller, followed by ``/`` and the uid, or lines to print."""
 
 
 class Kind(IntEnum):
@@ -115,7 +115,7 @@ class TaskOutput:
         self._sink = pa.BufferOutputStream()
         self._offsets = [0]
         self.digest = 0
-        """CRC of all data sent so far; equal for two attempts of a task that sent the same."""
+        """A CRC of all data sent so far. Two attempts of a task that sent the same data have the same digest."""
 
     def add(self, target: int, edge: int, channel: int, seq: int, kind: Kind, payload: Any = b"") -> None:
         """Appends a row.
@@ -125,8 +125,8 @@ class TaskOutput:
         """
         if len(payload) > MAX_PAYLOAD:
             raise ConfigurationError(
-                f"a record takes {len(payload)} bytes, and a row of the shuffle holds {MAX_PAYLOAD} at most: emit "
-                "smaller records, such as a reference to what they hold"
+                f"a record has {len(payload)} bytes, and a row of the shuffle can have at most {MAX_PAYLOAD}: emit "
+                "smaller records, such as references to large data"
             )
         self._sink.write(payload)
         self._offsets.append(self._sink.tell())
@@ -142,7 +142,7 @@ class TaskOutput:
         return bool(self._full)
 
     def drain(self) -> Iterator[pa.RecordBatch]:
-        """Yields all that was collected."""
+        """Yields everything that was collected."""
         if self._rows:
             self._finish()
         full, self._full = self._full, []
@@ -186,7 +186,7 @@ def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch
 
 
 def _times_of(values: pa.Array, field: int | None) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Returns the timestamps in a field of the records; without a field, the records have no event time."""
+    """Returns the timestamps in a field of the records. Without a field, the records have no event time."""
     return np.full(len(values), NO_TIMESTAMP) if field is None else pc.struct_field(values, [field]).to_numpy()
 
 

@@ -1,1 +1,1 @@
-"""The Python worker's side of a job: the task, its gates, barriers and watermarks."""
+"""The Python workers' side of a job: tasks, input gates, barriers and watermarks."""

@@ -1,7 +1,7 @@
-"""The barrier rules of an input gate, as pure transitions: event in, actions out; no I/O, no clock.
+"""The barrier rules of an input gate as pure transitions: event in, actions out; no I/O and no clock.
 
 Rows are pushed, so the handler keeps the elements of a blocked channel until it is unblocked. An element may be
-anything: a buffer, a watermark, a batch of a chained operator.
+anything: a buffer, a watermark, or a batch of a chained operator.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ __all__ = [
 _MAX_TRACKED = 50  # Flink: CheckpointBarrierTracker.MAX_CHECKPOINTS_TO_TRACK
 
 Channel = Any
-"""Hashable."""
+"""Identifies a channel; hashable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """What arrives at a gate."""
+    """Something that arrives at a gate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Element(Event):
-    """Data, or something whose place among data matters, such as a watermark."""
+    """Data, or something whose position among the data matters, such as a watermark."""
 
     channel: Channel
     element: Any
@@ -71,14 +71,14 @@ class CancelBarrier(Event):
 
 @dataclass(frozen=True, slots=True)
 class AlignmentTimeout(Event):
-    """Alignment has taken too long: take the snapshot now. Has no effect if it comes too late."""
+    """Alignment has taken too long, so the snapshot is taken now. Has no effect if it comes too late."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """What the gate has to do."""
+    """Something that the gate has to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,28 +91,28 @@ class Deliver(Action):
 
 @dataclass(frozen=True, slots=True)
 class Block(Action):
-    """From now on the handler keeps the elements of the channel."""
+    """Expect nothing of the channel for now: the handler keeps its elements."""
 
     channel: Channel
 
 
 @dataclass(frozen=True, slots=True)
 class Unblock(Action):
-    """The channel is open again; the kept elements follow."""
+    """The channel is open again, and the kept elements follow."""
 
     channel: Channel
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot(Action):
-    """Take the snapshot and send the barrier on."""
+    """Take the snapshot and forward the barrier."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AddToChannelState(Action):
-    """The element was in flight when the snapshot was taken, so it is part of the checkpoint. It is delivered, too."""
+    """Add the element, which was in flight when the snapshot was taken, to the checkpoint. It is delivered, too."""
 
     checkpoint_id: int
     channel: Channel
@@ -121,14 +121,14 @@ class AddToChannelState(Action):
 
 @dataclass(frozen=True, slots=True)
 class Complete(Action):
-    """All barriers have arrived: acknowledge the snapshot, with its channel state."""
+    """All barriers have arrived: acknowledge the snapshot with its channel state."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Abort(Action):
-    """The snapshot is not taken, or no longer valid: decline the checkpoint and cancel it downstream."""
+    """The snapshot was not taken or is no longer valid: decline the checkpoint and cancel it downstream."""
 
     checkpoint_id: int
     reason: CheckpointFailureReason
@@ -149,35 +149,35 @@ class BarrierHandler(ABC):
         """Makes the transition for one event.
 
         Raises:
-            CheckpointError: The channel is unknown, or brought a barrier twice.
+            CheckpointError: The channel is unknown, or delivered a barrier twice.
         """
 
     @property
     @abstractmethod
     def aligning(self) -> int | None:
-        """The checkpoint whose snapshot waits for barriers, or None."""
+        """The checkpoint whose snapshot is waiting for barriers, or None."""
 
     @abstractmethod
     def missing(self, checkpoint_id: int) -> frozenset[Channel]:
-        """Returns the channels whose barrier has not arrived; all of them for an unknown checkpoint."""
+        """Returns the channels whose barrier has not arrived; all channels for an unknown checkpoint."""
 
     def _check(self, channel: Channel) -> None:
         if channel not in self._channels:
-            raise CheckpointError(f"data came through channel {channel}, which the gate does not have")
+            raise CheckpointError(f"the gate received data from channel {channel}, which it does not have")
 
 
 class SingleCheckpointBarrierHandler(BarrierHandler):
     """EXACTLY_ONCE: one checkpoint at a time (Flink: ``SingleCheckpointBarrierHandler``).
 
-    Aligned, a channel is blocked from its barrier to the last one, so that the snapshot holds the effect of exactly the
-    records before the barriers. Unaligned, the snapshot is taken at the first barrier, and what the other channels
-    bring before theirs becomes channel state. A newer barrier, through a channel that has not brought the current
-    one, aborts the current checkpoint.
+    In an aligned checkpoint, a channel is blocked from its barrier until the last one arrives. So the snapshot contains
+    the effects of exactly the records before the barriers. In an unaligned checkpoint, the snapshot is taken at the
+    first barrier, and what other channels deliver before their barriers becomes channel state. If a channel delivers a
+    newer barrier before the current one, the current checkpoint is aborted.
 
     Args:
         channels: All channels of all inputs.
-        unaligned: Whether to take the snapshot at the first barrier. Otherwise :class:`AlignmentTimeout` goes over to
-            that. Default: false.
+        unaligned: Whether to take the snapshot at the first barrier. Otherwise :class:`AlignmentTimeout` makes a
+            checkpoint unaligned. Default: False.
     """
 
     def __init__(self, channels: Iterable[Channel], *, unaligned: bool = False) -> None:
@@ -237,11 +237,11 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
     def _on_barrier(self, event: Barrier, actions: list[Action]) -> None:
         channel, checkpoint_id = event.channel, event.checkpoint_id
         if checkpoint_id < self._current or checkpoint_id <= self._finished:
-            return  # of a checkpoint that was aborted
+            return  # the checkpoint was aborted
         if checkpoint_id > self._current:
             if channel in self._arrived:
-                # Only unaligned: the channel is ahead of the others. Flink has one checkpoint at a time here, and
-                # gives the older one up; there may be several in one Spark job, so the newer one waits.
+                # Only if unaligned: the channel is ahead of the others. Flink allows one checkpoint at a time here, and
+                # gives up the older one. One Spark job may have several, so the newer one waits.
                 self._blocked.add(channel)
                 self._kept.append(event)
                 actions.append(Block(channel))
@@ -254,7 +254,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
                 self._unblock(actions, first=event)
                 return
         if channel in self._arrived:
-            raise CheckpointError(f"channel {channel} brought barrier {checkpoint_id} twice")
+            raise CheckpointError(f"channel {channel} delivered barrier {checkpoint_id} twice")
         self._arrived.add(channel)
         last = self._arrived == self._channels
         if not self._taken:
@@ -292,7 +292,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
         self._taken = False
 
     def _unblock(self, actions: list[Action], first: Event | None = None) -> None:
-        """Unblocks all channels and handles what they kept, in order, which may block them again."""
+        """Unblocks all channels and handles the kept events in order, which may block channels again."""
         actions.extend(Unblock(channel) for channel in self._channels if channel in self._blocked)
         self._blocked.clear()
         kept, self._kept = self._kept, deque()
@@ -305,7 +305,7 @@ class SingleCheckpointBarrierHandler(BarrierHandler):
 class CheckpointBarrierTracker(BarrierHandler):
     """AT_LEAST_ONCE: counts barriers and never blocks (Flink: ``CheckpointBarrierTracker``).
 
-    A snapshot may hold the effect of records behind the barrier; after a restore they come again.
+    A snapshot may contain the effects of records after the barrier, which come again after a restore.
 
     Args:
         channels: All channels of all inputs.
@@ -314,12 +314,12 @@ class CheckpointBarrierTracker(BarrierHandler):
     def __init__(self, channels: Iterable[Channel]) -> None:
         super().__init__(channels)
         self._pending: dict[int, set[Channel]] = {}
-        """By checkpoint id, in order, the channels whose barrier has arrived."""
+        """The channels whose barrier has arrived, by checkpoint id in ascending order."""
         self._finished = 0
 
     @property
     def aligning(self) -> int | None:
-        return None  # there is nothing that a timeout could speed up
+        return None  # there is no alignment that could time out
 
     def missing(self, checkpoint_id: int) -> frozenset[Channel]:
         if checkpoint_id <= self._finished:
@@ -347,7 +347,7 @@ class CheckpointBarrierTracker(BarrierHandler):
             return []
         arrived = self._pending.setdefault(checkpoint_id, set())
         if channel in arrived:
-            raise CheckpointError(f"channel {channel} brought barrier {checkpoint_id} twice")
+            raise CheckpointError(f"channel {channel} delivered barrier {checkpoint_id} twice")
         arrived.add(channel)
         if arrived == self._channels:
             return [

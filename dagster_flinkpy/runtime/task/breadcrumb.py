@@ -1,8 +1,8 @@
-"""What a Python worker was at, for the driver to read when the worker is dead.
+"""Records what a Python worker is doing, so that the driver can tell what a dead worker was doing.
 
-A process that calls ``os._exit``, crashes in native code or is killed for want of memory says nothing. Spark
-reads the file that it gives each worker for `faulthandler`, and puts it into the error of the Spark task. So the
-operator that is at work stands there, in front of what `faulthandler` may write.
+A process that calls ``os._exit``, crashes in native code or is killed because memory is exhausted reports nothing.
+Spark gives each worker a file for `faulthandler`, and includes its content in the error of the Spark task. So the uid
+of the running operator is written to that file, before any output of `faulthandler`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEFT = re.compile(r"\[at work: subtask (\d+) of operator '([^\n]*)'\]")
 
 
 class Breadcrumb:
-    """The note of one worker; without effect where Spark has given it no file.
+    """The note of one worker; has no effect if Spark has given the worker no file.
 
     Args:
         subtask: Index of the subtask that the worker runs.
@@ -34,13 +34,13 @@ class Breadcrumb:
         self._note = _note_of(os.getpid())
 
     def leave(self, uid: str) -> None:
-        """Notes the operator that is at work; takes less than a microsecond, and no system call."""
+        """Records the running operator; takes less than a microsecond and no system call."""
         if self._note is not None:
             line = f"[at work: subtask {self._subtask} of operator '{uid[:_UID_CHARACTERS]}']".encode()
             self._note[:] = line.ljust(_LENGTH - 1) + b"\n"
 
     def clear(self) -> None:
-        """Notes that the work is done: a worker is kept for the next task."""
+        """Records that no operator is running; the worker is kept for the next task."""
         if self._note is not None:
             self._note[:] = b" " * (_LENGTH - 1) + b"\n"
 
@@ -50,32 +50,32 @@ def _note_of(pid: int) -> mmap.mmap | None:
     directory = os.environ.get(_DIRECTORY_VARIABLE)
     if not directory or not os.path.exists(path := os.path.join(directory, str(pid))):
         return None
-    # The mapping keeps the place at the beginning; the other handle writes behind it.
+    # The mapping is the beginning of the file; faulthandler's handle appends to it.
     descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
     os.write(descriptor, b" " * (_LENGTH - 1) + b"\n")
-    faulthandler.enable(file=descriptor)  # until the process ends, and so is the descriptor
+    faulthandler.enable(file=descriptor)  # it needs the open descriptor until the process ends
     return mmap.mmap(descriptor, _LENGTH)
 
 
 def end_forked_process(uid: str, error: BaseException | None = None) -> NoReturn:
-    """Ends a child that a user function forked, when it comes back from the function.
+    """Ends a child process that a user function forked, when the function returns in the child.
 
-    It would go on as a second worker: read the same input, write the same files, and answer Spark on the same socket,
-    at a later task even.
+    Otherwise the child would continue as a second worker: it would read the same input, write the same files, and
+    answer Spark on the same socket, even in later tasks.
 
     Args:
-        uid: Of the operator whose function it was.
-        error: What came out of the function, if it has not returned. The exit code of a `SystemExit` is kept.
+        uid: Uid of the function's operator.
+        error: The exception that the function raised, or None if it returned. The exit code of `SystemExit` is kept.
     """
     cause = error.__cause__ if error is not None else None
     if isinstance(cause, SystemExit):
         os._exit(cause.code & 0xFF if isinstance(cause.code, int) else int(cause.code is not None))
-    said = f"a function of operator {uid!r} forked its process: the child, {os.getpid()}, ends where the function does"
+    said = f"a function of operator {uid!r} forked its process; the child {os.getpid()} ends with the function"
     os.write(2, f"dagster-flinkpy: {said}\n".encode())
     os._exit(1)
 
 
 def read_breadcrumb(error: str) -> tuple[str, int] | None:
-    """Finds the operator and the subtask that a dead worker was at in the text of Spark's error."""
+    """Returns the operator and subtask that a dead worker was running, from the text of Spark's error, or None."""
     found = _LEFT.search(error)
     return (found[2], int(found[1])) if found else None

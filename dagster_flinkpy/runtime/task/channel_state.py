@@ -36,17 +36,17 @@ class InFlight:
 
     edge: JobEdge
     channel: int
-    """The subtask upstream."""
+    """Index of the upstream subtask."""
     kind: int
     payload: Any
-    """Bytes, or a buffer of them."""
+    """Bytes, or a buffer of bytes."""
 
 
 class ChannelStateWriter:
-    """Gathers the in-flight rows of one subtask and checkpoint; stores them in parts of 8 MiB.
+    """Gathers the in-flight rows of one subtask and checkpoint, and stores them in parts of 8 MiB.
 
     Args:
-        open_store: Opens the store, rooted at the job's prefix; called when there is something to write.
+        open_store: Opens the object store, rooted at the job's prefix; called when there is something to write.
         written_by: Part of the names of its files; see ``state.state_files.state_file``.
     """
 
@@ -80,16 +80,16 @@ class ChannelStateWriter:
 def read_channel_state(
     parts: Iterable[Json], edges: Sequence[JobEdge], store: ObjectStore, *, operator: str
 ) -> Iterator[InFlight]:
-    """Reads the rows in their order.
+    """Reads in-flight rows in their order.
 
     Args:
         parts: The parts of one subtask.
-        edges: Into the operator, as the program has them now.
-        store: Rooted at the job's prefix.
+        edges: The current edges into the operator.
+        store: The object store, rooted at the job's prefix.
         operator: Uid of the operator, for messages.
 
     Raises:
-        RestoreError: The program has no such edge any more.
+        RestoreError: The program no longer has the edge of a row.
         CorruptStateError: A file is missing or damaged.
     """
     known = {(e.source, e.input_index, e.side_output): e for e in edges}
@@ -101,7 +101,7 @@ def read_channel_state(
             edge = known.get((source, input_index, side_output))
             if edge is None:
                 raise RestoreError(
-                    f"the checkpoint holds in-flight data from operator {source!r} to {operator!r}, which the program "
-                    "no longer connects. Run the old program up to a checkpoint with unaligned=False first."
+                    f"the checkpoint contains in-flight data from operator {source!r} to {operator!r}, but the program "
+                    "no longer connects them. First run the old program up to a checkpoint with unaligned=False."
                 )
             yield InFlight(edge, channel, kind, payloads[i].as_buffer())

@@ -1,6 +1,6 @@
-"""Latency markers measure how long a record takes from its source to an operator, without processing time.
+"""Latency markers measure how long a record takes from its source to an operator, without time in user functions.
 
-Sources send markers; operators forward them without calling the user's functions (Flink: ``LatencyMarker``,
+Sources send markers, and operators forward them without calling user functions (Flink: ``LatencyMarker``,
 ``LatencyStats``).
 """
 
@@ -27,7 +27,7 @@ class LatencyMarker:
     source: str
     """Uid of the source."""
     subtask: int
-    """Of the source."""
+    """Index of the source's subtask."""
     marked_ms: int
     """When it was sent, in milliseconds since 1970."""
 
@@ -45,7 +45,7 @@ class LatencyTimer:
     """Decides when a source sends a marker: at once, then once per interval.
 
     Args:
-        interval: Time between two markers; zero means never.
+        interval: Time between two markers. Zero means that no markers are sent.
     """
 
     def __init__(self, interval: timedelta) -> None:
@@ -53,7 +53,7 @@ class LatencyTimer:
         self._next_ms: int | None = None
 
     def due(self, now_ms: int) -> bool:
-        """Returns whether it is time for a marker, and if so starts the next interval."""
+        """Returns whether it is time for a marker; if so, the next interval starts."""
         if self._interval_ms <= 0 or (self._next_ms is not None and now_ms < self._next_ms):
             return False
         self._next_ms = now_ms + self._interval_ms
@@ -61,7 +61,7 @@ class LatencyTimer:
 
 
 class LatencyStats:
-    """The latencies of one operator: those of the last 128 markers of all sources."""
+    """The latencies of the last 128 markers from all sources at one operator."""
 
     def __init__(self) -> None:
         self._latencies: deque[int] = deque(maxlen=_HISTORY)
@@ -73,7 +73,7 @@ class LatencyStats:
         self._count += 1
 
     def take(self) -> dict[str, int | float]:
-        """Returns the metrics since the last call, in milliseconds; empty without markers."""
+        """Returns the metrics since the last call, in milliseconds; empty if no marker has arrived."""
         if not self._count:
             return {}
         latencies, count = np.array(self._latencies), self._count

@@ -1,4 +1,4 @@
-"""One operator in a task: its gate, its outputs, its counters."""
+"""One operator in a task, with its input gate, outputs and counters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _IDLE, _ACTIVE = b"\x01", b"\x00"
 _WATERMARK_BYTES = 8
 
 Channel = tuple[int, int]
-"""Id of the edge and index of the subtask upstream."""
+"""Id of the edge and index of the upstream subtask."""
 
 
 class Cancelled(Exception):
@@ -63,23 +63,23 @@ class Cancelled(Exception):
 
 
 class ParentTask(Protocol):
-    """What the operators in a task need of it."""
+    """What operators need of the task that they are in."""
 
     current: str
-    """Uid of the operator that is at work."""
+    """Uid of the running operator."""
 
     count: TaskCount
     """Counts the records that the task reads."""
 
     @property
     def output_digest(self) -> str:
-        """Digest of all that the task has sent so far."""
+        """Returns a digest of everything that the task has sent so far."""
 
     def acknowledge(self, ack: dict[str, Any]) -> None:
         """Takes the acknowledgement of an operator's snapshot."""
 
     def collect(self, column: pa.Array, name: str, position: int) -> None:
-        """Sends a column to the driver; ``position`` is the number of barriers before it."""
+        """Sends a column to the driver. ``position`` is the number of barriers before it."""
 
 
 class Output(Protocol):
@@ -87,25 +87,25 @@ class Output(Protocol):
 
     @property
     def edge(self) -> JobEdge:
-        """The edge it stands for."""
+        """The edge of this output."""
 
     def emit(self, batch: StreamBatch) -> None:
         """Takes records."""
 
     def watermark(self, origin: str, watermark: int) -> None:
-        """Takes a watermark, and the uid of the operator that made it."""
+        """Takes a watermark, and the uid of the operator that generated it."""
 
     def status(self, origin: str, idle: bool) -> None:
-        """Takes whether nothing more comes of an origin of watermarks before the next barrier."""
+        """Takes the status of an origin of watermarks: an idle one sends nothing before the next barrier."""
 
     def latency_marker(self, marker: LatencyMarker) -> None:
         """Takes a latency marker."""
 
     def flush(self) -> None:
-        """Sends what waits for more."""
+        """Sends all buffered records."""
 
     def barrier(self, checkpoint_id: int, digest: str) -> None:
-        """Takes a barrier, and the digest of all output of the task before it."""
+        """Takes a barrier, and a digest of all output of the task before it."""
 
 
 class ChainingOutput:
@@ -129,7 +129,7 @@ class ChainingOutput:
         self._send(Kind.LATENCY_MARKER, marker)
 
     def flush(self) -> None:
-        """Does nothing: inside a task nothing is buffered."""
+        """Does nothing, because records are not buffered inside a task."""
 
     def barrier(self, checkpoint_id: int, digest: str) -> None:
         self._epoch += 1
@@ -178,7 +178,7 @@ def _encode(kind: Kind, value: Any) -> Any:
 
 
 def _decode(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
-    """Origin and watermark, or origin and status; in-flight data of the first releases has no origin: ''."""
+    """Returns origin and watermark, or origin and status. In-flight data of the first releases has the origin ''."""
     if kind is Kind.WATERMARK:
         watermark = int.from_bytes(payload[:_WATERMARK_BYTES], "big", signed=True)
         return payload[_WATERMARK_BYTES:].decode(), watermark
@@ -186,7 +186,7 @@ def _decode(kind: Kind, payload: bytes) -> tuple[str, int | bool]:
 
 
 def watermark_origins(graph: JobGraph, uid: str) -> tuple[str, ...]:
-    """Uids of the operators that make the watermarks which an operator sends."""
+    """Returns the uids of the operators that generate the watermarks which an operator sends."""
     if isinstance(graph.vertex(uid).spec, SourceSpec | TimestampsSpec):
         return (uid,)
     return tuple(dict.fromkeys(origin for e in graph.inputs(uid) for origin in watermark_origins(graph, e.source)))
@@ -202,17 +202,17 @@ class _Taken:
 
 
 class OperatorTask:
-    """One operator in the task.
+    """One operator in a task.
 
-    What comes through its channels goes through the barrier handler, which says when the operator gets it and when the
-    snapshot is taken.
+    Its input goes through the barrier handler, which decides when the operator gets an element and when the snapshot is
+    taken.
 
     Args:
-        task: The task that it is part of.
+        task: The task that the operator is in.
         vertex: The operator.
         job: What the tasks do.
         subtask: Index of the subtask.
-        execution: Unique for this try of the task.
+        execution: Identifies this try of the task; unique.
     """
 
     def __init__(self, task: ParentTask, vertex: JobVertex, job: EpochJob, subtask: int, execution: str) -> None:
@@ -250,21 +250,21 @@ class OperatorTask:
         self._barriers = _create_handler(channels, job)
         self._aligning_since: tuple[int, int] | None = None
         self._first_barrier: dict[int, int] = {}
-        """By checkpoint, the processing time at which its first barrier came."""
+        """The processing time at which the first barrier arrived, by checkpoint."""
         self._sent: dict[str, int] = {}
-        """Watermarks that were sent, by origin."""
+        """The watermarks that were sent, by origin."""
         self._idle: set[str] = set()
-        """Origins of which nothing more will be sent before the next barrier, as was said downstream."""
+        """Origins that were reported downstream as idle until the next barrier."""
         self._records_in = 0
         self._records_out = 0
         self._latency = LatencyStats()
         self._consumed: dict[int, dict[str, str]] = {}
-        """By checkpoint: ``uid/subtask`` upstream -> digest of the output that was consumed."""
+        """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, _Taken] = {}
         self._position = 0
-        """Barriers of this job that are behind it."""
+        """The number of barriers of this Spark job that the operator has passed."""
         self._over = False
-        """Whether the last snapshot was taken: what comes is for the next Spark job."""
+        """Whether the last snapshot was taken. What arrives afterwards is for the next Spark job."""
         self.operator: StreamOperator = create_operator(self.context)
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
@@ -273,7 +273,7 @@ class OperatorTask:
             self._task.count.add(len(batch))
         outputs = [output for output in self.outputs if output.edge.side_output == tag]
         for output in outputs:
-            # A function behind one edge may change the values; those behind the others are not to see it.
+            # A function behind one edge may change the values, and functions behind other edges must not see that.
             alone = output is outputs[-1] or isinstance(output, RecordWriterOutput)
             output.emit(batch if alone else batch.apart())
 
@@ -283,13 +283,13 @@ class OperatorTask:
     # --- the gate ----------------------------------------------------------------------------------------------------
 
     def receive(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
-        """Takes what comes through a channel.
+        """Takes an element of a channel.
 
         Args:
-            channel: Where it comes from.
-            kind: What it is.
-            value: Its payload; from an operator of the same task, what the payload would decode to.
-            epoch: How many barriers of this Spark job the channel brought before it.
+            channel: The channel.
+            kind: Kind of the element.
+            value: Its payload. From an operator of the same task, the decoded payload.
+            epoch: How many barriers of this Spark job the channel has delivered before it.
         """
         self.handle(Element(channel, (kind, value, epoch)))
 
@@ -301,19 +301,19 @@ class OperatorTask:
         self.handle(Barrier(channel, barrier["checkpoint_id"]))
 
     def cancel(self, channel: Channel) -> None:
-        """Takes the news that a task upstream has failed.
+        """Takes the message that an upstream task has failed.
 
         Raises:
-            Cancelled: Always: a Spark job fails as a whole.
+            Cancelled: Always, because a Spark job fails as a whole.
         """
         self.handle(CancelBarrier(channel, self._checkpoints[0]))  # it is sorted before all barriers
 
     def handle(self, event: Event) -> None:
-        """Does what the barrier handler says.
+        """Passes an event to the barrier handler, and carries out the resulting actions.
 
         Raises:
-            Cancelled: A task upstream has failed.
-            CheckpointError: A barrier came out of turn.
+            Cancelled: An upstream task has failed.
+            CheckpointError: A barrier arrived out of order.
         """
         if isinstance(event, Barrier):
             self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
@@ -337,7 +337,7 @@ class OperatorTask:
                         f"{reason.value}"
                     )
                 case Block() | Unblock():
-                    pass  # the handler keeps what a blocked channel brings
+                    pass  # the handler keeps the elements of a blocked channel
 
     def check_timeout(self) -> None:
         """Makes the checkpoint unaligned if alignment takes too long."""
@@ -359,18 +359,18 @@ class OperatorTask:
         for checkpoint_id in self._checkpoints:
             if missing := self._barriers.missing(checkpoint_id):
                 raise CheckpointError(
-                    f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {checkpoint_id} did not come "
-                    f"through {len(missing)} of its channels; the input of the task was not complete"
+                    f"operator {self.vertex.uid!r}, subtask {self._subtask}: barrier {checkpoint_id} did not arrive "
+                    f"from {len(missing)} of its channels; the input of the task was incomplete"
                 )
 
     def _deliver(self, channel: Channel, kind: Kind, value: Any, epoch: int) -> None:
         if self._over:
             last = self._checkpoints[-1]
             if channel in self._barriers.missing(last):
-                return  # in flight: part of the checkpoint, and replayed by the next Spark job
+                return  # in flight, so it is part of the checkpoint, and the next Spark job replays it
             raise CheckpointError(
-                f"operator {self.vertex.uid!r}, subtask {self._subtask}: channel {channel} brought data behind "
-                f"barrier {last}, the last one"
+                f"operator {self.vertex.uid!r}, subtask {self._subtask}: channel {channel} delivered data after the "
+                f"last barrier, {last}"
             )
         encoded = isinstance(value, pa.Buffer)
         if kind is Kind.BUFFER:
@@ -400,7 +400,7 @@ class OperatorTask:
         self.operator.on_processing_time(self._job.clock.now())
 
     def replay(self) -> None:
-        """Delivers the in-flight data of the checkpoint that this job starts from."""
+        """Delivers the in-flight data of the checkpoint that this Spark job starts from."""
         handles = self._job.input(self.vertex.uid, self._subtask).channel_state
         if not handles:
             return
@@ -424,7 +424,7 @@ class OperatorTask:
         self._send_event_time(origin)
 
     def _send_event_time(self, origin: str) -> None:
-        """Sends on how far an origin is; an operator that makes watermarks of its own sends those instead."""
+        """Forwards the event time of an origin; an operator that generates watermarks sends its own instead."""
         if self._makes_watermarks:
             self._send_own_watermark()
             self.send_status(self.vertex.uid, self._valve.all_idle_in(self._position))
@@ -445,12 +445,12 @@ class OperatorTask:
                 output.watermark(origin, watermark)
 
     def resume(self) -> None:
-        """Sends the watermark of the last barrier downstream, because gates do not keep those of their channels."""
+        """Sends the watermark of the last barrier downstream, because gates start without channel watermarks."""
         if self._makes_watermarks and self.watermark is not None:
             self.send_watermark(self.vertex.uid, self.watermark)
 
     def send_status(self, origin: str, idle: bool) -> None:
-        """Says downstream whether an origin is idle here until the next barrier, unless that was said."""
+        """Reports downstream whether an origin is idle here until the next barrier, if that has changed."""
         if idle != (origin in self._idle):
             self._idle ^= {origin}
             for output in self.outputs:
@@ -461,7 +461,7 @@ class OperatorTask:
         return {origin: (valve.reached(origin), valve.idle_in(origin, self._position)) for origin in valve.origins}
 
     def on_latency_marker(self, marker: LatencyMarker) -> None:
-        """Measures a marker and forwards it; the user's functions do not see it."""
+        """Measures a marker and forwards it without calling user functions."""
         self._latency.report(marker, self._job.clock.now())
         self.send_latency_marker(marker)
 
@@ -472,7 +472,7 @@ class OperatorTask:
 
     @property
     def watermark(self) -> int | None:
-        """Event time at the barrier, for the checkpoint."""
+        """Returns the event time at the barrier, for the checkpoint."""
         own = self.operator.own_watermark
         reached = max(self.context.watermark, self._sent.get(self.vertex.uid, MIN_WATERMARK)) if own is None else own
         return None if reached == MIN_WATERMARK else reached
@@ -485,10 +485,10 @@ class OperatorTask:
         self._acknowledge(checkpoint_id)
 
     def _snapshot(self, checkpoint_id: int) -> None:
-        """Takes the snapshot, then sends the barrier on.
+        """Takes the snapshot, then forwards the barrier.
 
-        The barrier carries a digest of all that the task has sent: two attempts of a task that sent different records
-        can be told apart where their output is consumed.
+        The barrier carries a digest of everything that the task has sent. With it, consumers can distinguish two
+        attempts of a task that sent different records.
         """
         self.on_processing_time()
         operator_state, raw_keyed = self.context.state.snapshot(checkpoint_id)
@@ -523,7 +523,7 @@ class OperatorTask:
         if not self._over:
             self.context.checkpoint_id = self._checkpoints[position]
             self._idle.clear()
-            for origin in self._valve.origins:  # a source has none: it says itself what is planned for it
+            for origin in self._valve.origins:  # a source has none, and reports its own status
                 self._send_event_time(origin)
             self.operator.begin_checkpoint()
 

@@ -1,7 +1,7 @@
 """The task: runs the operators of one stage at one subtask index, in a Python worker.
 
-One loop on one thread does everything (Flink's mailbox): it takes the next row, passes it to the operator of its
-channel, and gives Spark what the operators send. Every stage of every job is the same task.
+A single loop on one thread does everything, like Flink's mailbox: it takes the next row, passes it to the operator of
+its channel, and gives Spark what the operators send. All stages of all jobs run this kind of task.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class StageTask:
     """Runs the operators of one stage at one subtask index for one epoch.
 
     Args:
-        job: What to do.
-        stage: Which stage.
-        index: Index of the subtask: that of the Spark partition.
-        capture_logs: Whether what user functions log and print goes to the driver. Default: it stays in this process.
+        job: What the tasks do.
+        stage: Number of the stage.
+        index: Index of the subtask, which is that of the Spark partition.
+        capture_logs: Whether to send what user functions log and print to the driver. Default: False.
     """
 
     def __init__(self, job: EpochJob, stage: int, index: int, *, capture_logs: bool = False) -> None:
@@ -69,7 +69,7 @@ class StageTask:
 
     @property
     def current(self) -> str:
-        """Uid of the operator that is at work."""
+        """Uid of the running operator."""
         return self._current
 
     @current.setter
@@ -81,14 +81,14 @@ class StageTask:
 
     @property
     def output_digest(self) -> str:
-        """Digest of all that was sent so far."""
+        """Returns a digest of everything that was sent so far."""
         return f"{self._output.digest:08x}"
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Takes the rows of the stage before and yields those for the stage after, or for the driver.
+        """Takes the rows of the previous stage, and yields rows for the next stage or for the driver.
 
         Raises:
-            StorageError: The store failed; Spark may try the task again, for nothing was acknowledged.
+            StorageError: The store failed. Spark may try the task again, because nothing was acknowledged.
         """
         if self._logs is None:
             yield from self._run(batches)
@@ -108,7 +108,7 @@ class StageTask:
             self.count.close()
 
     def _process(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        # What Spark gives the first stage are only numbers.
+        # The input of the first stage is only numbers, from which Spark makes tasks.
         rows = iter(()) if self.stage == 0 else (row for batch in batches for row in rows_of(batch))
         try:
             try:
@@ -136,7 +136,7 @@ class StageTask:
     # --- life --------------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Makes the operators and opens their functions."""
+        """Creates the operators and opens their functions."""
         graph = self.job.graph
         for vertex in self._vertices:
             self.current = vertex.uid
@@ -164,7 +164,7 @@ class StageTask:
         for task in self._tasks.values():
             self.current = task.vertex.uid
             task.resume()
-        # What follows from in-flight data comes behind what the operators downstream had in flight themselves.
+        # Downstream operators come first: their own in-flight data precedes what upstream in-flight data produces.
         for task in reversed(self._tasks.values()):
             self.current = task.vertex.uid
             task.replay()
@@ -173,7 +173,7 @@ class StageTask:
             task.on_processing_time()
 
     def close(self) -> None:
-        """Closes the functions, and waits until what the snapshots say is on the store."""
+        """Closes the functions, and waits until everything that the snapshots refer to is stored."""
         for task in self._tasks.values():
             self.current = task.vertex.uid
             task.operator.close()
@@ -183,11 +183,11 @@ class StageTask:
 
     def _abort(self) -> None:
         for task in self._tasks.values():
-            with suppress(Exception):  # what is left behind is aborted when the next attempt starts
+            with suppress(Exception):  # the next attempt aborts what remains
                 task.operator.abort()
 
     def _cancel(self, rows: Iterable[WireRow], error: FlinkPyError | None) -> Iterator[pa.RecordBatch]:
-        """Ends a failed epoch: nothing stays prepared, the stages after hear of it, the driver gets the error."""
+        """Ends a failed epoch: aborts what was prepared, cancels later stages, and sends the error to the driver."""
         self._abort()
         if error is not None:
             payload = error_to_json(error, self.current, self.index)
@@ -237,11 +237,11 @@ class StageTask:
             task.check_complete()
 
     def _relay(self, row: WireRow) -> None:
-        """Sends a row on that is for a later stage, or for the driver."""
+        """Forwards a row for a later stage or for the driver."""
         self._output.add(row.target, row.edge, row.channel, row.seq, row.kind, row.payload)
 
     def receive(self, row: WireRow) -> None:
-        """Takes a row of the stage before."""
+        """Takes a row of the previous stage."""
         if row.edge not in self._here:
             self._relay(row)
             return
@@ -262,7 +262,7 @@ class StageTask:
     # --- output ------------------------------------------------------------------------------------------------------
 
     def acknowledge(self, ack: dict[str, Any]) -> None:
-        """Takes an operator's acknowledgement, which is sent when all is done."""
+        """Takes an operator's acknowledgement, which is sent when the task is done."""
         self._acks.append(ack)
 
     def collect(self, column: pa.Array, name: str, position: int) -> None:
@@ -270,8 +270,8 @@ class StageTask:
 
         Args:
             column: Records, or lines to print.
-            name: Which of them.
-            position: Barriers of this job that are behind it.
+            name: The name of the column, which says what it contains.
+            position: The number of barriers of this Spark job before it.
         """
         payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))
         seq = (position << SEQ_BITS) + self._collected

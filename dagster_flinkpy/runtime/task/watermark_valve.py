@@ -1,4 +1,4 @@
-"""Event time of an input gate. Pure: no I/O, no Arrow, no clock."""
+"""Event time of an input gate. The rules are pure: no I/O, no Arrow and no clock."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ __all__ = ["BEFORE", "WatermarkValve"]
 C = TypeVar("C", bound=Hashable)
 
 BEFORE = -1
-"""The epoch of what was in flight when the Spark job started."""
+"""The epoch of elements that were in flight when the Spark job started."""
 
 
 @dataclass
 class _Origin:
     watermarks: dict[Hashable, int] = field(default_factory=dict)
-    """By channel."""
+    """The last watermark of each channel."""
     idle: dict[Hashable, int] = field(default_factory=dict)
-    """Idle channels, and the epoch in which they are."""
+    """The idle channels, each with the epoch in which it is idle."""
     reached: int = MIN_WATERMARK
 
     def idle_in(self, epoch: int) -> bool:
@@ -33,27 +33,27 @@ class _Origin:
 
 
 class WatermarkValve(Generic[C]):
-    """How far event time is, by what came through the channels (Flink: ``StatusWatermarkValve``).
+    """Determines the event time of a gate from the watermarks of its channels (Flink: ``StatusWatermarkValve``).
 
-    Each watermark belongs to an origin: the source that made it, or the operator that assigns timestamps. The event
-    time of an origin is the minimum over the channels that it comes through. An idle channel does not count; when all
-    are idle, the greatest is reached. The event time of the gate is the minimum over its origins. One that is idle in
-    all channels does not count, nor one that has ended; if no other one is left, the greatest of the idle ones is
-    reached, and the last watermark when all have ended. Event time never goes back.
+    Each watermark belongs to an origin: the source that generated it, or the operator that assigns timestamps. The
+    event time of an origin is the minimum of the watermarks in its channels. Idle channels do not count; if all are
+    idle, it is their maximum. The event time of the gate is the minimum over its origins. Origins that are idle in all
+    channels, or have ended, do not count. If no other origin is left, it is the maximum of the idle ones, or the last
+    watermark if all have ended. Event time never goes back.
 
-    What differs from Flink comes from idleness being planned for an epoch, instead of being guessed by a timeout:
+    There are differences from Flink, because idleness is planned for an epoch instead of being guessed by a timeout:
 
-    - Origins are kept apart. Where only some subtasks of a source come through a gate, and they are idle, the others
-      are not behind what they read next: a gate downstream that sees all subtasks still waits for that source.
-    - Idleness ends with its epoch. As soon as one channel is in the next one, every other channel counts until it says
-      that it is idle there, too. So it makes no difference how many barriers a Spark job carries, nor who is heard
-      first.
-    - A channel that is active again counts at once, even if it is behind the gate, which then waits for it.
+    - Origins are kept apart. If only some subtasks of a source send to a gate, and they are idle, their next records
+      are still not late downstream: a gate that sees all subtasks still waits for that source.
+    - Idleness ends with its epoch. As soon as one channel is in the next epoch, every other channel counts until it
+      reports that it is idle in that epoch, too. So neither the number of barriers in a Spark job nor the order in
+      which channels are read makes a difference.
+    - A channel that becomes active again counts at once, even if it is behind the gate. The gate then waits for it.
 
     Args:
-        channels: All channels of all inputs, each with the origins that come through it; all start active, without
+        channels: All channels of all inputs, each with the origins that send through it. All start active, without a
             watermark.
-        watermark: Event time reached before, e.g. in the epoch that was restored.
+        watermark: The event time reached earlier, e.g. in the restored epoch.
     """
 
     def __init__(self, channels: Mapping[C, Iterable[str]], watermark: int = MIN_WATERMARK) -> None:
@@ -62,35 +62,38 @@ class WatermarkValve(Generic[C]):
             for origin in origins:
                 self._origins.setdefault(origin, _Origin()).watermarks[channel] = MIN_WATERMARK
         self._epoch = BEFORE
-        """That of the channel which is furthest."""
+        """The epoch of the channel that is furthest ahead."""
         self.watermark = watermark
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """All of them."""
+        """All origins of the gate's channels."""
         return tuple(self._origins)
 
     def reached(self, origin: str) -> int:
-        """Event time of an origin."""
+        """Returns the event time of an origin."""
         return self._origins[origin].reached
 
     def idle_in(self, origin: str, epoch: int) -> bool:
-        """Whether no channel will bring anything more of an origin up to the end of an epoch."""
+        """Returns whether no channel will deliver anything of an origin until the end of an epoch."""
         return self._origins[origin].idle_in(epoch)
 
     def all_idle_in(self, epoch: int) -> bool:
-        """Whether every origin is idle up to the end of an epoch, or has ended; and not all have ended."""
+        """Returns whether each origin is idle until the end of an epoch or has ended, but not all have ended."""
         open_origins = [o for o in self._origins.values() if o.reached != MAX_WATERMARK]
         return bool(open_origins) and all(o.idle_in(epoch) for o in open_origins)
 
     def on_watermark(self, channel: C, origin: str, watermark: int, epoch: int) -> bool:
-        """Takes a watermark, which makes its channel active; says whether the watermark of the gate has risen.
+        """Takes a watermark, which makes its channel active.
 
         Args:
-            channel: Where it comes from.
-            origin: Who made it; one that is not known is ignored.
+            channel: The channel that it comes from.
+            origin: The origin of the watermark; an unknown one is ignored.
             watermark: Event time in milliseconds.
-            epoch: How many barriers of this Spark job the channel brought before it.
+            epoch: How many barriers of this Spark job the channel has delivered before it.
+
+        Returns:
+            Whether the event time of the gate has advanced.
         """
         known = self._origins.get(origin)
         if known is None or channel not in known.watermarks:
@@ -100,7 +103,17 @@ class WatermarkValve(Generic[C]):
         return self._advance(known, epoch)
 
     def on_status(self, channel: C, origin: str, idle: bool, epoch: int) -> bool:
-        """Takes the status of an origin in a channel, up to the channel's next barrier; as :meth:`on_watermark`."""
+        """Takes the status of an origin in a channel until the channel's next barrier.
+
+        Args:
+            channel: The channel that it comes from.
+            origin: The origin; an unknown one is ignored.
+            idle: Whether the origin is idle in the channel.
+            epoch: How many barriers of this Spark job the channel has delivered before it.
+
+        Returns:
+            Whether the event time of the gate has advanced.
+        """
         known = self._origins.get(origin)
         if known is None or channel not in known.watermarks:
             return False

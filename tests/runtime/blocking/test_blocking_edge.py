@@ -239,7 +239,7 @@ def test_records_without_a_type_are_not_stored() -> None:
 def test_another_run_of_the_job_does_not_mix_its_segments_in(tmp_path: Path) -> None:
     first, _ = counts().regions()
     run(first, tmp_path, "first", epochs=1)
-    with pytest.raises(SinkCommitError, match="whose checkpoints are gone"):
+    with pytest.raises(SinkCommitError, match="the checkpoints of that time are gone"):
         run(first, tmp_path, "other", epochs=1)
 
 

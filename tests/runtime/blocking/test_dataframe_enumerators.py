@@ -104,7 +104,7 @@ def test_a_dataframe_whose_input_has_ended_cannot_be_read_again(tmp_path: Path) 
     enumerator = attempt(source_of(tmp_path), ended)
     assert not reads(enumerator)
     assert enumerator.exhausted
-    assert list(enumerator.unread()) == ["the DataFrame, which each run is to read"]
+    assert list(enumerator.unread()) == ["the DataFrame, which each run should read"]
 
 
 def test_a_factory_with_two_arguments_gets_the_partition(tmp_path: Path, frames: list[Any]) -> None:

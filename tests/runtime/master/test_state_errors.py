@@ -86,7 +86,7 @@ def test_a_map_key_that_cannot_be_one(tmp_path: Path) -> None:
     ],
 )
 def test_a_descriptor_of_another_kind(tmp_path: Path, getter: str, wrong: Any, needed: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"operator 'op': this state needs a {needed}, not .*state"):
+    with pytest.raises(ConfigurationError, match=f"operator 'op': this kind of state needs a {needed}, not .*state"):
         run(Use(getter, wrong, lambda s: None), tmp_path)
 
 

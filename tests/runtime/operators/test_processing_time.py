@@ -145,7 +145,7 @@ def registered(folder: Path, kind: str, time: Any, *, strict: bool) -> list[Any]
 PAST = [
     ("event", 99, "event-time timer 99 is not after the watermark, 99"),
     ("event", -5, "event-time timer -5 is not after"),
-    ("processing", 999, "processing-time timer 999 is before the present, 1000"),
+    ("processing", 999, "processing-time timer 999 is before the current time, 1000"),
 ]
 
 

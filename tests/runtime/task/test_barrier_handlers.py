@@ -285,7 +285,7 @@ def test_at_least_once_tracks_fifty_checkpoints() -> None:
 @pytest.mark.parametrize("make", [SingleCheckpointBarrierHandler, CheckpointBarrierTracker])
 @pytest.mark.parametrize("event", [Element(C, 1), Barrier(C, 1), CancelBarrier(C, 1)])
 def test_an_unknown_channel_is_refused(make: Callable[[list[str]], BarrierHandler], event: Event) -> None:
-    with pytest.raises(CheckpointError, match="channel c, which the gate does not have"):
+    with pytest.raises(CheckpointError, match="the gate received data from channel c, which it does not have"):
         make([A, B]).handle(event)
 
 
@@ -294,5 +294,5 @@ def test_an_unknown_channel_is_refused(make: Callable[[list[str]], BarrierHandle
 )
 def test_a_barrier_that_comes_twice_is_refused(handler: BarrierHandler) -> None:
     handler.handle(Barrier(A, 1))
-    with pytest.raises(CheckpointError, match="channel a brought barrier 1 twice"):
+    with pytest.raises(CheckpointError, match="channel a delivered barrier 1 twice"):
         handler.handle(Barrier(A, 1))

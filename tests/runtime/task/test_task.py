@@ -529,7 +529,7 @@ def test_a_barrier_that_is_missing_declines(tmp_path: Path) -> None:
 
     error, _ = failure_of(rebalanced(tmp_path), tmp_path, corrupt=lose_one)
     assert isinstance(error, CheckpointError)
-    assert "operator 'it', subtask 1: barrier 1 did not come through 1 of its channels" in str(error)
+    assert "operator 'it', subtask 1: barrier 1 did not arrive from 1 of its channels" in str(error)
 
 
 def test_a_task_that_got_nothing_declines(tmp_path: Path) -> None:
