@@ -16,7 +16,7 @@ __all__ = ["FlinkPipelineComponent", "__version__"]
 
 
 def __getattr__(name: str) -> object:
-    """The component, imported when `dg` or a ``defs.yaml`` asks for it: Dagster's components take time to import."""
+    """Imports the component when `dg` or a ``defs.yaml`` asks for it, because Dagster's components import slowly."""
     if name == "FlinkPipelineComponent":
         return import_module("dagster_flinkpy.orchestration.component.pipeline_component").FlinkPipelineComponent
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

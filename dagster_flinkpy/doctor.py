@@ -35,17 +35,17 @@ class Verdict(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found out about one thing."""
+    """The result of one check."""
 
     what: str
     verdict: Verdict
     detail: str
     advice: str = ""
-    """What to do, unless everything is fine."""
+    """What to do; empty if everything is fine."""
 
 
 def diagnose(storage: StorageLocation | None = None, *, remote: str | None = None) -> Iterator[Finding]:
-    """Checks Python packages, Java, Spark, the local disk, Dagster's instance and the store, one after the other.
+    """Checks Python packages, Java, Spark, the local disk, Dagster's instance and the object store, one by one.
 
     Args:
         storage: Checkpoint storage to check. Default: none.
@@ -73,7 +73,7 @@ def diagnose(storage: StorageLocation | None = None, *, remote: str | None = Non
 
 def _advice_of(what: str) -> str:
     return {
-        "Java": "Install Java 17 or newer, or run `pip install 'dagster-flinkpy[java]'`, which brings one.",
+        "Java": "Install Java 17 or newer, or run `pip install 'dagster-flinkpy[java]'`, which includes one.",
         "Spark": "See the log that the message names. A remote server's Python needs this package in the same version.",
         "store": "Check the URL, --endpoint-url, and the credentials in boto3's usual places.",
         "Dagster": "Check dagster.yaml in DAGSTER_HOME, and that the database it names is reachable.",
@@ -118,13 +118,13 @@ def _spark(remote: str | None) -> Finding:
         session.stop()
     ours = sys.version.split()[0]
     if _minor(row.python) != _minor(ours):
-        advice = f"Workers need the driver's Python {_minor(ours)}: functions are shipped as byte code."
+        advice = f"Workers need the driver's Python {_minor(ours)}, because functions are sent as bytecode."
         return Finding("Spark", Verdict.BROKEN, detail, advice)
     return Finding("Spark", Verdict.FINE, detail)
 
 
 def _worker(batches: Iterator[Any]) -> Iterator[Any]:
-    """Reports the versions of a Spark worker. Without this package a worker cannot find this function."""
+    """Reports the versions of a Spark worker. A worker without this package cannot find this function."""
     import pyarrow as pa
 
     for _ in batches:
@@ -152,10 +152,10 @@ def _store(storage: StorageLocation) -> Finding:
     skew = 0.0
     if info is not None:
         at = info.last_modified.timestamp()
-        skew = max(before - at - 1, at - after, 0.0)  # stores keep whole seconds
+        skew = max(before - at - 1, at - after, 0.0)  # stores record whole seconds
     detail = f"{store.url}: writes, reads, and honours conditional writes; round trip {(after - before) * 1000:.0f} ms"
     if skew > _SKEW_SECONDS:
-        advice = "The clocks differ. That is safe, but reported ages and lags are wrong by as much: set up NTP."
+        advice = "The clocks differ. That is safe, but reported ages and lags are wrong by this much: set up NTP."
         return Finding("store", Verdict.WARNING, f"{detail}; its clock is {skew:.0f} s off", advice)
     return Finding("store", Verdict.FINE, detail)
 
@@ -178,8 +178,8 @@ def _dagster() -> Finding:
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
-        # SQLAlchemy 2.1 takes psycopg 3 for postgresql://, and dagster-postgres depends on psycopg2.
-        detail = f"{home}/dagster.yaml names PostgreSQL, but not the driver that dagster-postgres brings: {error}"
+        # SQLAlchemy 2.1 uses psycopg 3 for postgresql://, but dagster-postgres depends on psycopg2.
+        detail = f"{home}/dagster.yaml names PostgreSQL, but not the driver that dagster-postgres installs: {error}"
         advice = "Write postgres_url: postgresql+psycopg2://..., or scheme: postgresql+psycopg2 under postgres_db."
         return Finding("Dagster", Verdict.BROKEN, detail, advice)
     detail = f"{home}, storage {kind}, daemons alive: {', '.join(sorted(alive)) or 'none'}"
@@ -187,7 +187,7 @@ def _dagster() -> Finding:
         advice = "Sensors need the daemon: start `dagster dev` or `dagster-daemon run` with this DAGSTER_HOME."
         return Finding("Dagster", Verdict.WARNING, detail, advice)
     if "Sqlite" in kind:
-        advice = "SQLite serves one machine. For runs on several, set up PostgreSQL (dagster-postgres) in dagster.yaml."
+        advice = "SQLite is for one machine. For runs on several, set up PostgreSQL (dagster-postgres) in dagster.yaml."
         return Finding("Dagster", Verdict.WARNING, detail, advice)
     return Finding("Dagster", Verdict.FINE, detail)
 

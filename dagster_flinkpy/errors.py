@@ -1,6 +1,6 @@
 """All errors that a user can see, as a tree of classes.
 
-Each message says what is wrong, where, and what to do about it. This module imports nothing of the library.
+Each message says what is wrong, where, and what to do about it. This module imports nothing else of the library.
 """
 
 from __future__ import annotations
@@ -47,15 +47,20 @@ _TRACEBACK_CHARACTERS = 20_000
 
 
 def shorten(text: str, characters: int) -> str:
-    """The text, without its middle where it is longer than this; at least 40 characters."""
+    """Returns a text, without its middle if it is too long.
+
+    Args:
+        text: The text.
+        characters: The maximum length; at least 40.
+    """
     if len(text) <= characters:
         return text
-    half = (characters - 40) // 2  # room for what says how much is missing
+    half = (characters - 40) // 2  # leaves room for the number of missing characters
     return f"{text[:half]} ... ({len(text) - 2 * half} characters) ... {text[len(text) - half :]}"
 
 
 class FlinkPyError(Exception):
-    """Base of all errors raised by dagster-flinkpy. Messages may quote users' data, so long ones are cut."""
+    """Base of all errors raised by dagster-flinkpy. Messages may quote users' data, so long ones are shortened."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(arg, _MESSAGE_CHARACTERS) if isinstance(arg, str) else arg for arg in args))
@@ -81,7 +86,7 @@ class MissingUidError(JobGraphError):
 
 
 class MissingUidWarning(UserWarning):
-    """A stateful operator has no uid. Where checkpoints are kept, that is a `MissingUidError`."""
+    """A stateful operator has no uid. If checkpoints are kept, this is a `MissingUidError` instead."""
 
 
 class ParallelismError(JobGraphError):
@@ -127,15 +132,15 @@ class PathEscapesPrefixError(StorageError):
 
 
 class CorruptStateError(FlinkPyError):
-    """A state file is missing or truncated, or does not have its recorded checksum."""
+    """A state file is missing or truncated, or does not match its checksum."""
 
 
 class CorruptMetadataError(FlinkPyError):
-    """A checkpoint's ``_metadata``, or another object that a job needs to go on, cannot be read."""
+    """A checkpoint's ``_metadata``, or another object that a job needs to continue, cannot be read."""
 
 
 class HeadLostError(CorruptMetadataError):
-    """``HEAD``, which names a job's latest checkpoint, was lost, though the job has run before."""
+    """``HEAD``, which names a job's latest checkpoint, was lost, although the job has run before."""
 
 
 class StateSchemaError(FlinkPyError):
@@ -147,7 +152,7 @@ class CheckpointError(FlinkPyError):
 
 
 class CheckpointTimeoutError(CheckpointError):
-    """A step of a run, such as a master hook, a write to the store or a commit, took longer than a checkpoint may."""
+    """A step of a run, such as a master hook, a write or a commit, took longer than the checkpoint timeout."""
 
 
 class RestoreError(FlinkPyError):
@@ -169,7 +174,7 @@ class UserFunctionError(FlinkPyError):
         operator: The uid of the operator.
         subtask: The index of the subtask.
         key: The ``repr`` of the key that was being processed, if any.
-        value: ``repr`` of the record that was processed, if it is known.
+        value: The ``repr`` of the record that was being processed, if it is known.
         user_traceback: The original traceback.
     """
 
@@ -199,9 +204,9 @@ class PythonWorkerLostError(CheckpointError):
     """A Python worker of Spark died: a function ended or crashed the process, or the system killed it.
 
     Args:
-        message: What is known of it.
-        operator: Uid of the operator that was at work, if it is known.
-        subtask: Index of the subtask, if it is known.
+        message: What is known about it.
+        operator: The uid of the operator that was running, if it is known.
+        subtask: The index of the subtask, if it is known.
     """
 
     def __init__(self, message: str, *, operator: str = "", subtask: int | None = None) -> None:
@@ -219,7 +224,7 @@ class SourceReadError(FlinkPyError):
 
 
 class InputAfterEndError(FlinkPyError):
-    """Input has come for a source that has ended, and would never be read."""
+    """A source has input that came after its end and would never be read."""
 
 
 class SinkCommitError(FlinkPyError):
@@ -227,7 +232,7 @@ class SinkCommitError(FlinkPyError):
 
 
 class CommittableLostError(SinkCommitError):
-    """What a sink had prepared is neither committed nor still staged."""
+    """The output that a sink had prepared is neither committed nor still staged."""
 
 
 class SparkUnavailableError(FlinkPyError):

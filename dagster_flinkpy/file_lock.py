@@ -1,4 +1,4 @@
-"""A lock between processes: a file; a process that waits for it can say which one holds it."""
+"""A file lock between processes. A waiting process can tell which process holds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LockTimeoutError", "describe_process", "file_lock"]
 _log = logging.getLogger(__name__)
 
 _SILENT_SECONDS = 2.0
-"""A process that waits longer than this logs it."""
+"""A process that waits longer than this logs a warning."""
 _POLL_SECONDS = 0.005
 _SHOWN_CHARACTERS = 200
 
@@ -25,7 +25,7 @@ class LockTimeoutError(Exception):
 
 @contextmanager
 def file_lock(path: Path, *, timeout: float) -> Iterator[None]:
-    """Keeps all other threads and processes out. The lock of a process that is killed is free again.
+    """Holds a lock, so that other threads and processes wait. If a process is killed, its lock is released.
 
     Args:
         path: The lock file, which is created if it is missing.
@@ -46,7 +46,7 @@ def file_lock(path: Path, *, timeout: float) -> Iterator[None]:
         except Timeout:
             raise LockTimeoutError(
                 f"the lock {path} was not free within {timeout:g} s; it is held by {_holder(path)}: "
-                "end that process, or let it go on (`kill -CONT` for one that is stopped)"
+                "end that process, or let it continue (`kill -CONT` if it is stopped)"
             ) from None
     try:
         yield
@@ -55,7 +55,7 @@ def file_lock(path: Path, *, timeout: float) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-    """Describes the processes that have the lock file open; those that wait open it only while they try."""
+    """Describes the processes that have the lock file open. Waiting processes open it only while they try."""
     import psutil
 
     target = str(path.resolve())

@@ -39,7 +39,9 @@ class KeyGroupRange:
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
-            raise ParallelismError(f"[{self.start}, {self.end}] is not a range of key groups; need 0 <= start <= end")
+            raise ParallelismError(
+                f"[{self.start}, {self.end}] is not a range of key groups: it must have 0 <= start <= end"
+            )
 
     @property
     def number_of_key_groups(self) -> int:
@@ -76,7 +78,7 @@ def compute_key_group_range_for_operator_index(
 
 
 def compute_operator_index_for_key_group(max_parallelism: int, parallelism: int, key_group_id: int) -> int:
-    """Returns the subtask, of ``parallelism``, that owns key group ``key_group_id``.
+    """Returns the subtask that owns key group ``key_group_id``, at parallelism ``parallelism``.
 
     >>> compute_operator_index_for_key_group(128, 3, 43)
     1
@@ -109,7 +111,7 @@ def compute_default_max_parallelism(operator_parallelism: int) -> int:
 
 
 def check_whole_number(name: str, value: object) -> None:
-    """Raises `ParallelismError` if the value is no whole number, such as ``'3'``, ``2.0`` or ``True``."""
+    """Raises `ParallelismError` if the value is not a whole number: ``'3'``, ``2.0`` and ``True`` are not."""
     if not isinstance(value, int) or isinstance(value, bool):
         most = UPPER_BOUND_MAX_PARALLELISM
         raise ParallelismError(f"{name} is {value!r}, but must be a whole number from 1 to {most}")

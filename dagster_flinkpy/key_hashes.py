@@ -1,8 +1,8 @@
 """Hashes keys and assigns them to key groups, exactly as Flink does.
 
-A key's group is ``murmur(java_hash_code(key)) % max_parallelism``. Each hash exists twice, for one Python key
-(`java_hash_code`) and for an Arrow column of keys (`java_hash_codes`); both give the same numbers. A Python or Arrow
-type stands for this Java type:
+A key's group is ``murmur(java_hash_code(key)) % max_parallelism``. Each hash is implemented twice, for one Python key
+(`java_hash_code`) and for an Arrow column of keys (`java_hash_codes`). Both return the same numbers. Python and Arrow
+types stand for these Java types:
 
 ============== ======================================= ==========================
 Java           Python                                  Arrow
@@ -92,7 +92,7 @@ def murmur_hash(code: int) -> int:
 
 @singledispatch
 def java_hash_code(key: object) -> int:
-    """Returns what ``hashCode()`` of the matching Java object returns, as a signed 32-bit number.
+    """Returns ``hashCode()`` of the matching Java object, as a signed 32-bit number.
 
     A subclass hashes like its base: a NamedTuple like a tuple, an IntEnum like an int. Other types take part by
     defining a method ``__java_hash_code__``, as Row does.
@@ -154,13 +154,13 @@ def _float_hash_code(key: np.float32) -> int:
 
 @java_hash_code.register
 def _string_hash_code(key: str) -> int:
-    # Java counts UTF-16 code units; a Python str may hold lone surrogates, as a Java String may.
+    # Java uses UTF-16 code units; a Python str may contain lone surrogates, like a Java String.
     return _signed(_fold(np.frombuffer(key.encode("utf-16-le", "surrogatepass"), dtype="<u2").tolist(), 0))
 
 
 @java_hash_code.register
 def _decimal_hash_code(key: decimal.Decimal) -> int:
-    # BigDecimal.hashCode: numbers of different scale differ. Its unscaled value hashes by words of 32 bits.
+    # BigDecimal.hashCode: equal numbers of different scale differ. The unscaled value is hashed by 32-bit words.
     sign, digits, exponent = key.as_tuple()
     if not isinstance(exponent, int):
         raise UnsupportedKeyTypeError(f"Decimal {key} is not a key, because Java has no such BigDecimal; use a str")
@@ -195,9 +195,9 @@ def _tuple_hash_code(key: tuple[object, ...]) -> int:
 
 
 def row_hash_code(kind: int, values: Sequence[object], names: Sequence[str] | None = None) -> int:
-    """Returns what Java's ``Row.hashCode()`` returns.
+    """Returns Java's ``Row.hashCode()``.
 
-    The order of the fields matters for a row with positions, and does not for a row with names.
+    The order of the fields matters for a row without names, but not for a row with names.
 
     Args:
         kind: The byte of the RowKind: 0 to 3.
@@ -227,7 +227,7 @@ def _field_hash(name: str | int, value: object) -> int:
 
 
 def _row_field_hash(name: str | int, value: object) -> int:
-    # RowUtils hashes a field as an array of one, which adds 31 to all but null.
+    # RowUtils hashes a field as an array with one element, which adds 31 to all fields except null.
     if value is None:
         return 0
     if isinstance(value, bytes):
@@ -236,7 +236,7 @@ def _row_field_hash(name: str | int, value: object) -> int:
 
 
 def _fold(hashes: Iterator[int] | list[int], start: int) -> int:
-    """Combines hashes as Java's collections do, modulo 2**32."""
+    """Combines hashes like Java's collections, modulo 2**32."""
     result = start
     for code in hashes:
         result = (31 * result + code) & 0xFFFFFFFF
@@ -249,14 +249,14 @@ def _signed(code: int) -> int:
 
 # --- columns of keys --------------------------------------------------------------------------------------------------
 
-# Elements worked on at a time: the temporaries of some thirty numpy calls stay in the processor's cache.
+# How many elements are processed at a time: the temporaries of about thirty numpy calls stay in the processor's cache.
 _BLOCK = 1 << 14
 
 
 def key_groups(
     column: pa.Array[Any] | pa.ChunkedArray[Any], max_parallelism: int, *, struct_as: StructAs = "tuple"
 ) -> npt.NDArray[np.uint16]:
-    """Returns the key group of each key of an Arrow column; see `java_hash_codes` for what the column may hold.
+    """Returns the key group of each key of an Arrow column; see `java_hash_codes` for the supported types.
 
     Raises:
         ParallelismError: ``max_parallelism`` is not within 1 to 32768.
@@ -278,7 +278,7 @@ def key_groups_of_hashes(hashes: npt.NDArray[np.int32], max_parallelism: int) ->
     divisor = np.uint32(max_parallelism)
     for start in range(0, len(codes), _BLOCK):
         block = _murmur(codes[start : start + _BLOCK])
-        # numpy divides by a scalar in SIMD, but takes remainders one by one.
+        # numpy divides by a scalar with SIMD, but computes remainders one by one.
         groups[start : start + _BLOCK] = block - block // divisor * divisor
     return groups
 
@@ -304,7 +304,7 @@ def java_hash_codes(
     """Applies `java_hash_code` to each key of an Arrow column.
 
     Args:
-        column: Signed integers, floats, booleans, strings, dates, times of day and timestamps (the latter two of
+        column: Signed integers, floats, booleans, strings, dates, times of day and timestamps (the latter two in
             microseconds, without zone), or structs of these.
         struct_as: What the structs of the column, at every depth, stand for.
             ``"tuple"``: a Python tuple of the fields, so a Flink TupleN.
@@ -337,7 +337,7 @@ def _murmur(codes: _HashArray) -> _HashArray:
     code ^= code >> np.uint32(13)
     code *= np.uint32(0xC2B2AE35)
     code ^= code >> np.uint32(16)
-    # The absolute value of the code as a signed number; of the least one, which has none, 0.
+    # The absolute value of the code as a signed number, or 0 for the minimum, which has no absolute value.
     absolute: _HashArray = np.minimum(code, np.negative(code)) & np.uint32(0x7FFFFFFF)
     return absolute
 
@@ -438,7 +438,7 @@ def _byte_array_hashes(column: pa.Array[Any]) -> _HashArray:
 
 def _utf16(bounds: npt.NDArray[Any], utf8: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint16]]:
     """Converts UTF-8 text and the bounds of its strings to UTF-16 code units."""
-    # Each first byte of a character is one unit; one of four bytes needs a surrogate pair.
+    # The first byte of a character counts as one unit. A character of four bytes has two: a surrogate pair.
     units_before = np.zeros(len(utf8) + 1, dtype=np.int64)
     np.cumsum(((utf8 & 0xC0) != 0x80).view(np.int8) + (utf8 >= 0xF0).view(np.int8), out=units_before[1:])
     units = np.frombuffer(utf8.tobytes().decode("utf-8").encode("utf-16-le"), dtype="<u2")
@@ -447,7 +447,7 @@ def _utf16(bounds: npt.NDArray[Any], utf8: npt.NDArray[np.uint8]) -> tuple[npt.N
 
 def _polynomials(bounds: npt.NDArray[Any], units: npt.NDArray[Any]) -> _HashArray:
     """Computes ``s[0] * 31**(n-1) + ... + s[n-1]`` for each run of units between two bounds, modulo 2**32."""
-    # 31 has an inverse modulo 2**32: with weights 31**-(i+1) a running sum serves every run, wherever it starts.
+    # 31 has an inverse modulo 2**32. With weights 31**-(i+1), one running sum serves all runs, wherever they start.
     sums = np.zeros(len(units) + 1, dtype=np.uint32)
     np.cumsum(units * _powers(_INVERSE_OF_31, len(units) + 1)[1:], dtype=np.uint32, out=sums[1:])
     starts, ends = bounds[:-1], bounds[1:]
@@ -456,7 +456,7 @@ def _polynomials(bounds: npt.NDArray[Any], units: npt.NDArray[Any]) -> _HashArra
 
 
 def _row_blocks(offsets: npt.NDArray[Any]) -> Iterator[slice]:
-    """Yields slices of whole rows of about `_BLOCK` bytes; only a single longer row exceeds that."""
+    """Yields slices of whole rows with about `_BLOCK` bytes; only a single longer row exceeds that."""
     start, rows = 0, len(offsets) - 1
     while start < rows:
         limit = offsets[start] + _BLOCK

@@ -1,6 +1,6 @@
 """Metrics of user functions (``pyflink.metrics``): ``runtime_context.get_metrics_group().counter("name")``.
 
-Their values are part of each subtask's acknowledgement, so they exist for completed checkpoints only. They cover the
+Their values are part of each subtask's acknowledgement, so they only exist for completed checkpoints. They cover the
 time since the previous barrier.
 """
 
@@ -18,20 +18,20 @@ from dagster_flinkpy.errors import TypeMismatchError
 __all__ = ["LATE_RECORDS_DROPPED", "Counter", "Distribution", "Meter", "Metric", "MetricGroup", "user_metrics"]
 
 LATE_RECORDS_DROPPED = "late_records_dropped"
-"""The metric of windows that counts records which came too late for any of them (Flink: ``numLateRecordsDropped``)."""
+"""The metric of windows that counts records which came too late for every window (Flink: ``numLateRecordsDropped``)."""
 
 _MERGES: Mapping[str, Callable[[int | float, int | float], int | float]] = {
     "user": lambda a, b: a + b,
     "user_min": min,
     "user_max": max,
 }
-"""How the values of subtasks become one, by the first part of the name that they are stored under."""
+"""How the values of subtasks are combined, by the first part of the name under which they are stored."""
 
 _BUCKET = "user_bucket"
 """The first part of the names of a distribution's buckets: ``user_bucket.{name}.{number of the bucket}``."""
 
 _STEPS = 16
-"""How many buckets there are from one power of two to the next, so the middle of one is at most 1/32 off."""
+"""The number of buckets between two powers of two, so the middle of a bucket is at most 1/32 off."""
 
 _LEAST_EXPONENT = 1_100
 """Makes the exponents of all floats positive."""
@@ -47,12 +47,12 @@ class Metric(ABC):
 
     @abstractmethod
     def values(self) -> dict[str, int | float]:
-        """Returns what to report, by suffix of the metric's name; the suffix may be empty."""
+        """Returns the values to report, by suffix of the metric's name; the suffix may be empty."""
 
     def stored(self) -> dict[tuple[str, str], int | float]:
-        """Returns what a checkpoint stores, by scope and suffix.
+        """Returns the values that a checkpoint stores, by scope and suffix.
 
-        The scope says how the values of subtasks become one: ``user`` for their sum, ``user_min`` or ``user_max``.
+        The scope says how the values of subtasks are combined: ``user`` for their sum, ``user_min`` or ``user_max``.
         """
         return {("user", suffix): value for suffix, value in self.values().items()}
 
@@ -109,8 +109,8 @@ class Meter(Metric):
 class Distribution(Metric):
     """A histogram of numbers: count, sum, minimum, maximum, mean, and the percentiles 50, 95 and 99.
 
-    Percentiles are at most 3.2 % off, and exact for integers below 32 and where all numbers are equal: numbers are
-    counted in 16 buckets between one power of two and the next. Everything else is exact.
+    Percentiles are at most 3.2 % off. They are exact for integers below 32, and if all numbers are equal: numbers are
+    counted in 16 buckets between two powers of two. Everything else is exact.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class Distribution(Metric):
         """Adds a number.
 
         Raises:
-            TypeMismatchError: It is not a finite number.
+            TypeMismatchError: The value is not a finite number.
         """
         self._pending.append(value if type(value) is int else _finite(value))
         if len(self._pending) == _AT_ONCE:
@@ -181,7 +181,7 @@ def _buckets_of(values: list[int | float]) -> dict[int, int]:
 
 
 def _middle(bucket: int, whole: bool) -> int | float:
-    """Returns the middle of a bucket; of whole numbers a whole number."""
+    """Returns the middle of a bucket, which is a whole number for whole numbers."""
     if bucket < 0:
         return -_middle(-bucket, whole)
     if bucket == 0:
@@ -194,7 +194,7 @@ def _middle(bucket: int, whole: bool) -> int | float:
 def _shape(
     buckets: Mapping[int, int], total: int | float, least: int | float, greatest: int | float
 ) -> dict[str, int | float]:
-    """Returns mean and percentiles, by suffix of the name: the least number that so many percent do not exceed."""
+    """Returns mean and percentiles, by suffix of the name. A percentile is the lowest number that bounds its share."""
     count = sum(buckets.values())
     found: dict[str, int | float] = {".mean": total / count}
     ordered, below, position = sorted(buckets), 0, -1
@@ -227,7 +227,7 @@ class MetricGroup:
     """Metrics under a common name.
 
     Args:
-        path: The names of the enclosing groups, and its own.
+        path: The names of the enclosing groups and of this group.
     """
 
     def __init__(self, path: tuple[str, ...] = ()) -> None:
@@ -236,7 +236,7 @@ class MetricGroup:
         self._groups: dict[str, MetricGroup] = {}
 
     def add_group(self, name: str, extra: str | None = None) -> MetricGroup:
-        """Returns the group of this name inside this one; with ``extra`` the group of that name inside it."""
+        """Returns the group with a name inside this group; with ``extra``, the group of that name inside it."""
         group = self._groups.setdefault(name, MetricGroup((*self._path, name)))
         return group if extra is None else group.add_group(extra)
 
@@ -279,7 +279,7 @@ class MetricGroup:
         return found
 
     def take(self) -> dict[str, int | float]:
-        """Returns all values by the names that a checkpoint stores, ``{scope}.{name}``; begins a new epoch."""
+        """Returns all values by the names in a checkpoint, ``{scope}.{name}``, and begins a new epoch."""
         found = dict[str, int | float]()
         for name, metric in self._metrics.items():
             for (scope, suffix), value in metric.stored().items():
@@ -291,14 +291,14 @@ class MetricGroup:
 
 
 def user_metrics(subtasks: Iterable[Mapping[str, int | float]]) -> dict[str, int | float]:
-    """Returns the metrics of an operator's functions by their own names.
+    """Combines the metrics of all subtasks of an operator, by the names that the user gave them.
 
-    Counters, meters, and the sum and count of distributions are added up over the subtasks. Of a distribution's
-    minimum the least counts, and of its maximum and of gauges the greatest. Its percentiles and its mean are those of
-    all subtasks together; a release that did not store buckets has left none.
+    Counters, meters, and the sum and count of distributions are added up. The minimum of a distribution is the lowest
+    of all subtasks; its maximum, and gauges, are the highest. Its percentiles and mean are those of all subtasks
+    together. They are missing in checkpoints of releases that did not store buckets.
 
     Args:
-        subtasks: The metrics that a checkpoint stores of each subtask; others than those of functions are left out.
+        subtasks: The metrics of each subtask in a checkpoint. Only metrics of user functions are used.
     """
     found = dict[str, int | float]()
     buckets = defaultdict[str, Tally[int]](Tally)

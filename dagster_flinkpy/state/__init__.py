@@ -1,1 +1,1 @@
-"""Floor 3: keyed state in sorted columnar runs, and operator state."""
+"""Keyed state in sorted columnar runs, and operator state."""

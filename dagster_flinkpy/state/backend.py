@@ -1,4 +1,4 @@
-"""The keyed state backend that works on sorted columnar runs."""
+"""The keyed state backend on sorted columnar runs."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["BackendStatistics", "ColumnarKeyedStateBackend"]
 
 _KEYS_AT_ONCE = 65_536
-"""Keys whose state is read at once when going through all keys."""
+"""How many keys have their state read at once when iterating over all keys."""
 OVERLAY_ROWS = 1_000_000
-"""With more keys and rows than this, the overlay is written out and emptied before more keys are touched."""
+"""If the overlay has more keys and rows than this, it is written and emptied before more keys are touched."""
 
 T = TypeVar("T", bound=OverlayTable)
 
@@ -59,7 +59,7 @@ _TableId = tuple[bool, str]
 
 @dataclass(frozen=True)
 class BackendStatistics:
-    """What a backend holds, and what it has done since it was created."""
+    """The size of a backend's state, and what the backend has done since it was created."""
 
     rows: int
     """Rows of all runs, an upper bound for the number of live entries."""
@@ -80,11 +80,11 @@ class BackendStatistics:
 class ColumnarKeyedStateBackend:
     """The keyed state of one subtask, in sorted columnar runs with an overlay of the touched keys.
 
-    The cost follows the number of touched keys, not the size of the state. One thread uses the backend. For each batch
-    it calls `touch` with the keys of the batch, and then `set_current_key` and the states, key by key.
+    The cost depends on the number of touched keys, not on the size of the state. One thread uses the backend. For each
+    batch it calls `touch` with the keys of the batch, and then `set_current_key` and the states, key by key.
 
-    Values are written when they are set: a change to a mutable value is lost without ``update``, ``add`` or ``put``, as
-    with Flink's ``EmbeddedRocksDBStateBackend``. (Flink: ``AbstractKeyedStateBackend``.)
+    Values are written when they are set. Without ``update``, ``add`` or ``put``, a change to a mutable value is lost,
+    as with Flink's ``EmbeddedRocksDBStateBackend``. (Flink: ``AbstractKeyedStateBackend``.)
 
     Args:
         operator: The uid of the operator, for messages.
@@ -94,8 +94,7 @@ class ColumnarKeyedStateBackend:
         cache: The cache of local copies of runs.
         restored: The snapshot to start from, or None.
         now: Returns processing time in milliseconds, for state with a time to live. Default: the machine's clock.
-        overlay_rows: With more keys and rows than this in memory, the overlay is written out early.
-            Default: 1,000,000.
+        overlay_rows: If the overlay has more keys and rows than this, it is written early. Default: 1,000,000.
         written_by: Part of the names of its files; see `state_files.state_file`.
         inline_below: Runs with fewer bytes are part of the metadata (Flink: ``state.storage.fs.memory-threshold``).
             Default: 20,000.
@@ -134,7 +133,7 @@ class ColumnarKeyedStateBackend:
         self._restored = {_id_of(table): table for table in mine.tables} if mine else {}
 
     def bind_key_type(self, key_type: TypeInformation) -> None:
-        """Sets the type of the keys, before the first of them. Setting the same type again does nothing.
+        """Sets the type of the keys; called before the first key. Setting the same type again does nothing.
 
         Raises:
             StateSchemaError: The restored state has keys of another type; the message names both.
@@ -155,18 +154,18 @@ class ColumnarKeyedStateBackend:
 
     @property
     def key_context(self) -> TouchedKeys:
-        """The current key. Setting its ``slot`` is the quickest way from record to record."""
+        """The current key. Setting its ``slot`` is the fastest way to switch keys between records."""
         return self._keys
 
     def touch_column(
         self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
     ) -> npt.NDArray[np.int64]:
-        """Does what `touch` does, for keys in a column.
+        """Reads the state of all keys of a column at once, like `touch`.
 
         Args:
             key_column: The keys, which may repeat.
             hashes: Their Java hash codes.
-            beside: Whether the slots of the batch touched before stay valid. Default: False.
+            beside: Whether the slots of the previously touched batch stay valid. Default: False.
 
         Returns:
             The slot of each key.
@@ -216,7 +215,7 @@ class ColumnarKeyedStateBackend:
             namespace_type: The type of the namespace, or None for state without one.
 
         Raises:
-            StateSchemaError: The state was stored, or requested before, with another kind or type; the message names
+            StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
                 both.
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
         """
@@ -236,17 +235,17 @@ class ColumnarKeyedStateBackend:
         return self._states[descriptor.name]
 
     def key_group_of(self, key: Any) -> int | None:
-        """Returns the key group of a key, or None while there are no keys and so no type of them."""
+        """Returns the key group of a key, or None as long as there are no keys and so no key type."""
         if self._key_type is None:
             return None
         hashes = hash_keys(self._key_type, self._key_type.to_arrow([key]))
         return int(key_groups_of_hashes(hashes, self._max_parallelism)[0])
 
     def read(self, name: str, key: Any) -> Any:
-        """Reads a state of one key, for tests and debugging; afterwards no key is current.
+        """Reads a state of one key, for tests and debugging; afterwards there is no current key.
 
         Args:
-            name: The name of a state without a namespace that was requested before.
+            name: The name of a state without a namespace that was requested earlier.
             key: A key of this subtask.
 
         Returns:
@@ -259,7 +258,7 @@ class ColumnarKeyedStateBackend:
         if state is None or state.table.namespaced:
             known = ", ".join(sorted(n for n, s in self._states.items() if not s.table.namespaced)) or "none"
             raise ConfigurationError(
-                f"operator {self._operator!r} has no state {name!r} of one value per key; it has: {known}. "
+                f"operator {self._operator!r} has no state {name!r} with one value per key; it has: {known}. "
                 "State of windows and of built-in aggregations can be read from a snapshot"
             )
         if self._key_type is None:
@@ -278,7 +277,7 @@ class ColumnarKeyedStateBackend:
         A state may have the same name.
 
         Raises:
-            StateSchemaError: They were stored, or requested before, with another namespace type; the message names
+            StateSchemaError: They were stored, or requested earlier, with another namespace type. The message names
                 both.
         """
         timers = TimerQueue(
@@ -308,12 +307,14 @@ class ColumnarKeyedStateBackend:
 
         Raises:
             ConfigurationError: The state has a time to live, or the same operator uses it record by record.
-            StateSchemaError: The state was stored, or requested before, with another kind or type; the message names
+            StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
                 both.
         """
         name = descriptor.name
         if descriptor.ttl_config is not None:
-            raise ConfigurationError(f"state {name!r} has a time to live; use it by record, with process()")
+            raise ConfigurationError(
+                f"state {name!r} has a time to live, so it cannot be used by column; use it by record, in process()"
+            )
         identity = (False, name)
         table = ColumnTable(
             self._keys,
@@ -331,7 +332,7 @@ class ColumnarKeyedStateBackend:
 
         Raises:
             ConfigurationError: The same operator uses them record by record.
-            StateSchemaError: They were stored, or requested before, with another namespace type; the message names
+            StateSchemaError: They were stored, or requested earlier, with another namespace type. The message names
                 both.
         """
         identity = (True, name)
@@ -361,7 +362,7 @@ class ColumnarKeyedStateBackend:
         """Yields each key that has a value of a state, as the current key. Writes pending changes first.
 
         Args:
-            name: The name of a state that was requested before.
+            name: The name of a state that was requested earlier.
         """
         self.flush()
         table, key_type = self._tables[False, name], self._key_type
@@ -382,7 +383,7 @@ class ColumnarKeyedStateBackend:
                 yield key
 
     def flush(self) -> None:
-        """Writes pending changes and empties the overlay: afterwards no key is touched, and none is current."""
+        """Writes pending changes and empties the overlay. Afterwards no key is touched, and there is no current key."""
         if self._key_type is None:
             return  # no key yet, so no tables
         for table in self._tables.values():
@@ -394,15 +395,15 @@ class ColumnarKeyedStateBackend:
         """Waits until everything that the snapshots describe is in the store.
 
         Raises:
-            StorageError: It could not be written.
+            StorageError: A file could not be written.
         """
         self._files.finish()
 
     def snapshot(self, *, wait: bool = True) -> KeyedSnapshot:
-        """Writes pending changes and describes all state, including that of names nobody requested.
+        """Writes pending changes and describes all state, including restored state that was not requested.
 
         Args:
-            wait: Whether everything is in the store when this returns. Otherwise `finish` waits for that.
+            wait: Whether to wait until everything is in the store. Otherwise `finish` waits for that. Default: True.
 
         Raises:
             TypeMismatchError: A value does not have its declared type; the message names the operator, state, key,
@@ -423,7 +424,7 @@ class ColumnarKeyedStateBackend:
 
     @property
     def statistics(self) -> BackendStatistics:
-        """What the backend holds, and what it has done."""
+        """Returns the size of the state, and what the backend has done."""
         bound = {} if self._key_type is None else self._tables
         tables = {**self._restored, **{identity: table.snapshot() for identity, table in bound.items()}}
         return BackendStatistics(
@@ -476,7 +477,8 @@ class ColumnarKeyedStateBackend:
             key = self._key_type.from_arrow(key_column.slice(i, 1))[0]
             raise ConfigurationError(
                 f"operator {self._operator!r}: key {key!r} belongs to key group {groups[i]}, but this subtask owns "
-                f"{self._key_groups.start} to {self._key_groups.end}; does the key selector give one record two keys?"
+                f"{self._key_groups.start} to {self._key_groups.end}; the key selector may return different keys for "
+                "the same record"
             )
 
     def _write(self, table: OverlayTable) -> None:
@@ -499,7 +501,7 @@ class ColumnarKeyedStateBackend:
             if known.types != declared.types:
                 both = f"as {describe_schema(known.types)} and as {describe_schema(declared.types)}"
                 raise StateSchemaError(
-                    f"operator {self._operator!r} declares state {declared.name!r} twice: {both}; give one of them "
+                    f"operator {self._operator!r} declares state {declared.name!r} twice, {both}; give one of them "
                     "another name"
                 )
             return
@@ -525,7 +527,7 @@ class ColumnarKeyedStateBackend:
                 table.load(touched)
 
     def _mismatch(self, what: str, known: Json, declared: Json) -> StateSchemaError:
-        # A key never changes, nor does anything of a state but the types of its values.
+        # Only the types of values may change, not those of keys, nor anything else of a state.
         same_kind = "kind" in known and all(
             known.get(p) == declared.get(p) for p in known.keys() | declared.keys() if p != "value"
         )

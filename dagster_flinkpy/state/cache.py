@@ -1,7 +1,7 @@
 """Local copies of runs as Arrow files, memory-mapped and found by content hash (Flink: local recovery).
 
-A directory may be shared by any number of processes: a file appears under its name complete or not at all, carries a
-checksum that each process verifies at first use, and is rebuilt from the store when it is missing or damaged.
+Any number of processes may share a directory. A file appears under its name complete or not at all. It has a checksum
+that each process verifies at first use, and it is rebuilt from the store if it is missing or damaged.
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["Run", "RunCache", "make_time_order"]
 
 _TRAILER = struct.Struct("<8sQI")
-"""Magic, bytes before the trailer, and their checksum."""
+"""The magic number, the number of bytes before the trailer, and their checksum."""
 _MAGIC = b"FLNKRUN2"
 _PAGE = 4096
 _WRITE_ASIDE = 1 << 20
-"""Copies of at least this many bytes are written while the task continues."""
+"""Copies of at least this many bytes are written in the background."""
 _ABANDONED_AFTER = 3600.0
-"""A temporary file older than this many seconds was left by a killed process."""
+"""A temporary file that is older than this many seconds was left by a killed process."""
 
 _verified: set[tuple[str, int, int]] = set()
-"""Path, inode and modification time of the files this process found, or made, intact."""
+"""Path, inode and modification time of the files that this process has verified or written."""
 
 _LOOKS = 32
 """How often a process looks for files to delete while it writes as many bytes as the cache may keep."""
 _written: dict[Path, int] = {}
-"""Bytes that this process has written to each directory since it last looked."""
+"""How many bytes this process has written to each directory since it last looked."""
 
 Indices = npt.NDArray[np.int64]
 
 
 class Rows:
-    """Rows of a file: in memory until the local copy is written, memory-mapped from then on."""
+    """Rows of a file: in memory until the local copy is written, and memory-mapped afterwards."""
 
     def __init__(self, batch: pa.RecordBatch) -> None:
         self.replace(batch)
@@ -67,7 +67,7 @@ class Rows:
 
 
 class Run:
-    """The rows of a handle, in place: rows are copied only when they are requested."""
+    """The rows of a handle. They stay in place, and are copied only when they are requested."""
 
     def __init__(self, rows: Rows, key_groups: KeyGroupRange) -> None:
         self._rows = rows
@@ -89,7 +89,7 @@ class Run:
         """Returns the run with values of another type, which are converted when they are requested.
 
         Args:
-            value_types: The declared types, from that of the stored values to that of the table.
+            value_types: The declared types, from the type of the stored values to the type of the table.
         """
         run = copy.copy(self)
         run._value_types = value_types
@@ -136,7 +136,7 @@ class Run:
 
     def take(self, name: str, rows: Indices) -> pa.Array[Any]:
         """Returns the values of a column in some rows."""
-        # Not from the slice: Arrow would count its nulls, which takes time proportional to the run.
+        # Does not take from the slice: Arrow would count its nulls, which takes time proportional to the run.
         return self._evolve(name, self._batch.column(name).take(pa.array(rows + self.start)))
 
     def rows(self, rows: Indices) -> pa.Table:
@@ -159,12 +159,12 @@ class Run:
 
 
 class RunCache:
-    """Keeps runs by content hash in a local directory; drops the least recently used first.
+    """Keeps runs by content hash in a local directory, and drops the least recently used ones first.
 
     Args:
-        directory: Created if it does not exist; processes may share it.
-        max_bytes: Bytes to keep. Default: 2 GiB. The run written last always stays. Each process may briefly exceed
-            the limit by a 32nd.
+        directory: The directory, which processes may share. It is created if it does not exist.
+        max_bytes: The maximum number of bytes to keep. The last written run always stays. Each process may briefly
+            exceed the limit by a 32nd. Default: 2 GiB.
     """
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int = 2 << 30) -> None:
@@ -180,7 +180,7 @@ class RunCache:
         """Returns the rows of a handle; reads them from the store if they are not in the cache.
 
         Raises:
-            CorruptStateError: The file on the store is missing or damaged.
+            CorruptStateError: The file in the store is missing or damaged.
             StorageError: The store or the local directory cannot be used.
         """
         if handle.data is not None:
@@ -207,7 +207,7 @@ class RunCache:
         return Run(self._keep(path.name, table) if batch is None else Rows(batch), handle.key_groups)
 
     def time_order(self, handle: RunHandle, run: Run) -> Indices:
-        """Returns the rows of a run of timers in order of time; see :func:`make_time_order`. Kept beside the run.
+        """Returns the rows of a run of timers in order of time; see :func:`make_time_order`. Caches them with the run.
 
         Raises:
             StorageError: The local directory cannot be written.
@@ -234,11 +234,14 @@ class RunCache:
             writing.result()
 
     def _keep(self, name: str, table: pa.Table) -> Rows:
-        """Writes a copy. Large ones are written beside the task, one at a time, so that few are held in memory."""
+        """Writes a copy. Large ones are written in the background, one at a time, so that few are held in memory."""
         self.finish()
         batches = table.combine_chunks().to_batches()
         if len(batches) != 1:
-            raise StorageError(f"state run {name} has {len(batches)} record batches; a string column is above 2 GiB")
+            raise StorageError(
+                f"state run {name} has {len(batches)} record batches instead of one, because a string column is above "
+                "2 GiB"
+            )
         rows = Rows(batches[0])
         if rows.batch.nbytes < _WRITE_ASIDE:
             rows.replace(self._write(name, rows.batch))
@@ -299,9 +302,9 @@ class RunCache:
 
         Args:
             keep: The file that was just written.
-            size: Its bytes.
+            size: Its size in bytes.
         """
-        # Looking at all files takes longer than writing one, so it is done only now and then.
+        # Looking at all files takes longer than writing one, so it is only done occasionally.
         written = _written.get(self.directory, self.max_bytes) + size
         _written[self.directory] = written
         if written < self.max_bytes // _LOOKS:
@@ -334,7 +337,7 @@ def make_time_order(run: Run) -> Indices:
 
 
 def _checksum(body: pa.Buffer) -> int:
-    """CRC-32 over the sums of all pages: a damaged, lost or moved page changes it. It runs at the speed of memory."""
+    """Returns a CRC-32 of the sums of all pages. A damaged, lost or moved page changes it. As fast as memory."""
     pages = len(body) // _PAGE
     words = np.frombuffer(body, dtype=np.uint64, count=pages * _PAGE // 8).reshape(pages, _PAGE // 8)
     sums = words.sum(axis=1, dtype=np.uint64)

@@ -1,4 +1,4 @@
-"""Values by cell number, in columns: what a :class:`ColumnTable` keeps in memory."""
+"""Values by cell number, in columns: the in-memory form of a :class:`ColumnTable`."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ class FixedColumn(CellColumn):
     def __init__(self, kind: pa.DataType) -> None:
         self._kind = kind
         self.values: npt.NDArray[Any] = np.zeros(0, dtype=kind.to_pandas_dtype())
-        """By cell; undefined for cells without a value."""
+        """The values by cell; undefined for cells without a value."""
         self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
-        """By cell: whether there is a value."""
+        """Whether each cell has a value."""
 
     def grow(self, cells: int) -> None:
         self.values = grown(self.values, cells, 0)
@@ -75,7 +75,7 @@ class StructColumn(CellColumn):
     def __init__(self, kind: pa.DataType) -> None:
         self._fields = list(kind)
         self.children = [make_column(field.type) for field in kind]
-        """By field."""
+        """The column of each field."""
         self.valid: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
 
     def grow(self, cells: int) -> None:
@@ -87,7 +87,7 @@ class StructColumn(CellColumn):
         return self.with_children(cells, [child.take(cells) for child in self.children])
 
     def with_children(self, cells: Cells, children: list[pa.Array[Any]]) -> pa.Array[Any]:
-        """Returns the structs of some cells, made of these children."""
+        """Returns the structs of some cells, made from the columns of their fields."""
         missing = ~self.valid[cells]
         mask = pa.array(missing) if missing.any() else None
         if not children:
@@ -104,7 +104,7 @@ class StructColumn(CellColumn):
 class VariableColumn(CellColumn):
     """Values of any size. They are appended, and compacted when most of them are outdated.
 
-    There are few chunks, because a new one is merged with those before it that are not larger.
+    There are few chunks, because a new one is merged with the preceding ones that are not larger.
     """
 
     def __init__(self, kind: pa.DataType) -> None:
@@ -161,7 +161,7 @@ class VariableColumn(CellColumn):
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:
-    """Returns the array with room for this many cells; at least doubles it, so that growing is cheap per cell."""
+    """Returns the array with room for this many cells. Its size at least doubles, so growing is cheap per cell."""
     if cells <= len(array):
         return array
     larger = np.zeros(max(cells, 2 * len(array), 1024), dtype=array.dtype)  # Untouched memory is free.

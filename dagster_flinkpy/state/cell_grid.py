@@ -1,4 +1,4 @@
-"""Numbers of cells by two small integers."""
+"""Numbers cells that are identified by two small integers."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ __all__ = ["FIRST_CLAIM", "CellGrid", "claim", "number_claims"]
 Integers = npt.NDArray[np.int64]
 
 FIRST_CLAIM = -2
-"""This number and smaller ones are claims: the position of the claimant, counted backwards."""
+"""This number and smaller ones are claims: the position of the claimant, counted downwards."""
 
 
 def claim(numbers: npt.NDArray[Any], places: Integers, positions: Integers) -> None:
     """Claims free places. If several claim one place, the first of them gets it.
 
     Args:
-        numbers: By place; changed.
-        places: Some that are free.
+        numbers: The number of each place; changed.
+        places: Places that are free.
         positions: The claimants, in ascending order.
     """
-    numbers[places[::-1]] = FIRST_CLAIM - positions[::-1]  # the last one written stays
+    numbers[places[::-1]] = FIRST_CLAIM - positions[::-1]  # the last write wins
 
 
 def number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tuple[Integers, Integers]:
     """Gives numbers to claimed places, in the order of the claims.
 
     Args:
-        numbers: By place; changed.
+        numbers: The number of each place; changed.
         places: The place of each position.
         size: The first number.
 
     Returns:
-        The number of each position, and the positions whose claims held.
+        The number of each position, and the positions whose claims were successful.
     """
     owners = FIRST_CLAIM - numbers[places]
     first = np.flatnonzero(owners == np.arange(len(places)))
@@ -47,7 +47,7 @@ def number_claims(numbers: npt.NDArray[Any], places: Integers, size: int) -> tup
 
 _MOST = 2**31
 _FREE_PLACES = 8
-"""Places per cell up to which a grid takes less memory than a hash index."""
+"""Up to this many places per cell, a grid takes less memory than a hash index."""
 
 _SMALL = 1 << 16
 
@@ -66,7 +66,7 @@ class CellGrid:
         return self._size
 
     def reserve(self, rows: int, columns: int, added: int) -> bool:
-        """Makes room; returns whether the grid is still full enough to be worth it.
+        """Makes room, and returns whether the grid is still full enough to be worth it.
 
         Args:
             rows: Number of rows.
@@ -113,11 +113,11 @@ class CellGrid:
         """Returns the numbers of pairs; a pair without a number gets one.
 
         Args:
-            rows: May repeat; there must be room for them.
-            columns: The column of each row.
+            rows: The row of each pair; there must be room for it.
+            columns: The column of each pair.
 
         Returns:
-            The number of each pair, and for each new one, in order, where it occurs first.
+            The number of each pair, and the first position of each new pair, in order.
         """
         flat = self._numbers.reshape(-1)
         places = rows * self._numbers.shape[1] + columns

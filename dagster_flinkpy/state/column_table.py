@@ -75,7 +75,7 @@ class NamespacedCells:
             self._free.append(namespace_id)
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
-        """Returns the cells of slots and namespaces, and in order the first position of each new cell."""
+        """Returns the cells of slots and namespaces, and the first position of each new cell, in order."""
         if not len(slots):
             return slots, slots
         codes = namespace_ids << _SLOT_BITS | slots
@@ -92,9 +92,9 @@ class NamespacedCells:
         return cells, first
 
     def _find(self, slots: Cells, codes: Cells) -> tuple[Cells, Cells]:
-        """Returns the cells of pairs, when few of the possible pairs exist."""
+        """Returns the cells of pairs if few of the possible pairs exist."""
         self._recent = grown(self._recent, int(slots.max()) + 1, 0)
-        # Most records of a key go to the same cell as the record before.
+        # Most records of a key have the same cell as the previous record.
         cells = self._recent[slots]
         unknown = np.flatnonzero(self._codes[cells] != codes)
         found, first = self._index.add(codes[unknown])
@@ -125,7 +125,7 @@ class NamespacedCells:
 
 
 class ColumnTable(OverlayTable):
-    """VALUE, REDUCING and AGGREGATING state in columns. The stored form is that of :class:`CellTable`.
+    """VALUE, REDUCING and AGGREGATING state in columns. It is stored in the same form as :class:`CellTable`.
 
     A cell is a number: the slot of the key, or the number of slot and namespace in :attr:`cells`. Null means no value.
     """
@@ -171,10 +171,10 @@ class ColumnTable(OverlayTable):
         return values.take(pa.array(np.arange(len(cells)), mask=missing)) if missing.any() else values
 
     def update(self, cells: Cells, values: pa.Array[Any]) -> None:
-        """Sets the value of each cell. If a cell repeats, its last value counts; a null deletes.
+        """Sets the value of each cell. If a cell repeats, its last value counts. A null deletes the value.
 
         Args:
-            cells: May repeat.
+            cells: The cells; may repeat.
             values: The values, with the Arrow type of the state.
         """
         self.reserve()
@@ -194,7 +194,7 @@ class ColumnTable(OverlayTable):
         self._changed[cells] = True
 
     def release(self, namespace_id: int) -> None:
-        """Forgets a namespace whose cells hold nothing, in memory and in storage; another one reuses them."""
+        """Forgets a namespace whose cells have no values, in memory or in storage. Another one reuses the cells."""
         assert self.cells is not None
         cells = self.cells.of_namespace(namespace_id)
         if cells is None:

@@ -20,15 +20,15 @@ from dagster_flinkpy.state.timer_table import TimerTable
 __all__ = ["ColumnTimers"]
 
 _UNKNOWN, _STORED, _REGISTERED, _DELETED, _RENEWED = -1, 0, 1, 2, 3
-"""The status of a timer. Renewed: it is registered, was deleted before, and storage may have it."""
+"""The status of a timer. Renewed means that it is registered after it was deleted, and that storage may have it."""
 _LOGGED = 65_536
-"""The log of a moment is tidied when it has grown by this many timers."""
+"""The log of a moment is compacted when it has grown by this many timers."""
 
 Status = npt.NDArray[np.int8]
 
 
 class _Log:
-    """The log of the timers of one moment: slots and their status; the last status of a slot counts."""
+    """The log of the timers of one moment: slots with a status. The last status of a slot counts."""
 
     def __init__(self) -> None:
         self._slots: list[Cells] = []
@@ -81,9 +81,9 @@ class _Log:
 
 
 class ColumnTimers(TimerTable):
-    """The timers of one name. The stored form is that of :class:`TimerQueue`.
+    """The timers of one name. They are stored in the same form as those of :class:`TimerQueue`.
 
-    It is made for many keys with few times and namespaces. A pair of time and namespace is a numbered *moment*.
+    It is made for many keys with few times and namespaces. Each pair of time and namespace is a numbered *moment*.
 
     Args:
         keys: The touched keys of the backend.
@@ -112,7 +112,7 @@ class ColumnTimers(TimerTable):
         self._touch = touch
 
     def moments(self, times: Sequence[int], namespaces: Sequence[Any]) -> list[int]:
-        """Returns a number for each pair of time (milliseconds) and namespace. They are valid until :meth:`clear`."""
+        """Returns a number for each pair of time (milliseconds) and namespace. It is valid until :meth:`clear`."""
         numbers = self._moments
         pairs = zip(times, self._codec.encode_all(namespaces), strict=True)
         found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
@@ -120,7 +120,7 @@ class ColumnTimers(TimerTable):
         return found
 
     def register(self, slots: Cells, moments: Cells) -> None:
-        """Registers timers of keys. A timer that exists already stays."""
+        """Registers timers of keys. A timer that already exists stays."""
         self._set(slots, moments, _REGISTERED)
 
     def delete(self, slots: Cells, moments: Cells) -> None:
@@ -131,10 +131,10 @@ class ColumnTimers(TimerTable):
         """Fires the timers up to a time, and removes them.
 
         Args:
-            timestamp: Milliseconds; timers of this time are due.
+            timestamp: The time in milliseconds, inclusive.
 
         Yields:
-            Time, namespace, and the slots of its keys, in the order of their key groups and hashes.
+            Time, namespace, and the slots of the keys in the order of their key groups and hashes.
         """
         while True:
             due = self._next_moment(min(timestamp, self._unread_from - 1))
@@ -211,5 +211,5 @@ class ColumnTimers(TimerTable):
         rows = pa.array(first)
         namespaces = self._type.from_arrow(columns["namespace"].take(rows))
         numbers = self.moments(columns["time"].take(rows).to_pylist(), namespaces)
-        # What was set in the meantime counts.
+        # Changes that were made in the meantime take precedence.
         self._set(slots, np.array(numbers, dtype=np.int64)[codes], _STORED, first=True)

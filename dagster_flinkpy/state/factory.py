@@ -1,4 +1,4 @@
-"""Which state object and which table a descriptor stands for."""
+"""Creates the state object and the table for a descriptor."""
 
 from __future__ import annotations
 
@@ -73,14 +73,14 @@ def make_state(
     """Returns the state of a descriptor, with its table.
 
     Args:
-        descriptor: What the user declared.
+        descriptor: The state that the user declared.
         namespace_type: The type of the namespace, or None for state without one.
         keys: The touched keys of the backend.
         files: Where runs are kept.
         handles: The restored runs.
 
     Raises:
-        ConfigurationError: The descriptor is not one of keyed state.
+        ConfigurationError: The descriptor is not for keyed state.
         UnsupportedKeyTypeError: The type of the namespace or map key cannot identify rows.
     """
     config = descriptor.ttl_config
@@ -97,7 +97,7 @@ def make_state(
         return KeyedMapState(MapTable(*where, "MAP", **types))
     kind = next((kind for known, kind in _KINDS.items() if isinstance(descriptor, known)), None)
     if kind is None:
-        raise ConfigurationError(f"state {descriptor.name!r}: {type(descriptor).__name__} is no kind of keyed state")
+        raise ConfigurationError(f"state {descriptor.name!r}: a {type(descriptor).__name__} is not for keyed state")
     types = {"namespace_type": namespace_type, "value_type": descriptor.type_info}
     if isinstance(descriptor, ListStateDescriptor):
         if rules is not None:

@@ -1,6 +1,6 @@
 """What a checkpoint records about state: runs and key groups of keyed state, partitions of operator state.
 
-Plain data, with JSON both ways.
+The classes are plain data, with conversion to and from JSON.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class RunHandle:
     """One immutable, sorted run file, or the part of it that lies in some key groups (Flink: ``KeyGroupsStateHandle``).
 
     Raises:
-        PathEscapesPrefixError: ``path`` could lead out of the job's prefix.
+        PathEscapesPrefixError: ``path`` could lead outside the job's prefix.
         CorruptMetadataError: A checksum is malformed, or a number is negative.
     """
 
@@ -54,24 +54,25 @@ class RunHandle:
     bytes: int
     """Size of the whole file."""
     rows: int
-    """Rows in ``key_groups``, tombstones included."""
+    """Number of rows in ``key_groups``, tombstones included."""
     key_groups: KeyGroupRange
-    """The clip: rows of other key groups do not belong to this handle."""
+    """The key groups of this handle. Rows of other key groups do not belong to it."""
     rows_per_key_group: tuple[int, ...]
-    """For the whole file: the first key group, then the rows of each one from there on; -n stands for n empty ones."""
+    """For the whole file: the first key group, then the number of rows in it and in each following one. A number -n
+    stands for n empty key groups."""
     footer_bytes: int = 0
-    """Size of the Parquet footer at the end of the file; 0 for a run that is in ``data``."""
+    """Size of the Parquet footer at the end of the file; 0 for a run in ``data``."""
     footer_sha256: str = ""
     """The SHA-256 of the footer, which lists a checksum per row group, so that parts of the file can be checked."""
     value_types: tuple[Json, ...] = field(default=(), hash=False)
     """If the declared type of the values has changed since the run was written: the type it was written with and the
     types between that and the table's, oldest first."""
     tombstones: int = 0
-    """Tombstones in the whole file: rows that only hide older ones."""
+    """Number of tombstones in the whole file. A tombstone is a row that only hides older ones."""
     appends: int = 0
-    """For list state: rows of the whole file that only append to the elements of older ones."""
+    """For list state, the number of rows in the whole file that only append to the elements of older rows."""
     fired_before: int | None = None
-    """For timers: all before this time, in milliseconds, have fired or were deleted."""
+    """For timers: all timers before this time, in milliseconds, have fired or were deleted."""
     data: _Bytes | None = None
     """The file itself, if it is small enough to be part of the metadata (Flink: ``ByteStreamStateHandle``)."""
     extra: Json = field(default_factory=dict, hash=False)
@@ -106,7 +107,7 @@ class RunHandle:
         return replace(self, key_groups=both, rows=rows) if both is not None and rows else None
 
     def fired(self, before: int) -> RunHandle:
-        """Returns the handle, with the note that all timers before a time have fired or were deleted."""
+        """Returns the handle, marked that all timers before a time have fired or were deleted."""
         known = self.fired_before
         return self if known is not None and known >= before else replace(self, fired_before=before)
 
@@ -148,11 +149,11 @@ class RunHandle:
 
     @staticmethod
     def from_json(raw: Json) -> RunHandle:
-        """Reads what :meth:`to_json` wrote.
+        """Reads what :meth:`to_json` returned.
 
         Raises:
             CorruptMetadataError: The object is malformed.
-            PathEscapesPrefixError: The path could lead out of the job's prefix.
+            PathEscapesPrefixError: The path could lead outside the job's prefix.
         """
         try:
             data = base64.b64decode(raw["data"], validate=True) if "data" in raw else None
@@ -187,29 +188,30 @@ class TableSnapshot:
     namespace_type: Json | None
     """None for state without a namespace."""
     map_key_type: Json | None
-    """MAP only."""
+    """None for state other than MAP."""
     value_type: Json | None
-    """None for timers. MAP: the type of an entry's value; LIST: the type of the list."""
+    """None for timers. For MAP, the type of an entry's value; for LIST, the type of the list."""
     runs: tuple[RunHandle, ...]
-    """Oldest first: a row of a later run replaces that of an earlier one, or adds to its list."""
+    """The runs, oldest first. A row of a later run replaces the row of an earlier one, or adds to its list."""
     ttl: bool = False
-    """Whether there is a column ``expires_at``: milliseconds since 1970; for LIST a list of them, one per element."""
+    """Whether there is a column ``expires_at`` with milliseconds since 1970. For LIST it has a list of them, one per
+    element."""
     extra: Json = field(default_factory=dict, hash=False)
     """Fields that this release does not know."""
 
     @property
     def rows(self) -> int:
-        """Rows of all runs: an upper bound of the live entries."""
+        """Number of rows of all runs, which is an upper bound of the live entries."""
         return sum(run.rows for run in self.runs)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all runs on the store; a clipped run counts by its share of rows."""
+        """Size of all runs in the store. A part of a run counts by its share of rows."""
         return sum(run.bytes * run.rows // max(run.file_rows, 1) for run in self.runs)
 
     @property
     def schema(self) -> Json:
-        """Kind and types, as they appear in error messages and in the files."""
+        """The kind and the types, as they appear in error messages and in the files."""
         return {
             "kind": self.kind,
             "key": self.key_type,
@@ -232,11 +234,11 @@ class TableSnapshot:
 
     @staticmethod
     def from_json(raw: Json) -> TableSnapshot:
-        """Reads what :meth:`to_json` wrote.
+        """Reads what :meth:`to_json` returned.
 
         Raises:
             CorruptMetadataError: The object is malformed.
-            PathEscapesPrefixError: A path could lead out of the job's prefix.
+            PathEscapesPrefixError: A path could lead outside the job's prefix.
         """
         try:
             if raw["kind"] not in get_args(StateKind):
@@ -267,12 +269,12 @@ class KeyedSnapshot:
 
     @property
     def rows(self) -> int:
-        """Rows of all tables."""
+        """Number of rows of all tables."""
         return sum(table.rows for table in self.tables)
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tables on the store."""
+        """Size of all tables in the store."""
         return sum(table.bytes for table in self.tables)
 
     def files(self) -> set[str]:
@@ -282,7 +284,7 @@ class KeyedSnapshot:
     def restrict(self, key_groups: KeyGroupRange) -> KeyedSnapshot | None:
         """Returns the state of some key groups, or None if there is no overlap (Flink: ``getIntersection``).
 
-        Runs without a row in them are left out. A table stays even without runs, for its schema.
+        Runs without a row in them are left out. A table without runs stays, because of its schema.
         """
         both = self.key_groups.intersection(key_groups)
         if both is None:
@@ -295,14 +297,14 @@ class KeyedSnapshot:
 
     @staticmethod
     def concat(snapshots: Iterable[KeyedSnapshot], key_groups: KeyGroupRange) -> KeyedSnapshot:
-        """Returns the state of one subtask, made from pieces of several old ones that share no key group.
+        """Returns the state of one subtask, made from parts of several old ones that share no key group.
 
         Args:
-            snapshots: The pieces; their runs keep their order.
+            snapshots: The parts. Their runs keep their order.
             key_groups: The key groups of the new subtask.
 
         Raises:
-            StateSchemaError: Two pieces have different types for one state.
+            StateSchemaError: Two parts have different types for one state.
         """
         tables: dict[tuple[bool, str], TableSnapshot] = {}
         for snapshot in snapshots:
@@ -312,8 +314,9 @@ class KeyedSnapshot:
                 if known.schema != table.schema:
                     raise StateSchemaError(
                         f"state {table.name!r} has two schemas in one checkpoint: {describe_schema(known.schema)} and "
-                        f"{describe_schema(table.schema)}. Its subtasks declared it differently, so it can be restored "
-                        "with its own parallelism only. Declare the state in open(), and take another checkpoint first."
+                        f"{describe_schema(table.schema)}. Its subtasks declared it differently, so it can only be "
+                        "restored with its own parallelism. Declare the state in open(), and take another checkpoint "
+                        "first."
                     )
                 tables[identity] = replace(known, runs=known.runs + table.runs)
         return KeyedSnapshot(key_groups, tuple(tables.values()))
@@ -328,11 +331,11 @@ class KeyedSnapshot:
 
     @staticmethod
     def from_json(raw: Json) -> KeyedSnapshot:
-        """Reads what :meth:`to_json` wrote.
+        """Reads what :meth:`to_json` returned.
 
         Raises:
             CorruptMetadataError: The object is malformed.
-            PathEscapesPrefixError: A path could lead out of the job's prefix.
+            PathEscapesPrefixError: A path could lead outside the job's prefix.
         """
         try:
             tables = tuple(TableSnapshot.from_json(table) for table in raw["tables"])
@@ -349,7 +352,7 @@ class DistributionMode(str, Enum):
     UNION = "UNION"
     """All partitions go to every subtask."""
     BROADCAST = "BROADCAST"
-    """The state is equal at all subtasks: each takes one copy."""
+    """The state is equal at all subtasks, so each one takes one copy."""
 
 
 @dataclass(frozen=True)
@@ -372,7 +375,7 @@ class OperatorStateHandle:
 
     @staticmethod
     def from_json(data: Json) -> OperatorStateHandle:
-        """Reads what :meth:`to_json` wrote.
+        """Reads what :meth:`to_json` returned.
 
         Raises:
             KeyError: A field is missing.
@@ -389,7 +392,7 @@ class OperatorStateHandle:
 
 
 def describe_schema(types: Json) -> str:
-    """Returns a type, or the kind and types of a state, as they are declared."""
+    """Describes a type, or the kind and types of a state, in the form in which they are declared."""
     from dagster_flinkpy.common.typeinfo import type_from_json
 
     if "kind" not in types:

@@ -22,7 +22,7 @@ __all__ = ["HeapKeyedStateBackend"]
 
 
 class _HeapRuns(Runs):
-    """A single run in memory, which a snapshot writes as a whole."""
+    """A single run in memory, which a snapshot writes completely."""
 
     def __init__(self, layout: TableLayout, handles: Sequence[RunHandle], files: RunFiles) -> None:
         super().__init__(layout, handles, files)
@@ -64,9 +64,9 @@ class _HeapRuns(Runs):
 
 
 class HeapKeyedStateBackend(ColumnarKeyedStateBackend):
-    """The keyed state of one subtask, in memory: no runs, deltas or merging, but each snapshot writes all state.
+    """The keyed state of one subtask in memory, without runs, deltas and merging; a snapshot writes whole states.
 
-    A snapshot has one run per state, like a canonical savepoint, so each backend restores what the other has written.
+    A snapshot has one run per state, like a canonical savepoint. So each backend can restore snapshots of the other.
 
     Args:
         operator: The uid of the operator, for messages.

@@ -1,4 +1,4 @@
-"""A hash index of 64-bit integers that looks up many at once."""
+"""A hash index of 64-bit integers that looks up many integers at once."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _FIRST_BITS = 10
 class IntIndex:
     """Numbers distinct integers 0, 1, 2, ... in the order in which they are added.
 
-    If the integers are small and dense, as ids often are, an array holds their numbers. Otherwise the index uses open
-    addressing with linear probing, at most half full. All integers of a call probe together, so Python's cost is per
-    probe and not per integer.
+    If the integers are small and dense, as ids often are, an array has their numbers. Otherwise the index uses open
+    addressing with linear probing, and is at most half full. All integers of a call are probed together, so Python's
+    cost is per probe and not per integer.
     """
 
     def __init__(self) -> None:
@@ -54,10 +54,10 @@ class IntIndex:
         """Returns the numbers of integers; an integer without a number gets one.
 
         Args:
-            integers: May repeat.
+            integers: The integers; may repeat.
 
         Returns:
-            The number of each, and for each new one, in order, where it occurs first.
+            The number of each integer, and the first position of each new one, in order.
         """
         if self._grid is not None:
             if not len(integers) or self._fits_grid(integers):
@@ -81,7 +81,7 @@ class IntIndex:
         return int(integers.min()) >= 0 and self._grid.reserve(1, int(integers.max()) + 1, len(integers))
 
     def _claim(self, integers: Integers) -> Integers:
-        """Returns the place of each integer, none of which is in the index; its number says where it occurs first."""
+        """Returns the place of each integer. None of them is in the index; the number there is its first position."""
         places, at = np.empty_like(integers), self._home(integers)
         probing = np.arange(len(integers))
         while len(probing):

@@ -1,4 +1,4 @@
-"""The keys that an epoch has touched, and how keys become dict keys."""
+"""The keys that an epoch has touched, and the conversion of keys to dict keys."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ _DOUBLE, _FLOAT = struct.Struct(">d"), struct.Struct(">f")
 
 
 class KeyCodec:
-    """Turns keys (and namespaces and map keys) into dict keys that are equal when the keys are equal in Java.
+    """Converts keys (and namespaces and map keys) to dict keys that are equal if the keys are equal in Java.
 
-    Most types are their own dict keys. Floating point numbers are told apart by their bits (one NaN, -0.0 is not 0.0),
-    ``Types.BIG_DEC()`` by its text (1.10 is not 1.1), and rows become tuples.
+    Values of most types are their own dict keys. Floating point numbers are distinguished by their bits (there is one
+    NaN, and -0.0 is not 0.0), and ``Types.BIG_DEC()`` by its text (1.10 is not 1.1). Rows become tuples.
 
     Args:
         kind: A basic type, or a tuple or Row of them.
@@ -43,7 +43,7 @@ class KeyCodec:
         self.encode: Convert | None = _encoder(kind)
         """Converts a key to a dict key; None if the key itself is the dict key."""
         self.decode: Convert | None = _decoder(kind)
-        """Converts back; None if ``encode`` is."""
+        """Converts a dict key to a key; None if ``encode`` is None."""
         self._flat = not isinstance(kind, (RowTypeInfo, TupleTypeInfo))
 
     def encode_all(self, keys: Sequence[Any]) -> Sequence[Any]:
@@ -148,7 +148,7 @@ def hash_keys(key_type: TypeInformation, column: pa.Array[Any]) -> npt.NDArray[n
 
 
 def _with_decimal_hashes(kind: TypeInformation, column: pa.Array[Any]) -> pa.Array[Any]:
-    """Returns keys with the hashes of decimals in place of them: an ``int`` hashes to itself."""
+    """Returns keys with decimals replaced by their hashes, because an ``int`` hashes to itself."""
     if isinstance(kind, (RowTypeInfo, TupleTypeInfo)) and isinstance(column, pa.StructArray):
         fields = column.flatten()
         hashed = list(map(_with_decimal_hashes, kind.field_types, fields))
@@ -179,7 +179,7 @@ class TouchedKeys:
     key_type: TypeInformation
     """Set by :meth:`bind`."""
     codec: KeyCodec
-    """Of the key type."""
+    """The codec of the key type."""
 
     def __init__(self) -> None:
         self.slot: Any = None
@@ -187,7 +187,7 @@ class TouchedKeys:
         self._slots: dict[Hashable, int] = {}
         self._encoded: list[Any] = []  # Dict keys, by slot; those of the last slots are made only when requested.
         self.sort_keys: list[int] = []
-        """By slot."""
+        """The sort key of each slot."""
         self._parts: list[KeySlots] = []
         self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
         self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
@@ -225,8 +225,8 @@ class TouchedKeys:
         """Gives slots to the keys that have none.
 
         Args:
-            keys: May repeat.
-            column: The same keys.
+            keys: The keys; may repeat.
+            column: The same keys as a column.
             sort_keys: The sort keys of the keys.
 
         Returns:
@@ -267,10 +267,10 @@ class TouchedKeys:
     def find(self, column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Returns the slot of each key, or -1 if it has none or shares its hash with an earlier key.
 
-        Costs no Python per key.
+        It runs no Python code per key.
 
         Args:
-            column: Keys; may repeat.
+            column: The keys; may repeat.
             hashes: Their Java hash codes.
         """
         known = self.all()

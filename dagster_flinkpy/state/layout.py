@@ -47,9 +47,9 @@ __all__ = [
 FORMAT_VERSION = 1
 """The format version of the columns and the metadata of a run file."""
 APPEND_VERSION = 2
-"""The version with the column ``append``: a reader that ignores it would take the added elements for the whole list."""
+"""The version with the column ``append``. A reader that ignores it would mistake added elements for the whole list."""
 APPEND = "append"
-"""A column of some LIST runs: whether a row only appends its elements to those of older rows."""
+"""Name of a column of some LIST runs, which is whether a row only appends its elements to those of older rows."""
 
 SortKeys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]
@@ -60,7 +60,7 @@ _NEVER = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class TableLayout:
-    """Kind and types of a table."""
+    """The kind and the types of a table."""
 
     name: str
     kind: StateKind
@@ -105,7 +105,7 @@ class TableLayout:
 
     @cached_property
     def file_schema(self) -> pa.Schema:
-        """The schema of a run on the store."""
+        """The schema of a run in the store."""
         group = pa.field("key_group", pa.uint16(), nullable=False)
         return pa.schema([group, pa.field("key_hash", pa.int32(), nullable=False), *self.fields])
 
@@ -146,7 +146,7 @@ def _from_json(raw: Json | None) -> TypeInformation | None:
 
 
 def check_key_like(kind: TypeInformation, what: str) -> None:
-    """Checks that values of a type can identify rows: that they compare and sort alike in Python and in Arrow.
+    """Checks that values of a type can identify rows, which means that they compare alike in Python and Arrow.
 
     Args:
         kind: The type of a key, namespace or map key.
@@ -166,7 +166,7 @@ def check_key_like(kind: TypeInformation, what: str) -> None:
 
 
 def make_sort_keys(key_groups: npt.NDArray[np.uint16], hashes: npt.NDArray[np.int32]) -> SortKeys:
-    """Returns sort keys: the key group in the upper half, the hash as an unsigned number in the lower."""
+    """Returns sort keys: the key group in the upper half, and the hash as an unsigned number in the lower half."""
     sort_keys: SortKeys = key_groups.astype(np.uint64)
     sort_keys <<= np.uint64(32)  # In place: for a large run, fresh memory costs more than the arithmetic.
     sort_keys |= hashes.view(np.uint32)
@@ -202,7 +202,7 @@ def _leaves(column: pa.Array[Any]) -> list[pa.Array[Any]]:
 
 
 def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
-    """Returns where two sets of columns hold equal rows; null equals null, NaN equals NaN, -0.0 does not equal 0.0."""
+    """Returns where two sets of columns have equal rows. Null equals null, NaN equals NaN, -0.0 does not equal 0.0."""
     equal = np.ones(len(left[0]), dtype=np.bool_)
     for a, b in zip(left, right, strict=True):
         for x, y in zip(_leaves(a), _leaves(b), strict=True):
@@ -214,7 +214,7 @@ def equal_rows(left: list[pa.Array[Any]], right: list[pa.Array[Any]]) -> Mask:
 
 
 def distinct_rows(column: pa.Array[Any]) -> tuple[Indices, Indices]:
-    """Returns where each distinct value occurs first, and for each row the number of its value among these.
+    """Returns the first row of each distinct value, and for each row the number of its value among these.
 
     Values are equal as in :func:`equal_rows`.
     """
@@ -257,7 +257,7 @@ def sorted_rows(layout: TableLayout, table: pa.Table) -> pa.Table:
 
 
 def expired_rows(table: pa.Table, now: int) -> Mask:
-    """Returns which rows have expired; a list has expired when all of its elements have.
+    """Returns which rows have expired. A list has expired if all of its elements have.
 
     Args:
         table: Rows of state with a time to live.
@@ -280,13 +280,13 @@ def expired_rows(table: pa.Table, now: int) -> Mask:
 def merge_runs(
     layout: TableLayout, newest_first: list[pa.Table], *, drop_deleted: bool, now: int | None = None
 ) -> pa.Table:
-    """Merges tables into a sorted one. The newest row of an identity wins; lists get the elements added since.
+    """Merges tables into a sorted one. The newest row of an identity wins; lists get the elements added later.
 
     Args:
         layout: The layout of all tables.
-        newest_first: Tables with ``local_schema`` or ``append_schema``, or the same columns of each. Within a table no
-            two rows have the same identity; they may be in any order.
-        drop_deleted: Whether to leave out tombstones. Only right if no older run can hold what they hide.
+        newest_first: Tables with ``local_schema`` or ``append_schema``, or the same columns of each. No two rows of a
+            table have the same identity. They may be in any order.
+        drop_deleted: Whether to leave out tombstones. Only correct if no older run can have the rows that they hide.
         now: If given, rows that have expired by this time, in milliseconds, are left out as well.
     """
     appends = any(APPEND in table.column_names for table in newest_first)
@@ -329,15 +329,16 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
     """Returns one row per identity: the newest, with the elements of its whole list.
 
     Args:
-        table: Sorted; of the rows of one identity, the newest comes first.
+        table: The rows, sorted. The newest row of an identity comes first.
         first: The first row of each identity.
-        keep_appends: Whether older rows may exist elsewhere; then a list without a row that begins it stays an append.
+        keep_appends: Whether older rows may exist elsewhere. If so, a list without the row that begins it stays an
+            append.
     """
     begins = ~table.column(APPEND).combine_chunks().to_numpy(zero_copy_only=False)
     begun = np.cumsum(begins) - begins  # The number of earlier rows that begin a list.
     counts = np.diff(np.append(first, len(table)))
     part = begun == np.repeat(begun[first], counts)  # No newer row of the identity begins the list.
-    # The oldest first, as elements are in a list.
+    # The oldest rows come first, like the elements of a list.
     ends = first + counts
     rows = np.repeat(first + ends - 1, counts) - np.arange(len(table))
     rows = rows[part[rows]]
@@ -354,7 +355,7 @@ def _join_lists(table: pa.Table, first: Indices, *, keep_appends: bool) -> pa.Ta
 
 
 def _joined(lists: Any, counts: Indices) -> pa.Array[Any]:
-    """Joins consecutive lists, as many as each count says, into one; null if all of them are null."""
+    """Joins consecutive lists, in groups with the given counts. A group is null if all its lists are null."""
     ends = np.cumsum(counts)
     starts = ends - counts
     sizes = pc.fill_null(lists.value_lengths(), 0).to_numpy()

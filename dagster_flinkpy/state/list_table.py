@@ -1,4 +1,4 @@
-"""The overlay of LIST state: the stored list of a key is read only when requested; added elements are kept apart."""
+"""The overlay of LIST state. The stored list of a key is only read when requested; added elements are kept apart."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ListTable(OverlayTable):
         self._lists: dict[Any, list[Any]] = {}
         """The list of each cell, without the elements added since."""
         self._added: dict[Any, list[Any]] = {}
-        """By cell: added elements that are not in storage, which follow the stored list."""
+        """Added elements of each cell that are not in storage; they follow the stored list."""
         self._replaced: set[Any] = set()
         """Cells whose whole list is not in storage yet; they have nothing in ``_added``."""
         self._unread: list[KeySlots] = []
@@ -55,7 +55,7 @@ class ListTable(OverlayTable):
             known.extend(elements)
 
     def replace(self, cell: Any, elements: list[Any]) -> None:
-        """Sets the list of a cell; it must have at least one element."""
+        """Sets the list of a cell, which must have at least one element."""
         self._name_fields(elements)
         self._lists[cell] = elements
         self._added.pop(cell, None)

@@ -1,6 +1,6 @@
-"""How operator state is stored: as typed Arrow in the metadata, or in Parquet files if it is larger.
+"""Stores operator state as typed Arrow data in the metadata, or in Parquet files if it is larger.
 
-``state_files`` says what a partition is.
+``state_files`` describes partitions.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["INLINE_BELOW", "read_partitions", "write_partitions"]
 
 INLINE_BELOW = 20_000
-"""Bytes below which a state is part of the metadata (Flink: ``state.storage.fs.memory-threshold``)."""
+"""A state with fewer bytes is part of the metadata (Flink: ``state.storage.fs.memory-threshold``)."""
 
 Json = Any
 
@@ -34,8 +34,8 @@ def write_partitions(table: pa.Table, store: ObjectStore, *, split: bool, writte
     Args:
         table: The state, one row per element or entry.
         store: The object store, rooted at the job's prefix.
+        split: Whether each row is a separate partition. Otherwise all rows are one partition.
         written_by: Part of the names of the files; see ``state_file``.
-        split: Whether each row is a separate partition; otherwise all rows are one partition.
 
     Returns:
         The partitions, in the order of the rows.
@@ -60,7 +60,7 @@ def read_partitions(partitions: Sequence[Json], schema: pa.Schema, store: Object
     """Returns the rows of some partitions, in order.
 
     Args:
-        partitions: What :func:`write_partitions` returned; may be parts of several states of one type.
+        partitions: Partitions that :func:`write_partitions` returned, possibly of several states of the same type.
         schema: The schema of the rows.
         store: The object store, rooted at the job's prefix.
         what: Names the state in messages.
@@ -83,7 +83,7 @@ def read_partitions(partitions: Sequence[Json], schema: pa.Schema, store: Object
                 files[path] = _read_file(path, schema, store)
             stored, row = files[path], partition.get("row")
             if row is not None and not 0 <= row < len(stored):
-                raise ValueError(f"there is no row {row} in its file")
+                raise ValueError(f"its file has no row {row}")
             parts.append(stored if row is None else stored.slice(row, 1))
         except (pa.ArrowException, binascii.Error, KeyError, TypeError, ValueError, OSError) as error:
             raise CorruptStateError(f"{what} cannot be read: {error}") from error
@@ -102,5 +102,5 @@ def _read_file(path: str, schema: pa.Schema, store: ObjectStore) -> pa.Table:
     except ObjectNotFoundError as error:
         raise CorruptStateError(f"state file {where} is missing") from error
     if hashlib.sha256(data).hexdigest() != sha256_of(path):
-        raise CorruptStateError(f"state file {where} is damaged: it does not have the recorded checksum")
+        raise CorruptStateError(f"state file {where} is damaged: its content does not match its checksum")
     return pq.read_table(pa.BufferReader(data)).cast(schema)

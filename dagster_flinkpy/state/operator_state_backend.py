@@ -52,15 +52,15 @@ class _OperatorState:
         self._written_by = written_by
         self._handle: OperatorStateHandle | None = None
         self.inherited = False
-        """Whether it is still unchanged since the restore."""
+        """Whether the state has not changed since the restore."""
 
     @property
     def declared(self) -> tuple[str, Any]:
-        """The mode and the types."""
+        """The declared mode and types."""
         return self.mode.value, {part: kind.to_json() for part, kind in self._types.items()}
 
     def takes(self, handle: OperatorStateHandle) -> bool:
-        """Returns whether it can continue from a stored state whose values have another type."""
+        """Returns whether the state can continue from a stored one whose values have another type."""
         if handle.mode is not self.mode or handle.types.keys() != self._types.keys():
             return False
         stored = {name: type_from_json(kind) for name, kind in handle.types.items()}
@@ -82,7 +82,7 @@ class _OperatorState:
         return {n: kind.from_arrow(columns[n]) for n, kind in self._types.items()}
 
     def snapshot(self, columns: dict[str, list[Any]]) -> OperatorStateHandle:
-        """Returns the handle of the state; stores it first if it has changed."""
+        """Returns the handle of the state, which is stored first if it has changed."""
         if self._handle is None:
             try:
                 arrays = {name: kind.to_arrow(columns[name]) for name, kind in self._types.items()}
@@ -216,7 +216,7 @@ class _ReadOnlyBroadcastState(ReadOnlyBroadcastState[Any, Any]):
 
 
 class OperatorStateBackend(OperatorStateStore):
-    """The operator state of one subtask; all of it is in memory.
+    """The operator state of one subtask, which is entirely in memory.
 
     Args:
         operator: The uid of the operator, for messages.
@@ -295,15 +295,15 @@ class OperatorStateBackend(OperatorStateStore):
         if before != state.declared and (known is not None or restored is None or not state.takes(restored)):
             same_mode = before[0] == state.mode.value
             raise StateSchemaError(
-                f"{what} was {_describe(*before)} before and is declared as {_describe(*state.declared)} now; declare "
-                f"the old type, or use a new name{f'; {ALLOWED}' if same_mode else ''}"
+                f"{what} was {_describe(*before)} and is now declared as {_describe(*state.declared)}; declare the old "
+                f"type, or use a new name{f'; {ALLOWED}' if same_mode else ''}"
             )
         if known is None:
             known = self._states[name] = make(state, restored)
         return known
 
     def snapshot(self) -> tuple[OperatorStateHandle, ...]:
-        """Stores what has changed and describes all state, including state that was not requested.
+        """Stores the changed states and describes all state, including restored state that was not requested.
 
         Raises:
             TypeMismatchError: A value does not have its declared type; the message names the state.
@@ -318,7 +318,7 @@ class OperatorStateBackend(OperatorStateStore):
         return tuple(
             handles[name]
             for name in sorted(handles)
-            # Each subtask has all of a restored union state, so only one of them passes it on.
+            # Each subtask has all of a restored union state, so only one subtask passes it on.
             if name not in inherited or handles[name].mode is not DistributionMode.UNION or self._subtask == 0
         )
 

@@ -1,4 +1,4 @@
-"""Reads stored state as Arrow; nothing is unpickled."""
+"""Reads stored state as Arrow tables; nothing is unpickled."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_table
 
 @dataclass(frozen=True)
 class KeySet:
-    """Keys to look for. Use :meth:`of` to make one."""
+    """A set of keys to look for, created by :meth:`of`."""
 
     column: pa.Array[Any]
     sort_keys: SortKeys
@@ -70,7 +70,7 @@ class KeySet:
 
 
 def table_schema(table: TableSnapshot) -> pa.Schema:
-    """Returns the schema of what :func:`read_table` returns."""
+    """Returns the schema of :func:`read_table`'s result."""
     fields = [field for field in TableLayout.of(table).fields if field.name != "deleted"]
     return pa.schema([("key_group", pa.uint16()), ("key_hash", pa.int32()), *fields])
 
@@ -83,15 +83,15 @@ def read_table(
     Args:
         table: A table of one subtask's snapshot.
         store: The object store, rooted at the prefix that the paths of the runs are relative to.
-        cache: Where to keep local copies. Default: none; the runs are held in memory.
-        keys: Read only the rows of these keys, and of large files only the row groups that may have them. Default: all.
+        cache: The cache for local copies. Default: none, so the runs are held in memory.
+        keys: The keys whose rows to read. Of large files, only row groups that may have them are read. Default: all.
 
     Returns:
-        ``key_group``, ``key_hash``, ``key``, and those of ``namespace``, ``map_key``, ``value``, ``time`` and
-        ``expires_at`` that the kind of state has. Pickled values are bytes; expired values are included.
+        The columns ``key_group``, ``key_hash`` and ``key``, and, depending on the kind of state, ``namespace``,
+        ``map_key``, ``value``, ``time`` and ``expires_at``. Pickled values are bytes. Expired values are included.
 
     Raises:
-        CorruptStateError: A file is missing, damaged, or of another state; the message names it.
+        CorruptStateError: A file is missing, damaged, or of another state. The message names it.
     """
     layout = TableLayout.of(table)
     handles = [handle for handle in table.runs if keys is None or keys.within(handle.key_groups)]
@@ -104,7 +104,7 @@ def read_table(
 
 
 def operator_state_schema(types: Mapping[str, Json]) -> pa.Schema:
-    """Returns the schema of what :func:`read_operator_state` returns."""
+    """Returns the schema of :func:`read_operator_state`'s result."""
     columns = {name: type_from_json(kind).arrow_type for name, kind in types.items()}
     return pa.schema(columns or {"value": pa.binary()})
 
@@ -114,11 +114,11 @@ def read_operator_state(partitions: Sequence[Any], types: Mapping[str, Json], st
 
     Args:
         partitions: The partitions of one subtask's handle.
-        types: Its types as JSON, by column; empty for raw state.
+        types: The types as JSON, by column; empty for raw state.
         store: The object store, rooted at the prefix that the paths of its files are relative to.
 
     Returns:
-        ``value``, and for broadcast state also ``key``. Raw state and pickled values are bytes.
+        The column ``value``, and for broadcast state also ``key``. Raw state and pickled values are bytes.
 
     Raises:
         CorruptStateError: A file is missing or damaged; the message names it.

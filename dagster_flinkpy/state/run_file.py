@@ -1,10 +1,10 @@
-"""A run on the checkpoint store: a self-describing Parquet file, and how it is read back, whole or in part.
+"""A run in the object store: a self-describing Parquet file, which can be read completely or in part.
 
 Row groups end where key groups end, so the rows of a range of key groups are one contiguous slice of the file.
 
-Integrity: a handle has the SHA-256 of the whole file and that of its footer. The footer, in its key-value metadata,
-lists offset, length and SHA-256 of each row group. A whole read checks the first, a partial read the other two. So
-no part of a file is used without being checked against the handle.
+Integrity: a handle has the SHA-256 of the whole file and the SHA-256 of its footer. The footer's key-value metadata
+lists the offset, length and SHA-256 of each row group. Reading the whole file checks the first; reading a part checks
+the other two. So no part of a file is used without being checked against the handle.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_run", "upload_run"]
 
 ROW_GROUP_ROWS = 32_768
-"""Rows after which a row group ends at the next key group, or at once inside a larger key group."""
+"""After this many rows, a row group ends at the next key group, or at once if the key group is larger."""
 
 WHOLE_BELOW = 65_536
-"""Files with fewer bytes are read whole even if only a part is needed: one request instead of two."""
+"""Smaller files, in bytes, are read completely even if only a part is needed: one request instead of two."""
 
 _VERSION, _STATE, _ROW_GROUPS = b"flinkpy.format_version", b"flinkpy.state", b"flinkpy.row_groups"
 _HASH_COLUMN = 1  # Its index among the columns of a file.
@@ -56,12 +56,12 @@ _TAIL = 8  # The length of the footer and "PAR1".
 def encode_run(
     layout: TableLayout, table: pa.Table, key_groups: KeyGroupRange, written_by: str = ""
 ) -> tuple[bytes, RunHandle]:
-    """Encodes a run. Equal content has equal bytes, and so, for one writer, an equal name.
+    """Encodes a run. Equal content has equal bytes, and so the same name if the writer is the same.
 
     Args:
         layout: The layout of the table.
         table: The rows: sorted, not empty, with ``local_schema`` or ``append_schema``.
-        key_groups: The key groups of the subtask; the handle's clip.
+        key_groups: The key groups of the subtask, and so of the handle.
         written_by: The part of the name that no other execution attempt uses. Default: none, for a separate folder.
     """
     sort_keys = table.column("sort_key").to_numpy()
@@ -118,7 +118,8 @@ def encode_run(
 def _encodings(schema: pa.Schema) -> Mapping[str, Any]:
     """Returns how to encode the columns: integers by their differences, all others with dictionaries.
 
-    Sums and keys seldom repeat, so a dictionary is useless for them: this takes half the time and half the bytes.
+    Integers such as sums and keys seldom repeat, so dictionaries are useless for them. Differences take half the time
+    and half the bytes.
     """
     sink = io.BytesIO()
     pq.write_table(schema.empty_table(), sink)
@@ -137,7 +138,7 @@ def inline(handle: RunHandle, data: bytes) -> RunHandle:
 
 
 def as_file(handle: RunHandle) -> RunHandle:
-    """Returns the handle of a run that is in the metadata as that of a file in a folder that is written only once.
+    """Converts the handle of a run in the metadata to that of a file in a folder that is written only once.
 
     It does not write the file.
 
@@ -189,14 +190,14 @@ def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None
     Args:
         handle: The handle of the run, or of a part of it.
         store: The object store, rooted at the prefix that its path is relative to.
-        only: Sorted sort keys. Of a file that is not small, only the row groups that may have such rows are read.
-            Default: all row groups of the handle.
+        only: Sort keys, sorted. Of a larger file, only the row groups that may have rows with them are read. Default:
+            all row groups of the handle.
 
     Returns:
         The rows with ``local_schema``, and whether they are all rows of the file.
 
     Raises:
-        CorruptStateError: The file is missing, truncated, or not the one that was written; the message names it.
+        CorruptStateError: The file is missing, truncated, or not the one that was written. The message names it.
     """
     where = f"{store.url}/{handle.path}"
     if handle.data is not None:
@@ -222,7 +223,7 @@ def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys
     start = handle.bytes - handle.footer_bytes
     footer = store.get_range(handle.path, start, handle.footer_bytes)
     _check(footer, handle.footer_bytes, handle.footer_sha256, where, "its footer")
-    # The fetched parts are at their places in a file whose other pages are untouched, and so not allocated.
+    # The fetched parts are put at their positions in a file; its other pages are untouched, and so not allocated.
     image = mmap.mmap(-1, handle.bytes)
     image[start:] = footer
     file = pq.ParquetFile(pa.BufferReader(pa.py_buffer(image)))
@@ -250,7 +251,7 @@ def _may_hold(file: pq.ParquetFile, row_group: int, key_groups: list[int], sort_
     start, stop = clip_rows(sort_keys, KeyGroupRange(first, last))
     if start == stop or first < last:
         return start < stop
-    # If a key group has several row groups, the bounds of the hashes tell them apart.
+    # If a key group has several row groups, the bounds of their hashes distinguish them.
     statistics = file.metadata.row_group(row_group).column(_HASH_COLUMN).statistics
     if statistics is None or not statistics.has_min_max:
         return True
@@ -271,7 +272,7 @@ def _check(data: bytes | bytearray | memoryview, size: int, sha256: str, where: 
     if len(data) != size:
         raise CorruptStateError(f"state file {where} is damaged: {part} has {len(data)} bytes instead of {size}")
     if hashlib.sha256(data).hexdigest() != sha256:
-        raise CorruptStateError(f"state file {where} is damaged: {part} does not have the recorded SHA-256 {sha256}")
+        raise CorruptStateError(f"state file {where} is damaged: {part} does not have its recorded SHA-256 {sha256}")
 
 
 def _metadata(file: pq.ParquetFile, where: str) -> dict[bytes, bytes]:
@@ -279,7 +280,7 @@ def _metadata(file: pq.ParquetFile, where: str) -> dict[bytes, bytes]:
     version = metadata.get(_VERSION, b"none").decode()
     if version not in (str(FORMAT_VERSION), str(APPEND_VERSION)):
         raise CorruptStateError(
-            f"state file {where} has format version {version}; this release reads up to {APPEND_VERSION}"
+            f"state file {where} has format version {version}, but this release reads versions up to {APPEND_VERSION}"
         )
     return metadata
 

@@ -27,9 +27,9 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["MAX_RUNS", "TURNS", "Match", "RunFiles", "Runs", "in_layout", "merge_from"]
 
 MAX_RUNS = 8
-"""The maximum number of runs of a table; if there are more, they are merged when the next delta is written."""
+"""The maximum number of runs of a table. If there are more, they are merged when the next delta is written."""
 TURNS = 4
-"""Each subtask has its turn to merge once in this many epochs, so that not all merge in the same epoch."""
+"""Each subtask has its turn to merge once in this many epochs, so that they do not all merge in the same epoch."""
 
 Indices = npt.NDArray[np.int64]
 
@@ -51,15 +51,15 @@ class RunFiles:
     turn: bool = False
     """Whether this subtask should merge early, before it has to."""
     make_runs: Callable[[TableLayout, Sequence[RunHandle], RunFiles], Runs] = field(default_factory=lambda: Runs)
-    """How a table keeps its runs."""
+    """Creates the runs of a table."""
     _uploads: Uploads = field(default_factory=Uploads, init=False)
     written_bytes: int = field(default=0, init=False)
-    """Bytes of all runs written so far, including those of compaction."""
+    """The number of bytes of all runs written so far, including those of compaction."""
     written_rows: int = field(default=0, init=False)
-    """Rows of all runs written so far."""
+    """The number of rows of all runs written so far."""
 
     def write(self, layout: TableLayout, table: pa.Table) -> tuple[RunHandle, Run]:
-        """Writes a sorted table that is not empty: a small one becomes part of the metadata, a large one a file.
+        """Writes a sorted, non-empty table. A small one becomes part of the metadata, a large one a file.
 
         The upload runs in the background; see :meth:`finish`.
 
@@ -75,7 +75,7 @@ class RunFiles:
         return handle, self.cache.put(handle, table)
 
     def finish(self) -> None:
-        """Waits until everything that was written is on the store.
+        """Waits until everything that was written is in the store.
 
         Raises:
             StorageError: A file could not be uploaded, or a local copy could not be written.
@@ -90,9 +90,9 @@ class Match:
 
     run: Run
     wanted: Indices
-    """The index of what was looked for; may repeat."""
+    """For each found row, the index of the identity that was looked for; may repeat."""
     rows: Indices
-    """The row of the run; as long as ``wanted``."""
+    """The found rows of the run."""
 
     def appends(self) -> npt.NDArray[np.bool_]:
         """Returns which of the rows only append to older ones."""
@@ -151,7 +151,7 @@ class Runs:
         ]
 
     def fired(self, before: int) -> None:
-        """Notes that all timers of all runs before a time, in milliseconds, have fired or were deleted."""
+        """Records that all timers of all runs before a time, in milliseconds, have fired or were deleted."""
         if before > MIN_TIME:
             self._runs = [(handle.fired(before), run) for handle, run in self._runs]
 
@@ -179,7 +179,7 @@ class Runs:
         """Adds a delta as the newest run, merged with older ones if there are too many.
 
         Args:
-            delta: Rows with ``local_schema`` or ``append_schema``, one per identity, in any order; None for no change.
+            delta: Rows with ``local_schema`` or ``append_schema``, one per identity, in any order. None for no change.
         """
         handles = self.handles
         sizes = [handle.rows for handle in handles]
@@ -221,7 +221,7 @@ class Runs:
             self._runs.append(self._files.write(self.layout, delta))
 
     def save(self) -> None:
-        """Writes what :meth:`append` has not written yet; here there is nothing left."""
+        """Writes what :meth:`append` has not written yet; in this class that is nothing."""
 
     def drop_expired(self) -> None:
         """Rewrites the runs if a row in them has expired."""
@@ -232,7 +232,7 @@ class Runs:
             self._runs = [self._files.write(self.layout, live)] if len(live) else []
 
     def _first_inline(self) -> int:
-        """Returns the run to merge from, so that runs in the metadata do not add up: a file holds them instead."""
+        """Returns the index to merge from, so that runs in the metadata do not accumulate but become a file."""
         first, size = len(self._runs), 0
         for handle in reversed(self.handles):
             if handle.data is None:
@@ -241,7 +241,7 @@ class Runs:
         return first if size >= self._files.inline_below else len(self._runs)
 
     def _without_idle_tombstones(self, delta: pa.Table) -> tuple[pa.Table, list[Match]]:
-        """Leaves out tombstones that hide nothing: those of rows added and deleted since the last snapshot.
+        """Leaves out tombstones that hide nothing, because the rows were added and deleted since the last snapshot.
 
         Returns:
             The remaining delta, and the rows that its tombstones hide.
@@ -257,7 +257,9 @@ class Runs:
         return delta.filter(pa.array(kept)), hidden
 
     def _to_merge(self, delta: pa.Table | None, hidden: list[Match], runs: int) -> list[pa.Table]:
-        """Returns delta and newest runs, newest first, without the rows that the delta hides, to compare less.
+        """Returns the delta and the newest runs, newest first.
+
+        The rows that the delta hides are left out, so that fewer rows are compared.
 
         Args:
             delta: The changes, if any.
@@ -268,7 +270,7 @@ class Runs:
         if delta is None:
             return [run.table() for run in newest]
         live = ~delta.column("deleted").to_numpy()
-        if self.layout.kind != "LIST":  # in a LIST a row may append to those it would hide
+        if self.layout.kind != "LIST":  # in a LIST, a row may append to the rows that it would hide
             hidden = [*hidden, *self.find(self._identity(delta, np.flatnonzero(live)), runs)]
         # When all runs are merged, tombstones are no longer needed.
         tables = [delta if runs < len(self) or live.all() else delta.filter(pa.array(live))]
@@ -294,41 +296,45 @@ def in_layout(run: Run, handle: RunHandle, layout: TableLayout, store: ObjectSto
         store: The store that it is from, for the message.
 
     Raises:
-        CorruptStateError: It is a run of another table; the message names the file.
+        CorruptStateError: The run is of another table. The message names the file.
     """
     types = tuple(map(type_from_json, handle.value_types))
     stored = replace(layout, value_type=types[0]) if types else layout
     known = stored.append_schema if layout.kind == "LIST" and APPEND in run.schema.names else stored.local_schema
     if not run.schema.equals(known):
         raise CorruptStateError(
-            f"state file {store.url}/{handle.path} is not of state {layout.name!r}: its columns are {run.schema}, not "
-            f"{known}"
+            f"state file {store.url}/{handle.path} does not belong to state {layout.name!r}: its columns are "
+            f"{run.schema}, not {known}"
         )
     if layout.value_type is None or not types:
         return run
     types = (*types, layout.value_type)
     if not all(can_evolve(before, after) for before, after in pairwise(types)):
-        raise CorruptStateError(f"the handle of {store.url}/{handle.path} names types that do not follow each other")
+        raise CorruptStateError(
+            f"the handle of {store.url}/{handle.path} names types that cannot have followed each other"
+        )
     return run.evolved(types)
 
 
 def _is_base(handles: Sequence[RunHandle], index: int) -> bool:
-    """Returns whether no older run has rows in the same key groups. After rescaling several runs may be such bases."""
+    """Returns whether no older run has rows in the same key groups. After rescaling, several runs may be such bases."""
     clip = handles[index].key_groups
     return not any(clip.intersection(older.key_groups) for older in handles[:index])
 
 
 def _appends(handle: RunHandle) -> int:
-    """Returns how many rows of a handle append to older ones; a lower bound if it is a part of its file."""
+    """Returns how many rows of a handle append to older ones. It is a lower bound if the handle is a part of a file."""
     return max(0, handle.rows - (handle.file_rows - handle.appends))
 
 
 def _unhidden(sizes: Sequence[int], appends: Sequence[int]) -> int:
-    """Returns a lower bound of the live rows that append to older ones; a newer row hides one, unless it appends, too.
+    """Returns a lower bound of the live rows that append to older ones.
+
+    A newer row hides such a row, unless it appends, too.
 
     Args:
-        sizes: Rows per run, oldest first.
-        appends: Of these, the rows that append to older ones.
+        sizes: The number of rows of each run, oldest first.
+        appends: How many of these rows append to older ones.
     """
     newer, live = 0, 0
     for size, added in zip(reversed(sizes), reversed(appends), strict=True):
@@ -346,24 +352,24 @@ def merge_from(
     weights: Sequence[int] | None = None,
     turn: bool = False,
 ) -> int:
-    """Returns the index from which runs are merged, up to the newest. The index of the newest means none.
+    """Returns the index of the first run to merge with all newer runs. The index of the newest run means no merge.
 
     All runs are merged if there would be more than twice as many rows as live ones. A row of a delta replaces a row, is
-    new, or is a tombstone that hides a row. So at least the rows of the bases minus the tombstones are live; rows that
-    append to lists are counted separately. Otherwise, if there are more than ``MAX_RUNS``, the newest run is merged
-    with all runs before it that are not larger than those after them. So each row is rewritten about as often as the
-    logarithm of the size.
+    new, or is a tombstone that hides a row. So the number of live rows is at least that of the bases minus that of the
+    tombstones. Rows that append to lists are counted separately. Otherwise, if there are more than ``MAX_RUNS``, the
+    newest run is merged with all older runs that are not larger than the runs after them together. So the number of
+    times that a row is rewritten is about the logarithm of the size.
 
-    A subtask merges at half of the runs, and at three quarters of the rows, when it is its turn. So under steady load
+    When it is its turn, a subtask merges at half of the runs and at three quarters of the rows. So under steady load,
     no subtask has to merge out of turn.
 
     Args:
-        sizes: Rows per run, oldest first.
-        base_rows: Rows of the runs that have no older run below them.
-        tombstones: The tombstones among all rows.
-        added: Rows outside the bases that are live because they append to older ones.
-        weights: The cost of writing each run, in any unit. Default: its rows.
-        turn: Whether it is this subtask's turn.
+        sizes: The number of rows of each run, oldest first.
+        base_rows: The number of rows of the runs that have no older run below them.
+        tombstones: The number of tombstones among all rows.
+        added: The number of rows outside the bases that are live because they append to older ones.
+        weights: The cost of writing each run, in any unit. Default: its number of rows.
+        turn: Whether it is this subtask's turn. Default: False.
     """
     last = len(sizes) - 1
     room = base_rows + added - 2 * tombstones

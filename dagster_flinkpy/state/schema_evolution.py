@@ -1,8 +1,8 @@
-"""Which changes of a state's type a restore accepts, and how old values become new ones.
+"""Decides which changes of a state's type a restore accepts, and converts old values to the new type.
 
 Flink: the schema evolution of POJO and Avro types. A named row may gain fields, which are null in old values, and lose
-fields; a number may become a wider one of its kind. Both hold in rows, tuples, lists and maps, too. What earlier
-releases stored as ``Types.BIG_DEC()`` may become any decimal.
+fields. A number may become a wider number of its kind. Both also apply inside rows, tuples, lists and maps. What
+earlier releases stored as ``Types.BIG_DEC()`` may become any decimal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from dagster_flinkpy.errors import StateSchemaError
 __all__ = ["ALLOWED", "can_evolve", "evolve", "stored_key_type", "upgraded"]
 
 ALLOWED = (
-    "fields of a named row may come and go, and numbers may become wider (INT to LONG, FLOAT to DOUBLE, DECIMAL(9, 2) "
+    "a named row may gain and lose fields, and numbers may become wider (INT to LONG, FLOAT to DOUBLE, DECIMAL(9, 2) "
     "to DECIMAL(12, 2) or BIG_DEC)"
 )
 """Describes the allowed changes in messages."""
@@ -45,7 +45,7 @@ _WIDER = {
 
 
 def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
-    """Returns whether values of a stored type can become values of a declared one. Equal types can."""
+    """Returns whether values of a stored type can be converted to a declared one; True if the types are equal."""
     if stored == declared:
         return True
     if isinstance(stored, DecimalTypeInfo) and isinstance(declared, BasicTypeInfo):
@@ -85,7 +85,7 @@ def can_evolve(stored: TypeInformation, declared: TypeInformation) -> bool:
 
 
 def stored_key_type(stored: TypeInformation, declared: TypeInformation) -> TypeInformation:
-    """Returns the type of the keys of a map state that is restored: the stored one, if an earlier release had that.
+    """Returns the key type of a restored map state, which is the stored one if an earlier release had that type.
 
     Keys that were ``Types.BIG_DEC()`` have lost their scale. They stay as they are, so 1.10 and 1.1 stay one key.
     """
@@ -108,7 +108,7 @@ def evolve(column: pa.Array[Any], types: Sequence[TypeInformation]) -> pa.Array[
 
 
 def upgraded(column: pa.Array[Any], declared: TypeInformation) -> pa.Array[Any]:
-    """Returns records that an earlier release has written as a column of their type; others as they are."""
+    """Converts records that an earlier release has written to a column of their type; returns others as they are."""
     stored = as_stored_before(declared)
     return _evolve(column, stored, declared) if column.type == stored.arrow_type else column
 
@@ -145,7 +145,7 @@ def _evolve(column: pa.Array[Any], stored: TypeInformation, declared: TypeInform
         return column.cast(declared.arrow_type)
     except pa.ArrowInvalid as error:
         raise StateSchemaError(
-            f"a stored value of {stored} does not fit {declared}, which is declared now: {error}; declare a wider type"
+            f"a stored value of {stored} does not fit {declared}, which is now declared: {error}; declare a wider type"
         ) from error
 
 

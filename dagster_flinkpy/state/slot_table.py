@@ -1,4 +1,4 @@
-"""VALUE state without a namespace: the state that most programs use for each record."""
+"""VALUE state without a namespace, which most programs use for each record."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["KeyedSlotState", "SlotTable", "make_slot_state"]
 
 
 class SlotTable(OverlayTable):
-    """One value per key, in a list by slot: at 100,000 keys that takes less than half the time of a dict."""
+    """One value per key, in a list by slot. With 100,000 keys, that takes less than half the time of a dict."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.values: list[Any] = []
-        """By slot; None is no value."""
+        """The value of each slot; None means no value."""
         self.changed: list[bool] = []
-        """By slot: whether the value is not in storage yet. Setting an item of a list is faster than of an array."""
+        """Whether the value of each slot is not in storage yet. A list, because its items are set faster than an array's."""
 
     @property
     def size(self) -> int:
@@ -61,7 +61,7 @@ class KeyedSlotState(ValueState[Any]):
         self._values, self._changed, self._keys = table.values, table.changed, table.keys
 
     def set_current_namespace(self, namespace: Any) -> None:
-        """Raises an error: the state has no namespace."""
+        """Raises a ConfigurationError, because the state has no namespace."""
         raise ConfigurationError(f"state {self.table.name!r} has no namespace")
 
     def value(self) -> Any:

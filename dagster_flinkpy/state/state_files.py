@@ -1,8 +1,8 @@
 """The paths of the files of operator state, as named by the metadata.
 
-A partition, what redistribution moves, is a JSON object: ``{"arrow": base64}`` holds a record batch;
-``{"file": sha256, "by": writer, "row": n}`` means a row of ``shared/<writer>-<sha256>.parquet``, and without
-``row`` for all of them. (Without ``by``, as older files have it, of ``shared/<sha256>.parquet``.)
+A partition is the unit of redistribution. It is a JSON object: ``{"arrow": base64}`` contains a record batch, and
+``{"file": sha256, "by": writer, "row": n}`` stands for a row of ``shared/<writer>-<sha256>.parquet``, or for all rows
+if there is no ``row``. (Older metadata has no ``by``; the file is then ``shared/<sha256>.parquet``.)
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ def state_file(sha256: str, written_by: str = "") -> str:
 
     Args:
         sha256: The SHA-256 of its content.
-        written_by: The execution attempt and the checkpoint. Two attempts never write the same name, so an older one
-            that deletes late cannot delete a file of a newer one. Default: none, for a folder that is written once.
+        written_by: The execution attempt and the checkpoint. Two attempts never write files of the same name, so if an
+            older attempt deletes files late, it cannot delete those of a newer one. Default: none, for a folder that is
+            written only once.
     """
     return f"shared/{written_by}-{sha256}.parquet" if written_by else f"shared/{sha256}.parquet"
 

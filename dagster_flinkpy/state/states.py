@@ -1,4 +1,4 @@
-"""The state objects that a function gets: views of the current key's cell in the overlay."""
+"""The state objects of user functions, which are views of the current key's cell in the overlay."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _CellState:
 
 
 class KeyedValueState(_CellState, ValueState[Any]):
-    """One value per key. It is called for each record, so without a namespace it accesses the cell directly."""
+    """One value per key. It is used for each record, so without a namespace it accesses the cell directly."""
 
     def __init__(self, table: CellTable) -> None:
         super().__init__(table)
@@ -63,7 +63,7 @@ class KeyedValueState(_CellState, ValueState[Any]):
 
 
 class _MergingState(_CellState, ABC):
-    """State into which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``)."""
+    """State to which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``)."""
 
     def add(self, value: Any) -> None:
         """Adds a value for the current key."""
@@ -71,7 +71,7 @@ class _MergingState(_CellState, ABC):
 
     @abstractmethod
     def add_to(self, cell: Any, value: Any) -> bool:
-        """Adds a value to a cell, whatever the current key and namespace; returns whether the cell was empty."""
+        """Adds a value to a cell, whatever the current key and namespace are; returns whether the cell was empty."""
 
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""
@@ -90,7 +90,7 @@ class _MergingState(_CellState, ABC):
 
 
 class KeyedListState(ListState[Any]):
-    """A list per key. ``get`` returns a copy: changes to it are not kept."""
+    """A list per key. ``get`` returns a copy, so changes to it are not kept."""
 
     def __init__(self, table: ListTable) -> None:
         self.table = table
@@ -109,7 +109,7 @@ class KeyedListState(ListState[Any]):
         self.table.extend(self.table.cell, [value])
 
     def add_to(self, cell: Any, value: Any) -> bool:
-        """Adds a value to a cell, whatever the current key and namespace; returns whether the cell was empty."""
+        """Adds a value to a cell, whatever the current key and namespace are; returns whether the cell was empty."""
         empty = self.table.is_empty(cell)
         self.table.extend(cell, [value])
         return empty
@@ -137,7 +137,7 @@ class KeyedListState(ListState[Any]):
 
 
 class KeyedReducingState(_MergingState, ReducingState[Any]):
-    """A value per key, into which each added value is reduced."""
+    """A value per key, with which each added value is reduced."""
 
     def __init__(self, table: CellTable, reduce_function: BaseReduceFunction) -> None:
         super().__init__(table)

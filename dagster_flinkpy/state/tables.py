@@ -1,4 +1,4 @@
-"""The overlay of a table: the touched rows as Python values, and which of them changed."""
+"""The overlay of a table: the touched rows as Python values, and which of them have changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class OverlayTable(ABC):
         name: The name of the state.
         kind: The kind of the state.
         namespace_type: The type of the namespaces, or None for state without one.
-        map_key_type: The type of the map keys; only for MAP.
+        map_key_type: The type of the map keys; None unless the kind is MAP.
         value_type: The type of the values, or None for timers.
 
     Raises:
@@ -114,7 +114,9 @@ class OverlayTable(ABC):
         """
         slot: int | None = self.keys.slot
         if slot is None:
-            raise ConfigurationError(f"keyed state {self.name!r} was used outside of a record or timer: no current key")
+            raise ConfigurationError(
+                f"keyed state {self.name!r} was used outside a record or timer, where there is no current key"
+            )
         return slot
 
     @property
@@ -129,14 +131,14 @@ class OverlayTable(ABC):
         return slot if self._namespace_codec is None else (slot, self._namespace)
 
     def flush(self) -> None:
-        """Writes the changes as one delta; the overlay stays."""
+        """Writes the changes as one delta; the overlay does not change."""
         self.runs.append(self._changes())
         self._written()
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """Rows in the overlay."""
+        """Returns the number of rows in the overlay."""
 
     @abstractmethod
     def load(self, keys: KeySlots) -> None:
@@ -155,7 +157,7 @@ class OverlayTable(ABC):
         """Marks all changes as written."""
 
     def _stored_values(self, match: Match) -> Sequence[Any]:
-        """Returns the stored values of some rows, as the overlay holds them."""
+        """Returns the stored values of some rows, in the form of the overlay."""
         assert self.value_type is not None
         return self.value_type.from_arrow(match.run.take("value", match.rows))
 
@@ -187,9 +189,9 @@ class OverlayTable(ABC):
         """Builds the table of changed rows.
 
         Args:
-            cells: One per row; numbers if cells are slots.
-            columns: Map keys, times, values, when they expire and whether they append; one per row.
-            deleted: Which rows are tombstones.
+            cells: The cell of each row; numbers if cells are slots.
+            columns: Columns such as map keys, times, values and expiry times, with one item per row.
+            deleted: Whether each row is a tombstone.
         """
         keys = self.keys.all()
         if not len(cells) or keys is None:
@@ -227,7 +229,7 @@ class OverlayTable(ABC):
 
 
 def _newest(matches: list[Match], count: int) -> Iterator[Match]:
-    """Drops the rows that a newer run replaces; ``matches`` begin with the newest."""
+    """Drops the rows that a newer run replaces. The first of ``matches`` is the newest."""
     missing = np.ones(count, dtype=np.bool_)
     for match in matches:
         kept = missing[match.wanted]

@@ -1,4 +1,4 @@
-"""A run of timers in order of time."""
+"""Runs of timers in order of time."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dagster_flinkpy.state.cache import Run
 __all__ = ["MAX_TIME", "MIN_TIME", "Indices", "TimedRun"]
 
 MIN_TIME, MAX_TIME = -(1 << 63), (1 << 63) - 1
-"""Milliseconds."""
+"""The least and the greatest time, in milliseconds."""
 
 Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A run whose rows are found by time, with a binary search that reads no other rows."""
+    """A run whose rows are found by time, with a binary search that reads few other rows."""
 
     run: Run
     order: Indices
-    """Its rows: first the live timers by time, then the tombstones by time."""
+    """The rows in order: first the live timers by time, then the tombstones by time."""
     fired_before: int
-    """Its timers before this time, in milliseconds, have fired or were deleted."""
+    """The timers before this time, in milliseconds, have fired or were deleted."""
 
     def rows(self, start: int, stop: int, *, deleted: bool = False) -> Indices:
         """Returns the rows in a range of times.

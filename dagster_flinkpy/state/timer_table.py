@@ -20,7 +20,7 @@ from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME, Indices, TimedR
 __all__ = ["LOAD_TIMERS", "TimerTable"]
 
 LOAD_TIMERS = 65_536
-"""The number of due timers to read from storage at once; more only if they share one time."""
+"""The number of due timers to read from storage at once. It reads more only if they have the same time."""
 
 
 class TimerTable(OverlayTable):
@@ -57,7 +57,7 @@ class TimerTable(OverlayTable):
         self._fired_before = MIN_TIME  # Stored timers before this time have fired, or were deleted.
 
     def flush(self) -> None:
-        self.runs.fired(self._fired_before)  # Not for what is written now: a timer may be registered for the past.
+        self.runs.fired(self._fired_before)  # Before the write: a timer in the past may have been registered.
         super().flush()
 
     def _written(self) -> None:
@@ -68,11 +68,11 @@ class TimerTable(OverlayTable):
         """Loads stored timers into memory, and touches their keys."""
 
     def _fired(self, before: int) -> None:
-        """Notes that the stored timers before a time have fired."""
+        """Records that the stored timers before a time have fired."""
         self._fired_before = max(self._fired_before, before)
 
     def _read(self, timestamp: int) -> None:
-        """Reads the next due timers from storage; those that were read before must have fired."""
+        """Reads the next due timers from storage; those that were read earlier must have fired."""
         self._fired(self._unread_from)
         self._make_room()  # May clear this table, so it comes first.
         runs = self.runs.by_time()
@@ -93,7 +93,7 @@ class TimerTable(OverlayTable):
 def _due(newest_first: list[TimedRun], start: int, stop: int) -> list[tuple[Run, Indices]]:
     """Returns the rows that decide which timers exist at some times: timers, and tombstones that hide some."""
     due = []
-    hidden = MAX_TIME + 1  # Timers of older runs before this time have fired already; nothing needs to hide them.
+    hidden = MAX_TIME + 1  # Timers of older runs before this time have already fired, so nothing needs to hide them.
     for timed in reversed(newest_first):
         due.append((timed.run, timed.rows(start, stop)))
         due.append((timed.run, timed.rows(max(start, hidden), stop, deleted=True)))

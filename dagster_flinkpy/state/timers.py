@@ -78,11 +78,12 @@ class TimerQueue(TimerTable):
     def advance_to(self, timestamp: int) -> Iterator[tuple[int, Any, Any]]:
         """Fires the timers up to a time, including those registered in the meantime.
 
-        Timers come in order of time, then key group, key hash, key and namespace, whatever the parallelism and wherever
-        epochs end. Before a timer is yielded, it is removed and its key becomes the current one.
+        Timers come in order of time, then key group, key hash, key and namespace. The order does not depend on the
+        parallelism or on where epochs end. Before a timer is yielded, it is removed and its key becomes the current
+        one.
 
         Args:
-            timestamp: Milliseconds; timers of this time are due.
+            timestamp: The time in milliseconds, inclusive.
 
         Yields:
             Time, key and namespace.
@@ -127,7 +128,7 @@ class TimerQueue(TimerTable):
             timestamp = int(timestamp)
         if type(timestamp) is not int or not MIN_TIME <= timestamp <= MAX_TIME:
             raise ConfigurationError(
-                f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}; it must be 64-bit int "
+                f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}, but must be a 64-bit int, in "
                 "milliseconds"
             )
         return timestamp, self.keys.current, self._namespace

@@ -1,4 +1,4 @@
-"""Transfers of state files in the background of the task, with a fixed number at a time."""
+"""Transfers of state files in the background, with a limited number of concurrent requests."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from dagster_flinkpy.storage import ObjectStore
 __all__ = ["Uploads", "fetch", "write_aside"]
 
 PART_BYTES = 8 << 20
-"""The bytes of one request; a larger range is read by several requests at a time."""
+"""The size of one request in bytes. A larger range is read by several concurrent requests."""
 _REQUESTS = 8
-"""The number of concurrent requests of a process, in each direction."""
+"""The maximum number of concurrent requests of a process, in each direction."""
 
 
 @cache
@@ -25,7 +25,7 @@ def _threads(purpose: str, process: int) -> ThreadPoolExecutor:
 
 
 def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | bytearray:
-    """Returns a range of an object; fewer bytes, or none, if the object ends before.
+    """Returns a range of an object. There are fewer bytes, or none, if the object ends before.
 
     Raises:
         ObjectNotFoundError: There is no such object.
@@ -45,7 +45,7 @@ def fetch(store: ObjectStore, path: str, start: int, length: int) -> bytes | byt
 
 
 def write_aside(write: Callable[[], None]) -> Future[None]:
-    """Runs a write to the local disk in a thread; wait for it through the returned future."""
+    """Runs a write to the local disk in a thread, and returns a future to wait for."""
     return _threads("write", os.getpid()).submit(write)
 
 
@@ -59,7 +59,7 @@ class Uploads:
         """Begins an upload; waits if too many are in progress.
 
         Raises:
-            StorageError: An earlier one has failed.
+            StorageError: An earlier upload has failed.
         """
         while self._pending and (len(self._pending) >= _REQUESTS or self._pending[0].done()):
             self._pending.popleft().result()

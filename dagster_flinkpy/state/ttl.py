@@ -30,10 +30,10 @@ __all__ = [
 
 
 class TtlRules:
-    """When state expires, and whether it may still be read.
+    """Decides when state expires, and whether it may still be read.
 
     Args:
-        config: What the user declared.
+        config: The time to live that the user declared.
         now: Returns processing time in milliseconds.
     """
 
@@ -41,14 +41,14 @@ class TtlRules:
         self.now = now
         self._ttl = config.ttl_millis
         self.on_read = config.get_update_type() is StateTtlConfig.UpdateType.OnReadAndWrite
-        """Whether reading state restarts its time."""
+        """Whether reading state restarts its time to live."""
         self.return_expired = (
             config.get_state_visibility() is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
         )
-        """Whether expired state that still exists is returned, once."""
+        """Whether expired state that still exists is returned once more."""
 
     def expiry(self) -> int:
-        """Returns when a value that is written now expires."""
+        """Returns the time at which a value that is written now expires."""
         return self.now() + self._ttl
 
 
@@ -62,7 +62,7 @@ def _columns(stamped: Iterable[Any]) -> dict[str, list[Any]]:
 
 
 class TtlCellTable(CellTable):
-    """The value of each cell, and when it expires."""
+    """The value of each cell, with the time at which it expires."""
 
     ttl = True
 
@@ -80,7 +80,7 @@ class TtlCellTable(CellTable):
 
 
 class TtlMapTable(MapTable):
-    """The value of each entry, and when it expires."""
+    """The value of each entry, with the time at which it expires."""
 
     ttl = True
 
@@ -126,7 +126,7 @@ class _TtlCellState:
         return value
 
     def _unexpired(self) -> Any:
-        """Returns the value to which another one is added."""
+        """Returns the stored value to which another one is added, or None if it has expired."""
         stamped = self.table.values.get(self.table.cell)
         if stamped is None or (stamped[1] <= self._rules.now() and not self._rules.return_expired):
             return None
@@ -261,7 +261,7 @@ class TtlMapState(KeyedMapState):
 
     def is_empty(self) -> bool:
         now = self._rules.now()
-        # Only looks: the time of what it finds does not restart.
+        # Does not count as a read, so the time to live of entries does not restart.
         return not any(self._rules.return_expired or expires > now for _, expires in self._entries().values())
 
     def _live(self, only: Sequence[Any] | None = None) -> dict[Any, Any]:

@@ -155,7 +155,7 @@ def test_whoever_starts_the_server_is_named_and_not_waited_for_without_end(
 ) -> None:
     monkeypatch.setattr("dagster_flinkpy.spark.sessions._START_TIMEOUT_SECONDS", -100)
     named = re.escape(starting_server.supervisor.describe())
-    with pytest.raises(SparkUnavailableError, match=f"that {named} starts did not answer .* end that process"):
+    with pytest.raises(SparkUnavailableError, match=f"that {named} is starting did not answer .* end that process"):
         get_session(SparkSettings(**SMALL))
 
 
@@ -272,7 +272,7 @@ def test_classic_session(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 def test_a_process_has_one_kind_of_session(spark: SparkSession) -> None:
-    with pytest.raises(SparkUnavailableError, match="a Spark Connect session already"):
+    with pytest.raises(SparkUnavailableError, match="already has a Spark Connect session"):
         get_session(SparkSettings(mode="classic"))
 
 

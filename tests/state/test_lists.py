@@ -202,7 +202,7 @@ def test_a_column_in_a_state_that_is_none_of_lists_is_refused(store: LocalObject
     files = RunFiles(store, cache, KeyGroupRange(0, 9))
     handle, _ = files.write(LAYOUT, delta({1: ("add", [1])}))
     other = TableLayout("v", "VALUE", Types.LONG(), value_type=Types.LIST(Types.LONG()))
-    with pytest.raises(CorruptStateError, match="is not of state 'v'"):
+    with pytest.raises(CorruptStateError, match="does not belong to state 'v'"):
         list(Runs(other, (handle,), files).newest_first())
 
 

@@ -213,7 +213,7 @@ def test_types_that_do_not_follow_each_other_are_not_believed(
     backend.set_current_key("a")
     state.update(1)
     (table,) = backend.snapshot().tables
-    with pytest.raises(CorruptStateError, match="names types that do not follow each other"):
+    with pytest.raises(CorruptStateError, match="names types that cannot have followed each other"):
         read_table(table.with_value_type(INT.to_json()), store)
 
 

@@ -116,7 +116,7 @@ def test_what_does_not_fit_fails_with_both_types(tmp_path: Path) -> None:
     with HarnessAttempt(graph(*NEW_GRAPH), tmp_path) as attempt:
         attempt.run_epoch()
     message = (
-        r"operator 'kinds': operator state 'list' was .*LONG.* before and is declared as .*INT.* now.*may come and go"
+        r"operator 'kinds': operator state 'list' was .*LONG.* and is now declared as .*INT.*may gain and lose fields"
     )
     old = HarnessAttempt(graph(*OLD_GRAPH), tmp_path)
     with old as attempt, pytest.raises(StateSchemaError, match=message) as error:

@@ -157,7 +157,7 @@ def test_keyed_state_needs_a_key(tmp_path: Path) -> None:
         def process_broadcast_element(self, value: Any, ctx: Any) -> None:
             self._count.update(1)
 
-    with pytest.raises(ConfigurationError, match="'count' was used outside of a record or timer"):
+    with pytest.raises(ConfigurationError, match="'count' was used outside a record or timer"):
         collect_all(connected(1, [("a", 0, 0)], [("r", 0, 0)], keyed=True).process(Wrong()), tmp_path)
 
 
@@ -218,7 +218,7 @@ def test_another_type_is_refused_at_restore(tmp_path: Path) -> None:
     stream = connected(2, [(key, 100 * n, 1) for n in range(3) for key in "abcd"], [], per_epoch=4)
     with (
         HarnessAttempt(collect_graph(stream.process(Other()).uid("multiply")), tmp_path) as attempt,
-        pytest.raises(StateSchemaError, match=r"operator state 'rules' was .* before and is declared as"),
+        pytest.raises(StateSchemaError, match=r"operator state 'rules' was .* and is now declared as"),
     ):
         attempt.run_epoch()
 

@@ -401,7 +401,7 @@ def test_unchanged_state_is_not_written_again(tmp_path: Path) -> None:
     with pytest.raises(CorruptStateError, match="is missing"):
         backend(tmp_path, (handle,)).get_list_state(NUMBERS)
     (tmp_path / path).write_bytes(b"other")
-    with pytest.raises(CorruptStateError, match="does not have the recorded checksum"):
+    with pytest.raises(CorruptStateError, match="does not match its checksum"):
         backend(tmp_path, (handle,)).get_list_state(NUMBERS)
 
 
