@@ -26,7 +26,7 @@ class SlotTable(OverlayTable):
         self.values: list[Any] = []
         """The value of each slot; None means no value."""
         self.changed: list[bool] = []
-        """Whether the value of each slot is not in storage yet. A list, because its items are set faster than an array's."""
+        """Whether the value of each slot is not in storage yet. A list, because setting its items is faster."""
 
     @property
     def size(self) -> int:

@@ -228,7 +228,7 @@ def test_wrong_use_of_raw_state(tmp_path: Path) -> None:
 
         return events(environment(), [("a", 0, 0)]).key_by("key").process(Wrong())
 
-    with pytest.raises(ConfigurationError, match="key group 99: this subtask has 0 to 15"):
+    with pytest.raises(ConfigurationError, match="key group 99: this subtask has key groups 0 to 15"):
         collect_all(failing(lambda c: c.get_raw_keyed_operator_state_output().start_new_key_group(99)), tmp_path)
     with pytest.raises(ConfigurationError, match="start_new_key_group"):
         collect_all(failing(lambda c: c.get_raw_keyed_operator_state_output().write(b"x")), tmp_path)
