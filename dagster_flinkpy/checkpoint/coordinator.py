@@ -427,6 +427,7 @@ class CheckpointCoordinator:
         if pending.stage is Stage.REPLACING_HEAD and stimulus.unknown_outcome:
             # It may be complete, so nothing that its tasks prepared may be aborted. The next attempt finds out.
             self._remove(pending)
+            self._named_by_latest |= frozenset(pending.files())
             self._record(pending, stimulus.now_ms, CheckpointStatus.FAILED, reason)
             message = f"it is unknown whether checkpoint {pending.checkpoint_id} is complete: {stimulus.cause}"
             return [FailJob(pending.checkpoint_id, reason, message)]

@@ -112,7 +112,10 @@ class CheckpointConfig:
         return self.max_concurrent
 
     def set_max_concurrent_checkpoints(self, max_concurrent_checkpoints: int) -> CheckpointConfig:
-        """Sets how many checkpoints may be pending at once."""
+        """Sets how many checkpoints may be pending at once.
+
+        The next epoch runs at most this many incomplete checkpoints ahead. Default: 1.
+        """
         check_number("set_max_concurrent_checkpoints()", max_concurrent_checkpoints, "checkpoints")
         self.max_concurrent = max_concurrent_checkpoints
         return self

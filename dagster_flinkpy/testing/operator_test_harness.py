@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.restore import assign, restore_targets
@@ -411,7 +412,7 @@ class OperatorTestHarness:
             end_of_input=False,
             operators=operators,
         )
-        self._begin(inputs_after(metadata))
+        self._begin(inputs_after({Subtask(o.uid, s.index): s for o in operators for s in o.subtasks}))
         return HarnessSnapshot(metadata, self._storage)
 
     def restore(self, snapshot: HarnessSnapshot, *, parallelism: int | None = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -125,9 +125,14 @@ class FakeAttempt:
         self._id += taken
         return self._epoch(self._id)
 
-    def run_periodic_epoch(self) -> CompletedEpoch:
-        self.periodic += 1
-        return self.run_epoch()
+    def run_epochs(
+        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False
+    ) -> Iterator[CompletedEpoch]:
+        taken = 0
+        while self._left and (limit is None or taken < limit):
+            self.periodic += periodic
+            taken += barriers
+            yield self.run_epoch(barriers if limit is None else min(barriers, barriers + limit - taken))
 
     def commit_restored(self) -> CompletedEpoch:
         if self._error is not None:

@@ -20,6 +20,7 @@ from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.runtime.epoch import EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.storage import StorageLocation
@@ -180,6 +181,9 @@ class HarnessAttempt(JobAttempt):
         super().__init__(graph, JobConfig(job_id, storage, **settings), **{"owner": "test", **attempt})
         self._order = order
         self._clock = clock or SystemClock()
+
+    def _create_mailbox(self) -> Mailbox:
+        return InlineMailbox()
 
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         return run_rows(replace(job, clock=self._clock), self._order)

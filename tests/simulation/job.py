@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -40,6 +42,9 @@ from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_fo
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, RunHandle, TableSnapshot
@@ -61,7 +66,7 @@ from tests.simulation.program import (
 )
 from tests.simulation.world import World
 
-__all__ = ["SimulatedAttempt", "read_counts", "read_held", "read_seen"]
+__all__ = ["SimulatedAttempt", "SimulatedMaster", "read_counts", "read_held", "read_seen"]
 
 _MAX_RUNS = 3
 _HELD = 7
@@ -297,11 +302,11 @@ class _Stage:
 class _SparkJob:
     """Runs the tasks of an epoch as actors. They outlive a driver that crashes or is interrupted too late."""
 
-    def __init__(self, world: World, job: EpochJob, name: str, until_ms: int) -> None:
+    def __init__(self, world: World, job: EpochJob, name: str, interrupted: Callable[[], bool]) -> None:
         self._world = world
         self._job = job
         self._name = name
-        self._until_ms = until_ms
+        self._interrupted = interrupted
         self._tries = 0
 
     def run(self) -> list[WireRow]:
@@ -309,7 +314,7 @@ class _SparkJob:
 
         Raises:
             StorageError: A task failed in all of its tries.
-            TimeoutError: The job took too long.
+            CheckpointError: The job was interrupted.
         """
         width = self._job.graph.stage_parallelism(0)
         try:
@@ -319,8 +324,10 @@ class _SparkJob:
                 for position in range(len(self._job.epochs))
             ]
             counted = self._stage(range(width), lambda i, e: _CountTask(self._job, i, e).run(records))
-        except StorageError:
-            raise
+        except (StorageError, CheckpointError) as error:
+            if isinstance(error, StorageError) or self._interrupted():
+                raise
+            return [_row(Kind.FAILURE, error_to_json(error, "count", 0))]
         except FlinkPyError as error:
             return [_row(Kind.FAILURE, error_to_json(error, "count", 0))]
         acks = [ack for each in sources for acks, _ in each for ack in acks] + [ack for acks in counted for ack in acks]
@@ -334,8 +341,9 @@ class _SparkJob:
             self._start(stage, index, _TASK_TRIES)
             if chaos.speculation and world.rng.random() < chaos.speculation:
                 self._start(stage, index, 1)
-        if not world.wait_for(lambda: len(stage.results) == len(indexes) or bool(stage.errors), self._until_ms):
-            raise TimeoutError
+        world.wait_for(lambda: len(stage.results) == len(indexes) or bool(stage.errors) or self._interrupted())
+        if self._interrupted():
+            raise CheckpointError("the Spark job was interrupted")
         if stage.errors:
             raise stage.errors[0]
         return [stage.results[index] for index in indexes]
@@ -373,6 +381,41 @@ def _row(kind: Kind, payload: bytes) -> WireRow:
 # --- the driver -------------------------------------------------------------------------------------------------------
 
 
+class _ActorMailbox(Mailbox):
+    """A lane with work is an actor of the attempt's process."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__()
+        self._world, self._name = world, name
+        self._inbox: deque[Done] = deque()
+        self._todo: dict[Lane, deque[Work]] = {lane: deque() for lane in Lane}
+        self._at_work: set[Lane] = set()
+
+    def _submit(self, lane: Lane, work: Work) -> None:
+        self._todo[lane].append(work)
+        if lane not in self._at_work:
+            self._at_work.add(lane)
+            process = self._world.current.process
+            self._world.spawn(f"{self._name}/{lane.value}", lambda: self._work_off(lane), process)
+
+    def _work_off(self, lane: Lane) -> None:
+        while self._todo[lane]:
+            work = self._todo[lane].popleft()
+            try:
+                done = Done(lane, work())
+            except Exception as error:
+                done = Done(lane, None, error)
+            self._inbox.append(done)
+        self._at_work.remove(lane)
+
+    def _take(self, until_ms: int | None) -> Done | None:
+        world = self._world
+        until = math.inf if until_ms is None else until_ms - world.current.process.skew_ms
+        if not world.wait_for(lambda: bool(self._inbox), until):
+            return None
+        return self._inbox.popleft()
+
+
 class SimulatedAttempt(JobAttempt):
     """The library's job loop over simulated Spark jobs.
 
@@ -408,25 +451,19 @@ class SimulatedAttempt(JobAttempt):
             partition_retention=scenario.partition_retention,
             cache_dir="/nowhere",
         )
-        super().__init__(program(width), config, owner=name, on_progress=world.note, **attempt)
         self._world = world
         self._name = name
+        super().__init__(program(width), config, owner=name, on_progress=world.note, **attempt)
         self.aborted_open = False
         """Whether nothing failed when it last looked for open uploads."""
-        self._strays = False
-        self._results = EpochResults()
-        self._before: dict[int, dict[Subtask, SubtaskState]] = {}
-        """The acknowledgements of the checkpoints so far."""
+
+    def _create_mailbox(self) -> Mailbox:
+        return _ActorMailbox(self._world, self._name)
 
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
-        until = world.now_ms + int(_TIMEOUT.total_seconds() * 1000)
-        try:
-            return _SparkJob(world, job, f"{self._name}/{job.checkpoint_id}", until).run()
-        except TimeoutError:
-            self._session.timed_out = True
-            raise CheckpointError("the Spark job was interrupted") from None
+        return _SparkJob(world, job, f"{self._name}/{job.checkpoint_id}", lambda: self._session._interrupted).run()
 
     def _abort_left_open(self) -> None:
         self._world.bucket.looked_at = self._world.bucket.uploads_made
@@ -438,9 +475,25 @@ class SimulatedAttempt(JobAttempt):
         self.aborted_open = True
         return aborted
 
-    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
-        self._results = super()._run_spark_job(checkpoint_id)
-        return self._results
+
+class SimulatedMaster(JobMaster):
+    """The library's master, to which messages come in any order, and more than were meant for it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._world = here()
+        self._strays = False
+        self._results = EpochResults()
+        self._before: dict[int, dict[Subtask, SubtaskState]] = {}
+        """What was acknowledged of the checkpoints so far."""
+
+    @property
+    def _token(self) -> int:
+        return self._planner.fencing_token
+
+    def _on_region_ended(self, ended: RegionEnded) -> None:
+        self._results = ended.results
+        super()._on_region_ended(ended)
 
     def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Acknowledges in any order, mixed with messages for other checkpoints."""
@@ -450,7 +503,7 @@ class SimulatedAttempt(JobAttempt):
         for later_id, later in self._results.acknowledged.items():
             if later_id > checkpoint_id and rng.random() < 0.5:
                 for task in rng.sample(sorted(later), rng.randint(1, len(later))):
-                    message = AcknowledgeCheckpoint(JOB, later_id, self.token, task.uid, task.subtask, later[task])
+                    message = AcknowledgeCheckpoint(JOB, later_id, self._token, task.uid, task.subtask, later[task])
                     super()._drive(Acknowledge(self._world.clock(), message))
         self._strays = rng.random() < chaos.stray_messages
         if self._strays:
@@ -477,22 +530,23 @@ class SimulatedAttempt(JobAttempt):
         for task in states:
             wrong = SubtaskState(task.subtask)
             for job_id, token, number in (
-                (JOB, self.token - 1, checkpoint_id),
-                (JOB, self.token + 1, checkpoint_id),
-                ("another", self.token, checkpoint_id),
-                (JOB, self.token, checkpoint_id + 1000),
-                (JOB, self.token, checkpoint_id - 1),
+                (JOB, self._token - 1, checkpoint_id),
+                (JOB, self._token + 1, checkpoint_id),
+                ("another", self._token, checkpoint_id),
+                (JOB, self._token, checkpoint_id + 1000),
+                (JOB, self._token, checkpoint_id - 1),
             ):
                 message = AcknowledgeCheckpoint(job_id, number, token, task.uid, task.subtask, wrong)
                 self._drive(Acknowledge(now, message))
             reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-            for token, number in ((self.token - 1, checkpoint_id), (self.token, checkpoint_id - 1)):
+            earlier = [(self._token, each) for each in (checkpoint_id - 1,) if each not in self.coordinator.pending]
+            for token, number in ((self._token - 1, checkpoint_id), *earlier):
                 decline = DeclineCheckpoint(JOB, number, token, task.uid, task.subtask, reason, {})
                 self._drive(Decline(now, decline))
 
     def _late_messages(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         now = self._world.clock()
         for task, state in states.items():
-            message = AcknowledgeCheckpoint(JOB, checkpoint_id, self.token, task.uid, task.subtask, state)
+            message = AcknowledgeCheckpoint(JOB, checkpoint_id, self._token, task.uid, task.subtask, state)
             self._drive(Acknowledge(now, message))
         self._drive(TimerFired(now, checkpoint_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -14,11 +14,12 @@ from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
+from dagster_flinkpy.checkpoint.instructions import NotifyAborted
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, PendingCheckpoint
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
-from dagster_flinkpy.checkpoint.stimuli import Acknowledge, HeadReplaced
+from dagster_flinkpy.checkpoint.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import Traces
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
@@ -26,8 +27,13 @@ from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master import starting_point as restoring
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.mailbox import Lane
+from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.state.handles import RunHandle
@@ -118,25 +124,24 @@ MUTATIONS |= {
 
 @_mutation(
     "sinks commit before the metadata is written",
-    JobAttempt,
-    "_write_metadata",
+    CheckpointSteps,
+    "write_metadata",
     "became visible, but no completed checkpoint names it",
 )
-def _(real: Wrapped, attempt: JobAttempt) -> None:
-    attempt._commit(attempt._metadata)
-    real(attempt)
+def _(real: Wrapped, steps: CheckpointSteps, metadata: CheckpointMetadata) -> Any:
+    steps.commit(metadata)
+    return real(steps, metadata)
 
 
 @_mutation(
     "sinks commit before HEAD is replaced",
-    JobAttempt,
-    "_finalize",
+    CheckpointSteps,
+    "replace_head",
     "became visible, but no completed checkpoint names it",
 )
-def _(real: Wrapped, attempt: JobAttempt, what: str, checkpoint_id: int, write: Wrapped, done: Any) -> Any:
-    if isinstance(done, HeadReplaced):
-        attempt._commit(attempt._metadata)
-    return real(attempt, what, checkpoint_id, write, done)
+def _(real: Wrapped, steps: CheckpointSteps, metadata: CheckpointMetadata, *args: Any) -> Any:
+    steps.commit(metadata)
+    return real(steps, metadata, *args)
 
 
 @_mutation(
@@ -152,15 +157,58 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any, *args: Any, 
 
 @_mutation(
     "an unknown outcome is taken for a failure",
-    JobAttempt,
+    CheckpointSteps,
     "_finalize",
     "was aborted, but completed checkpoint",
     fail_after=0.1,
     outage=1,
 )
-def _(real: Wrapped, attempt: JobAttempt, *args: Any) -> Any:
-    answer = real(attempt, *args)
-    return replace(answer, unknown_outcome=False) if hasattr(answer, "unknown_outcome") else answer
+def _(real: Wrapped, steps: CheckpointSteps, *args: Any) -> Any:
+    outcome = real(steps, *args)
+    if isinstance(outcome.stimulus, MetadataWriteFailed):
+        return replace(outcome, stimulus=replace(outcome.stimulus, unknown_outcome=False))
+    return outcome
+
+
+@_mutation(
+    "transactions are aborted although HEAD may name them",
+    JobMaster,
+    "_on_outcome",
+    "was aborted, but completed checkpoint",
+    fail_after=0.1,
+    outage=1,
+)
+def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
+    real(master, outcome)
+    master._outcome_unknown = False
+
+
+@_mutation(
+    "transactions of a checkpoint that is being completed are aborted",
+    JobMaster,
+    "_perform",
+    "was aborted, but completed checkpoint",
+    task_fails=0.1,
+)
+def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
+    real(master, instruction)
+    if isinstance(instruction, NotifyAborted):
+        master._mailbox.submit(Lane.STORE, master._abort_lingering)
+
+
+@_mutation(
+    "a checkpoint completes after one before it has failed",
+    JobMaster,
+    "_break_chain",
+    "but the files have",
+    fail_before=0.04,
+    outage=0,
+)
+def _(real: Wrapped, master: JobMaster) -> None:
+    waiting = list(master._to_complete)
+    real(master)
+    master._chain_broken = False
+    master._to_complete.extend(waiting)
 
 
 @_mutation(
@@ -186,14 +234,15 @@ def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
 
 @_mutation(
     "checkpoints are subsumed while others of their Spark job are to complete",
-    JobAttempt,
+    JobMaster,
     "_perform",
     "which does not exist",
 )
-def _(real: Wrapped, attempt: JobAttempt, instruction: Any) -> Iterator[Any]:
-    yield from real(attempt, instruction)
-    if attempt._subsumed:
-        attempt._store.subsume(attempt._attempt, attempt._subsumed)
+def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
+    real(master, instruction)
+    if master._subsumed:
+        steps = master._steps
+        steps.store.subsume(steps.attempt, master._subsumed)
 
 
 # --- savepoints, and whose they are -----------------------------------------------------------------------------------
@@ -299,9 +348,9 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
 
 
 @_mutation(
-    "a fenced attempt calls what others have deleted damaged", JobAttempt, "_cause", "CorruptStateError", pause=0.03
+    "a fenced attempt calls what others have deleted damaged", RegionRunner, "_cause", "CorruptStateError", pause=0.03
 )
-def _(real: Wrapped, attempt: JobAttempt, error: Any) -> Any:
+def _(real: Wrapped, region: RegionRunner, error: Any) -> Any:
     return error
 
 
@@ -315,10 +364,9 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     return real(*args, **{**options, "dry_run": True})
 
 
-@_mutation("draining does not end the input of the tasks", JobAttempt, "_plan_epochs", "still holds", partitioned=0)
-def _(real: Wrapped, attempt: JobAttempt, checkpoint_id: int) -> Any:
-    epochs = real(attempt, checkpoint_id)
-    return [replace(each, ended_sources=frozenset()) for each in epochs] if attempt._draining else epochs
+@_mutation("draining does not end the input of the tasks", EpochPlanner, "plan_drain", "still holds", partitioned=0)
+def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> Any:
+    return replace(real(planner, checkpoint_id), ended_sources=frozenset())
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------

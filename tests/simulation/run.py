@@ -17,6 +17,7 @@ from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
 from tests.simulation.invariants import Invariants
+from tests.simulation.job import SimulatedMaster
 from tests.simulation.mutations import MUTATIONS
 from tests.simulation.program import Scenario, simulate_in
 from tests.simulation.supervisor import Supervisor
@@ -48,7 +49,7 @@ def _one_thread(world: World) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", SerialExecutor))
         stack.enter_context(mock.patch.object(Watchdog, "run", _watchdog(world)))
         stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
-        stack.enter_context(mock.patch.object(job_loop, "_wait", world.sleep))
+        stack.enter_context(mock.patch.object(job_loop, "JobMaster", SimulatedMaster))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
         for module in (savepoint, lease):
             stack.enter_context(mock.patch.object(module, "secrets", token_hex))

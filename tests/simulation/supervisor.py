@@ -176,7 +176,7 @@ class Supervisor:
 
         def drive() -> None:
             world, rng = self._world, self._world.rng
-            world.current.skew_ms = rng.randrange(-600_000, 600_000) if rng.random() < 0.3 else 0
+            world.current.process.skew_ms = rng.randrange(-600_000, 600_000) if rng.random() < 0.3 else 0
             interval = timedelta(seconds=rng.choice((1, 20))) if rng.random() < 0.1 else None
             options = {"width": rng.randint(1, 3), "interval": interval, **run.options}
             attempt = SimulatedAttempt(world, self._scenario, name, **options)
@@ -232,8 +232,15 @@ class Supervisor:
             if self._savepoints(attempt, run, asked):
                 return
         while not self._scenario.partitioned and not attempt.finished:
-            if attempt.config.checkpointing.interval is not None:
-                attempt.run_periodic_epoch()
+            if rng.random() < 0.6:
+                periodic = attempt.config.checkpointing.interval is not None and rng.random() < 0.5
+                epochs = attempt.run_epochs(rng.choice((None, 2, 5)), barriers=rng.choice((1, 1, 2)), periodic=periodic)
+                for _ in epochs:
+                    if rng.random() < 0.1:
+                        break  # what is under way goes on
+                epochs.close()
+            elif attempt.config.checkpointing.interval is not None:
+                list(attempt.run_epochs(1, periodic=True))
             else:
                 attempt.run_epoch(barriers=rng.choice((1, 1, 1, 2, 3)))
             if self._savepoints(attempt, run, asked):
@@ -249,11 +256,11 @@ class Supervisor:
         if run.peaceful or rng.random() > 0.35:
             return False
         target, format_type = self._upkeep.draw_savepoint()
-        self._world.current.sluggish = 10
+        self._world.current.process.sluggish = 10
         if rng.random() < 0.2:
             asked.ends_input = rng.random() < 0.3
             savepoints.add(attempt.stop_with_savepoint(target, format_type, drain=asked.ends_input))
             return True
         savepoints.add(attempt.savepoint(target, format_type))
-        self._world.current.sluggish = 1
+        self._world.current.process.sluggish = 1
         return False

@@ -77,8 +77,8 @@ class Upkeep:
         name = f"{verb.__name__.strip('_')}-{self._started}"
 
         def body() -> None:
-            world.current.skew_ms = world.rng.randrange(-600_000, 600_000) if world.rng.random() < 0.3 else 0
-            world.current.sluggish = 5
+            world.current.process.skew_ms = world.rng.randrange(-600_000, 600_000) if world.rng.random() < 0.3 else 0
+            world.current.process.sluggish = 5
             try:
                 verb(name)
             except _NEVER as error:

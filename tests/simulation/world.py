@@ -18,7 +18,7 @@ from greenlet import getcurrent, greenlet
 
 from tests.simulation.bucket import Bucket
 
-__all__ = ["Actor", "Chaos", "Crashed", "SerialExecutor", "Violation", "World"]
+__all__ = ["Actor", "Chaos", "Crashed", "Process", "SerialExecutor", "Violation", "World"]
 
 T = TypeVar("T")
 
@@ -100,20 +100,29 @@ class Chaos:
         )
 
 
-class Actor:
-    """A process, or a task in one."""
+@dataclass
+class Process:
+    """What the threads of a process have in common: they crash together, and are paused together."""
 
-    def __init__(self, world: World, name: str, body: Callable[[], None]) -> None:
+    skew_ms: int = 0
+    """How wrong its clock is."""
+    sluggish: int = 1
+    """How much more often than others it pauses."""
+    paused_until_ms: float = 0
+    crashed: bool = False
+
+
+class Actor:
+    """A thread of a process, or a task of Spark."""
+
+    def __init__(self, world: World, name: str, body: Callable[[], None], process: Process) -> None:
         self.name = name
-        self.skew_ms = 0
+        self.process = process
         self.wake_at: float = 0
         self.condition: Callable[[], bool] | None = None
         """What it waits for, besides time."""
         self.outage = 0
         """How many of its next requests fail."""
-        self.sluggish = 1
-        """How many times more often than others it pauses."""
-        self.crashed = False
         self._world = world
         self._body = body
         self.greenlet = greenlet(self._run, world.main)
@@ -122,11 +131,18 @@ class Actor:
     def over(self) -> bool:
         return bool(self.greenlet.dead)
 
+    def wakes_at(self, now_ms: float) -> float:
+        """When it can go on."""
+        if self.process.crashed:
+            return now_ms
+        at = now_ms if self.condition is not None and self.condition() else self.wake_at
+        return max(at, self.process.paused_until_ms)
+
     def _run(self) -> None:
         try:
             self._body()
         except Crashed:
-            self.crashed = True
+            self.process.crashed = True
         except BaseException as error:  # reported by the world
             self._world.broken = self._world.broken or error
 
@@ -162,9 +178,9 @@ class World:
         assert self._current is not None
         return self._current
 
-    def spawn(self, name: str, body: Callable[[], None]) -> Actor:
-        """Adds an actor, which runs when it is drawn."""
-        actor = Actor(self, name, body)
+    def spawn(self, name: str, body: Callable[[], None], process: Process | None = None) -> Actor:
+        """Adds an actor, which runs when it is drawn. Unless a process is given, it gets a new one."""
+        actor = Actor(self, name, body, process or Process())
         self._actors.append(actor)
         return actor
 
@@ -177,9 +193,10 @@ class World:
         try:
             while self._actors:
                 now = self.now_ms
-                ready = [a for a in self._actors if a.wake_at <= now or (a.condition is not None and a.condition())]
+                times = [actor.wakes_at(now) for actor in self._actors]
+                ready = [actor for actor, wakes_at in zip(self._actors, times, strict=True) if wakes_at <= now]
                 if not ready:
-                    wake_at = min(actor.wake_at for actor in self._actors)
+                    wake_at = min(times)
                     if wake_at == math.inf:
                         raise Violation("all actors wait for each other")
                     self.now_ms = int(wake_at)
@@ -190,7 +207,7 @@ class World:
                     raise self.broken
                 if actor.over:
                     self._actors.remove(actor)
-                    self.note("crashed" if actor.crashed else "over")
+                    self.note("crashed" if actor.process.crashed else "over")
         finally:
             self._over = True
             for actor in self._actors:  # their cleanup code sees that they have crashed
@@ -200,8 +217,8 @@ class World:
 
     def step(self, what: str = "") -> None:
         """A point at which the current actor may be switched, crash or be paused."""
-        actor = self.current
-        if self._over or actor.crashed:
+        actor, process = self.current, self.current.process
+        if self._over or process.crashed:
             raise Crashed
         self.steps += 1
         if self.steps > _MAX_STEPS:
@@ -212,13 +229,13 @@ class World:
         rng, chaos = self.rng, self.chaos
         self.now_ms += rng.randrange(20)
         if chaos.clock_jump and rng.random() < chaos.clock_jump:
-            actor.skew_ms = rng.randrange(-3_600_000, 3_600_000)
-            self.note(f"clock {actor.skew_ms:+} ms")
+            process.skew_ms = rng.randrange(-3_600_000, 3_600_000)
+            self.note(f"clock {process.skew_ms:+} ms")
         if chaos.crash and rng.random() < chaos.crash:
-            actor.crashed = True
+            process.crashed = True
             raise Crashed
-        if chaos.pause and rng.random() < chaos.pause * actor.sluggish:
-            actor.wake_at = self.now_ms + rng.choice((500, 5_000, 60_000, 600_000))
+        if chaos.pause and rng.random() < chaos.pause * process.sluggish:
+            process.paused_until_ms = self.now_ms + rng.choice((500, 5_000, 60_000, 600_000))
             self.note("pauses")
             self._switch(actor)
         elif rng.random() < chaos.switch:
@@ -227,7 +244,7 @@ class World:
     def sleep(self, seconds: float) -> None:
         """Makes the current actor wait."""
         actor = self.current
-        if self._over or actor.crashed:
+        if self._over or actor.process.crashed:
             raise Crashed
         actor.wake_at = self.now_ms + max(int(seconds * 1000), 1)
         self._switch(actor)
@@ -238,7 +255,7 @@ class World:
         while not condition():
             if self.now_ms >= until_ms:
                 return False
-            if self._over or actor.crashed:
+            if self._over or actor.process.crashed:
                 raise Crashed
             actor.condition, actor.wake_at = condition, until_ms
             try:
@@ -254,7 +271,7 @@ class World:
 
     def _switch(self, actor: Actor) -> None:
         self.main.switch()
-        if actor.crashed or self._over:
+        if actor.process.crashed or self._over:
             raise Crashed
 
     @property
@@ -269,7 +286,7 @@ class World:
 
     def clock(self) -> int:
         """Returns the time of the current actor's clock."""
-        return self.now_ms + self.current.skew_ms
+        return self.now_ms + self.current.process.skew_ms
 
     # --- what happened ------------------------------------------------------------------------------------------------
 

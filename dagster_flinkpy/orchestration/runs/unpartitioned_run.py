@@ -52,20 +52,13 @@ def run_epochs(
         on_progress=context.log.info,
         on_log=to_run(context.log),
     )
-    epoch, taken = None, 0
+    epoch = None
     with attempt:
         attempt.refuse_input_after_end()
-        while not attempt.finished and (config.epochs == 0 or taken < config.epochs):
-            barriers = config.barriers or job.checkpointing.barriers_per_job
-            if config.epochs:
-                barriers = min(barriers, config.epochs - taken)
-            if config.periodic:
-                epoch, taken = attempt.run_periodic_epoch(), taken + 1
-            else:
-                epoch, taken = attempt.run_epoch(barriers), taken + barriers
-            context.log.info(checkpoint_line(job, epoch))
-            if config.epochs == 0 and not config.periodic and not epoch.has_read:
-                break  # everything has been read
+        if not attempt.finished:
+            barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job
+            for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
+                context.log.info(checkpoint_line(job, epoch))
     if epoch is None:
         context.log.warning(
             f"Job {job.job_id} was stopped with a savepoint. Restore a savepoint to continue it."

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_program import operator_program
-from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
@@ -47,21 +48,23 @@ class EpochPlanner:
         restored: CheckpointMetadata | None,
         plan: RestorePlan | None,
     ) -> None:
+        self.config = config
+        self.fencing_token = context.fencing_token
         self.parent = restored
-        """The checkpoint or savepoint that the next epoch continues from."""
+        """The last completed checkpoint, or what the job has restored."""
         self.partition: TimePartition | None = None
         """The time partition that the next epoch reads; None if it reads the next input."""
         coordinators = {u: o.coordinator_state for u, o in plan.operators.items() if o.restored} if plan else {}
         self.splits = SplitPlanner(graph, coordinators, context)
         """Plans the splits that the sources read."""
         self.ended: dict[int, bool] = {}
-        """Whether all input ends with a checkpoint, for each checkpoint of the last plan."""
+        """By checkpoint that is not complete yet, whether all input ends with it."""
         self._graph = self._program = graph
         # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
         self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
         self._python = pack(graph.vertices[0].python)
-        self._config = config
         self._context = context
+        self._continues_from = None if restored is None else restored.checkpoint_id
         self._inputs = inputs_of_plan(plan) if plan else {}
         self._repeated: int | None = None
 
@@ -74,33 +77,31 @@ class EpochPlanner:
         self._program, self.partition = of_partition(self._graph, partition), partition
         self.splits = SplitPlanner(self._program, {}, self._context, whole=True)
 
-    def plan(self, checkpoint_id: int, barriers: int, next_checkpoint: Callable[[], int]) -> list[Epoch]:
-        """Plans the epochs of one Spark job. There are fewer than asked for if the input ends.
+    def plan(self, checkpoint_id: int, before: Epoch | None = None) -> Epoch:
+        """Plans the input up to a barrier.
 
         Args:
-            checkpoint_id: The checkpoint of the first barrier.
-            barriers: The maximum number of epochs.
-            next_checkpoint: Triggers one more checkpoint and returns its id.
+            checkpoint_id: The checkpoint of the barrier.
+            before: The epoch before it in the same Spark job, which has not run yet; or None.
 
         Raises:
             SourceReadError: The input cannot be listed.
         """
-        epochs = [self.splits.plan(checkpoint_id)]
-        while len(epochs) < barriers and not self.splits.ends(epochs[-1]):
-            self.splits.assume_read(epochs[-1])
-            epochs.append(self.splits.plan(next_checkpoint()))
-        self.ended = {epoch.checkpoint_id: self.splits.ends(epoch) for epoch in epochs}
-        return epochs
+        if before is not None:
+            self.splits.assume_read(before)
+        epoch = self.splits.plan(checkpoint_id)
+        self.ended[checkpoint_id] = self.splits.ends(epoch)
+        return epoch
 
-    def plan_drain(self, checkpoint_id: int) -> list[Epoch]:
+    def plan_drain(self, checkpoint_id: int) -> Epoch:
         """Plans an epoch that reads nothing and ends all input."""
-        self.ended = {checkpoint_id: True}
-        return [Epoch(checkpoint_id, {}, frozenset(self.splits.uids))]
+        self.ended[checkpoint_id] = True
+        return Epoch(checkpoint_id, {}, frozenset(self.splits.uids))
 
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """Returns the current state as the results of an epoch that has read nothing."""
         assert self.parent is not None
-        self._repeated, self.ended = checkpoint_id, {checkpoint_id: self.parent.end_of_input}
+        self._repeated, self.ended[checkpoint_id] = checkpoint_id, self.parent.end_of_input
         self.splits.snapshot(checkpoint_id)
         return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self._graph, self._inputs)})
 
@@ -110,14 +111,14 @@ class EpochPlanner:
         inputs = dict(self._inputs)
         for task, splits in first.splits.items():
             inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
-        config, checkpointing = self._config, self._config.checkpointing
-        # After the end of input no Spark job follows that could process in-flight records.
+        config, checkpointing = self.config, self.config.checkpointing
+        # No Spark job follows the end of input that could process what is in flight.
         unaligned = checkpointing.unaligned and not self.ended[last.checkpoint_id]
         return EpochJob(
             graph=self._program,
             job_id=config.job_id,
             checkpoint_id=first.checkpoint_id,
-            fencing_token=self._context.fencing_token,
+            fencing_token=self.fencing_token,
             job_storage=config.storage.child(config.job_id),
             inputs=inputs,
             ended_sources=first.ended_sources,
@@ -128,7 +129,7 @@ class EpochPlanner:
             state_backend=checkpointing.state_backend,
             partition=None if self.partition is None else self.partition.key,
             cache_dir=config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache"),
-            restored=None if self.parent is None else self.parent.checkpoint_id,
+            restored=self._continues_from,
             python=self._python,
         )
 
@@ -152,13 +153,13 @@ class EpochPlanner:
             for v in self._graph.vertices
         )
         return CheckpointMetadata(
-            job_id=self._config.job_id,
+            job_id=self.config.job_id,
             checkpoint_id=write.checkpoint_id,
             kind=CheckpointKind.CHECKPOINT,  # a savepoint is a copy of it
             parent_id=None if self.parent is None else self.parent.checkpoint_id,
             timestamp_ms=write.trigger_ms,
             partition=None if self.partition is None else self.partition.key,
-            fencing_token=self._context.fencing_token,
+            fencing_token=self.fencing_token,
             graph_fingerprint=self._graph.fingerprint,
             end_of_input=self.ended[write.checkpoint_id],
             operators=operators,
@@ -181,6 +182,11 @@ class EpochPlanner:
         same = (end for end in kept if end.checkpoint_id == metadata.parent_id)
         return next((replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)
 
-    def go_on_from(self, metadata: CheckpointMetadata) -> None:
-        """Lets the next epoch start from the state of a checkpoint."""
-        self.parent, self._inputs = metadata, inputs_after(metadata)
+    def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+        """Lets the next epoch start from what all subtasks have acknowledged of a checkpoint."""
+        self._continues_from, self._inputs = checkpoint_id, inputs_after(states)
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """Takes note that a checkpoint is complete."""
+        self.parent = metadata
+        del self.ended[metadata.checkpoint_id]

@@ -1,11 +1,10 @@
-"""The job loop: runs one execution attempt, epoch by epoch, starting from the last completed checkpoint.
+"""An execution attempt of a job: it takes the leadership, restores, runs epochs, and gives the job back.
 
-The coordinator decides what to do, and this module does it: it runs the Spark job, writes the metadata and commits the
-sinks. :mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore, and
+The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
+:mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore, and
 :mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads.
 
-The module is longer than others on purpose: every instruction of the coordinator changes the state of the one attempt.
-Whatever can stand alone is in other modules.
+The module is longer than others because half of it is what callers read: arguments, errors and promises.
 """
 
 from __future__ import annotations
@@ -13,11 +12,10 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from types import TracebackType
 
 import pyarrow as pa
@@ -25,58 +23,19 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.instructions import (
-    ArmPeriodic,
-    ArmTimeout,
-    AssignCheckpointId,
-    CancelSparkJob,
-    DiscardState,
-    DropSubsumed,
-    EmitBarriers,
-    FailJob,
-    Instruction,
-    NotifyAborted,
-    NotifyComplete,
-    NotifySubsumed,
-    Rejected,
-    ReplaceHead,
-    SnapshotCoordinators,
-    TriggerMasterHooks,
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import (
-    AcknowledgeCheckpoint,
-    CheckpointFailureReason,
-    DeclineCheckpoint,
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, STOPPED, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committables
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.savepoint import check_target, write_savepoint
-from dagster_flinkpy.checkpoint.stimuli import (
-    Acknowledge,
-    CheckpointIdAssigned,
-    CommitFinished,
-    CoordinatorSnapshotted,
-    Decline,
-    HeadReplaced,
-    JobStatusChanged,
-    MasterHookFailed,
-    MasterStateCollected,
-    MetadataWriteFailed,
-    MetadataWritten,
-    PeriodicTick,
-    Stimulus,
-    TimerFired,
-    TriggerFailed,
-    TriggerRequested,
-)
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.common.clock import current_millis, elapsed_millis
-from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -94,15 +53,19 @@ from dagster_flinkpy.errors import (
     StorageError,
     shorten,
 )
-from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_master import EpochKind, EpochRequest, JobMaster
 from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.region_job import run_region
+from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch, operator_reports
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
@@ -212,26 +175,15 @@ class JobAttempt:
             progress=self._progress,
         )
         self._session = JobSession(config.spark, self._progress)
-        self._error: BaseException | None = None
-        self._failure: FlinkPyError | None = None
-        self._barriers = 1
-        self._periodic = False
-        self._due_ms = 0
-        """The time of the next periodic checkpoint, in milliseconds since 1970."""
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._stopping = False
-        self._draining = False
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
-        self._emitted: list[int] | None = None
-        """The checkpoints of the Spark job that is being planned; None at other times."""
-        self._subsumed: list[int] = []
-        """Checkpoints to delete once all checkpoints of the Spark job are complete."""
-        self._printed: list[str] = []
-        self.collected: dict[str, list[pa.Array]] = {}
-        """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
+        self._mailbox = self._create_mailbox()
+        self.collected: Mapping[str, list[pa.Array]] = {}
+        """The records that the last epoch sent back, as columns, by uid of the collect operator."""
 
     def _progress(self, line: str) -> None:
         if self._on_progress is not None:
@@ -296,15 +248,70 @@ class JobAttempt:
             retained=self._attempt.head.retained,
             statistics=self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt),
         )
-        self._drive(JobStatusChanged(_now(), running=True))
+        steps = CheckpointSteps(
+            self._store,
+            self._attempt,
+            self._watchdog,
+            self._hooks,
+            self._committers,
+            self._lease,
+            self.config.partition_retention,
+            None if self.restored is None else self.restored.checkpoint_id,
+            _now,
+            commit=lambda metadata: self._commit(metadata),
+            after_commit=lambda: self._restore.dispose_claimed(self._owner, _now()),
+        )
+        self._master = JobMaster(
+            self._coordinator,
+            RegionRunner(
+                self._epochs,
+                self._session,
+                self._watchdog,
+                lambda job: self._on_spark(job),
+                self._on_results,
+                self._check_leader,
+                self._progress,
+                self._plan().tasks_to_wait_for,
+            ),
+            steps,
+            self._mailbox,
+            create_metadata=lambda write: self._create_metadata(write),
+            on_completed=self._on_completed,
+            abort_lingering=self._abort_after_failure,
+            max_ahead=self.config.checkpointing.max_concurrent,
+            owner=self._owner,
+            now=_now,
+            progress=self._progress,
+        )
+        self._master.start()
+
+    def _create_mailbox(self) -> Mailbox:
+        return InlineMailbox(now=_now) if self.config.in_process else ThreadMailbox(_now)
+
+    def _on_completed(self, metadata: CheckpointMetadata) -> None:
+        self._epochs.completed(metadata)
+        self.finished = metadata.end_of_input or metadata.stopped
+
+    def _abort_after_failure(self) -> None:
+        # Once fenced it aborts nothing: what is open may be of the attempt that took over.
+        with suppress(FencedError, StorageError, CheckpointTimeoutError):
+            self._abort_lingering()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        found: BaseException | None = None
+        if error is not None:
+            self._master.interrupt()
+        else:
+            try:
+                self._master.settle()
+            except BaseException as late:  # of an epoch that the caller did not wait for
+                error = found = late
         self._session.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):
-            if error is None and self._error is None:
+            if error is None and self._master.error is None:
                 self._abort_left_open()
         with suppress(FlinkPyError):
             if self._discards_checkpoints(error):
@@ -313,8 +320,11 @@ class JobAttempt:
             statistics = self._coordinator.statistics
             self._watchdog.run("writing the statistics", self._store.save_statistics, self._attempt, statistics)
         self._end()
+        if found is not None:
+            raise found
 
     def _end(self) -> None:
+        self._mailbox.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
             self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)
@@ -439,10 +449,39 @@ class JobAttempt:
             self._committers.check_partitioned()
             self._epochs.read_partition(partition)
         try:
-            return self._checkpoint(self._run_spark_job, barriers)
+            return self._checkpoint(EpochRequest(limit=barriers, barriers=barriers))
         finally:
             # A checkpoint that reads no partition, such as the one that stops the job, must not replace its rows.
             self._epochs.partition = None
+
+    def run_epochs(
+        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False
+    ) -> Iterator[CompletedEpoch]:
+        """Reads epoch after epoch, and yields each when its checkpoint is complete and the sinks have committed.
+
+        Meanwhile the next epoch runs: Spark works on it while a checkpoint is written, completed and committed. If the
+        caller ends the iteration early, the epoch that is under way still completes.
+
+        Args:
+            limit: The number of epochs; there are fewer if the input ends. Default: None, until the input ends or an
+                epoch has nothing to read.
+            barriers: How many epochs one Spark job reads, see :meth:`run_epoch`. Default: 1.
+            periodic: Waits before each epoch until its checkpoint is due, by the program's interval and pause, and
+                ends with the input or at the limit. The first one is due at a random time between pause and interval
+                after the attempt has begun (Flink: ``CheckpointCoordinator.getRandomInitDelay``). Default: False.
+
+        Yields:
+            The epochs in order.
+
+        Raises:
+            ConfigurationError: ``barriers`` is below 1; or the program has no interval, and ``periodic`` needs one.
+            Exception: As :meth:`run_epoch`.
+        """
+        if barriers < 1:
+            raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
+        if periodic:
+            self._require_interval()
+        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic))
 
     def refuse_input_after_end(self) -> None:
         """Checks that a finished job has no new input.
@@ -454,25 +493,11 @@ class JobAttempt:
         if self.finished and not self._stopped:
             self._epochs.splits.refuse_input_after_end(all_ended=True)
 
-    def run_periodic_epoch(self) -> CompletedEpoch:
-        """Waits until the next periodic checkpoint is due, and runs its epoch.
-
-        The program sets the interval and the minimum pause between checkpoints. The first checkpoint is due after a
-        random delay between pause and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``).
-
-        Raises:
-            ConfigurationError: The program has no checkpoint interval.
-            Exception: Whatever :meth:`run_epoch` raises.
-        """
+    def _require_interval(self) -> None:
         if self.config.checkpointing.interval is None:
             raise ConfigurationError(
                 f"job {self.config.job_id!r} has no checkpoint interval: call env.enable_checkpointing(milliseconds)"
             )
-        self._periodic = True
-        try:
-            return self._checkpoint(self._run_spark_job)
-        finally:
-            self._periodic = False
 
     def commit_restored(self) -> CompletedEpoch:
         """Completes a checkpoint of the restored state without reading input, so that later attempts start from it.
@@ -484,7 +509,7 @@ class JobAttempt:
             raise RestoreError(
                 f"job {self.config.job_id!r} has no checkpoint to restore, and no savepoint is given; run it first"
             )
-        return self._checkpoint(self._epochs.repeat)
+        return self._checkpoint(EpochRequest(EpochKind.REPEAT))
 
     def stop_with_savepoint(
         self,
@@ -515,266 +540,38 @@ class JobAttempt:
             return self.savepoint(target, format_type)
         if self._epochs.parent is None and not drain:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
-        self._stopping, self._draining = True, drain
-        self._checkpoint(self._run_spark_job if drain else self._epochs.repeat)
+        self._stopping = True
+        self._checkpoint(EpochRequest(EpochKind.DRAIN if drain else EpochKind.REPEAT, stop=True))
         self.finished = True
         return self.savepoint(target, format_type)
 
-    def _checkpoint(self, run: Callable[[int], EpochResults], barriers: int = 1) -> CompletedEpoch:
-        if self._error is not None:
-            raise CheckpointError("this attempt has failed; start another one") from self._error
-        self._run, self._barriers = run, barriers
-        started, before = time.monotonic(), self._attempt.latest
-        try:
-            self._trigger()
-        except BaseException as e:
-            self._error = e
-            raise
-        metadata = self._attempt.latest
-        if metadata is None or metadata is before:
-            self._error = self._failure or CheckpointError("the checkpoint was aborted")
-            raise self._error
-        self.finished = metadata.end_of_input or metadata.stopped
-        return CompletedEpoch(
-            checkpoint_id=metadata.checkpoint_id,
-            metadata=metadata,
-            metadata_path=f"{self._location.url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
-            digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
-            duration_ms=elapsed_millis(started),
-            operators=operator_reports(metadata, set(self._committers.uids)),
-            statistics=self._coordinator.statistics,
-        )
+    def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
+        """Runs the epochs of a request, and returns the last one when nothing is under way any longer."""
+        (last,) = deque(self._run(request), maxlen=1)
+        return last
 
-    def _trigger(self) -> None:
-        latest = self._attempt.latest
-        while self._periodic and self._attempt.latest is latest and self._failure is None:
-            _wait(max(0, self._due_ms - _now()) / 1000)
-            self._drive(PeriodicTick(_now()))
-        if self._periodic:
-            return
-        kind = CheckpointKind.SAVEPOINT if self._stopping else CheckpointKind.CHECKPOINT
-        self._drive(TriggerRequested(_now(), kind, forced=True, stop=self._stopping, request_id=self._owner))
-
-    def _drive(self, stimulus: Stimulus) -> None:
-        """Carries out the coordinator's instructions until there are no more."""
-        todo: deque[Instruction] = deque(self._coordinator.handle(stimulus))
-        while todo:
-            for answer in self._perform(todo.popleft()):
-                todo.extend(self._coordinator.handle(answer))
-
-    def _perform(self, instruction: Instruction) -> Iterator[Stimulus]:
-        match instruction:
-            case AssignCheckpointId():
-                yield self._assign_checkpoint_id()
-            case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
-                for identifier in identifiers:
-                    yield self._trigger_hook(identifier, checkpoint_id, timestamp)
-            case EmitBarriers(checkpoint_id=checkpoint_id) if self._emitted is not None:
-                self._emitted.append(checkpoint_id)  # a Spark job is being planned
-            case EmitBarriers(checkpoint_id=checkpoint_id):
-                self._run_epoch(checkpoint_id)
-            case WriteMetadata(checkpoint_id=checkpoint_id):
-                self._metadata = self._create_metadata(instruction)
-                yield self._finalize(
-                    f"writing chk-{checkpoint_id}/{METADATA_NAME}",
-                    checkpoint_id,
-                    self._write_metadata,
-                    MetadataWritten(_now(), checkpoint_id),
-                )
-            case ReplaceHead(checkpoint_id=checkpoint_id):
-                yield self._finalize(
-                    f"writing HEAD for checkpoint {checkpoint_id}",
-                    checkpoint_id,
-                    self._completion(),
-                    HeadReplaced(_now(), checkpoint_id),
-                )
-            case NotifyComplete(checkpoint_id=checkpoint_id):
-                self._check_leader()
-                self._commit(self._metadata)
-                self._attempt.committed = checkpoint_id
-                told = f"telling sources that checkpoint {checkpoint_id} is complete"
-                self._watchdog.run(told, self._epochs.splits.notify_complete, checkpoint_id)
-                self._tell("notify_checkpoint_complete", checkpoint_id)
-                for line in self._printed:
-                    print(line)
-                self._epochs.go_on_from(self._metadata)
-                disposing = "deleting the claimed savepoint"
-                self._watchdog.run(disposing, self._restore.dispose_claimed, self._owner, _now())
-                yield CommitFinished(_now(), checkpoint_id)
-            case NotifySubsumed(checkpoint_id=checkpoint_id):
-                self._tell("notify_checkpoint_subsumed", checkpoint_id)
-            case DropSubsumed(checkpoint_ids=checkpoint_ids):
-                self._subsumed += checkpoint_ids
-            case DiscardState(files=files):
-                # The error of the checkpoint is the one to report; the next sweep deletes files that stay.
-                with suppress(CheckpointTimeoutError, FencedError, StorageError):
-                    deleting = "deleting the state of an aborted checkpoint"
-                    self._watchdog.run(deleting, self._store.discard, self._attempt, files)
-            case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
-                self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
-                # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
-                with suppress(FencedError, StorageError, CheckpointTimeoutError):
-                    self._abort_lingering()
-                with suppress(CheckpointTimeoutError):
-                    self._tell("notify_checkpoint_aborted", checkpoint_id)
-            case FailJob(message=message):
-                raise self._failure or CheckpointError(message)
-            case ArmPeriodic(at_ms=at_ms):
-                self._due_ms = at_ms
-            case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
-                self._progress(message)  # the checkpoint is due again after the pause
-            case Rejected(message=message):
-                raise self._failure or CheckpointError(f"no checkpoint was taken: {message}")
-            case ArmTimeout() | SnapshotCoordinators() | CancelSparkJob():
-                pass  # the timeout limits the Spark job, which has ended before the coordinator is told
-            case _:
-                raise AssertionError(f"unknown instruction {instruction!r}")
-
-    def _assign_checkpoint_id(self) -> Stimulus:
-        self._failure = None
-        try:
-            return CheckpointIdAssigned(_now(), self._watchdog.run("taking a checkpoint id", self._next_checkpoint_id))
-        except (StorageError, CheckpointTimeoutError) as e:
-            self._failure = e
-            return TriggerFailed(_now(), str(e))
-
-    def _next_checkpoint_id(self) -> int:
-        self._store.renew(self._attempt, self._lease, _now())
-        return self._store.assign_checkpoint_id(self._attempt)
-
-    def _trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Stimulus:
-        try:
-            state = self._hooks.trigger(identifier, checkpoint_id, timestamp_ms)
-        except CheckpointError as e:
-            self._failure = e
-            return MasterHookFailed(_now(), checkpoint_id, identifier, str(e))
-        return MasterStateCollected(_now(), checkpoint_id, identifier, state)
-
-    def _tell(self, news: str, checkpoint_id: int) -> None:
-        """Calls a method of all committers and hooks that are checkpoint listeners."""
-        for listener in (*self._committers, *self._hooks):
-            if isinstance(listener, CheckpointListener):
-                what = f"{type(listener).__qualname__}.{news}({checkpoint_id})"
-                self._watchdog.run(what, getattr(listener, news), checkpoint_id)
-
-    def _write_metadata(self) -> None:
-        self._store.write_metadata(self._attempt, self._metadata)
-
-    def _completion(self) -> Callable[[], None]:
-        """Returns the write of HEAD with the current values, because a write that hangs may happen much later."""
-        return partial(
-            self._store.complete,
-            self._attempt,
-            self._metadata,
-            partition=self._epochs.partition_end(self._metadata, self._attempt.head.partitions),
-            partition_retention=self.config.partition_retention,
-            started_from=None if self.restored is None else self.restored.checkpoint_id,
-        )
-
-    def _finalize(self, what: str, checkpoint_id: int, write: Callable[[], None], done: Stimulus) -> Stimulus:
-        try:
-            self._watchdog.run(what, write)
-        except FlinkPyError as e:
-            self._failure = e
-            unknown = isinstance(e, (StorageError, CheckpointTimeoutError))
-            return MetadataWriteFailed(_now(), checkpoint_id, unknown, str(e))
-        return done
-
-    # --- one epoch ---------------------------------------------------------------------------------------------------
-
-    def _run_epoch(self, checkpoint_id: int) -> None:
-        """Runs the epoch and reports its outcome to the coordinator."""
-        self._failure = None
-        tag = f"flinkpy-{self.config.job_id}-{self.token}-{checkpoint_id}"
-        what = f"checkpoint {checkpoint_id} of job {self.config.job_id!r}"
-        self._session.limit(tag, what, self.config.checkpointing.timeout)
-        self._subsumed = []
-        try:
-            results = self._run(checkpoint_id)
-            if results.failure is None:
-                results.check_complete(self._epochs.ended, self._plan().tasks_to_wait_for)
-                results.check_consistent()
-        except FlinkPyError as e:
-            if self._session.timed_out:
-                self._drive(TimerFired(_now(), checkpoint_id))
-                return
-            self._failure = cause = self._cause(e)
-            self._drive(self._decline(checkpoint_id, None, cause))
-            return
-        failure = results.failure
-        if failure is not None:
-            self._failure = cause = self._cause(failure.error)
-            self._drive(self._decline(checkpoint_id, failure.task, cause))
-            return
-        self.collected = results.collected
-        for position, (acknowledged_id, states) in enumerate(sorted(results.acknowledged.items())):
-            self._printed = results.printed.get(position, [])
-            self._acknowledge(acknowledged_id, states)
-        # State files are named by content, so a file of an old checkpoint that the first checkpoint of this Spark job
-        # does not use may be used again by the second. So old checkpoints are deleted when all new ones are complete.
-        if self._subsumed:
-            subsuming = "deleting subsumed checkpoints"
-            self._watchdog.run(subsuming, self._store.subsume, self._attempt, self._subsumed)
-
-    def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Passes the acknowledgements of tasks and enumerators to the coordinator, which completes the checkpoint."""
-        for task, state in states.items():
-            message = AcknowledgeCheckpoint(
-                self.config.job_id, checkpoint_id, self.token, task.uid, task.subtask, state
+    def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+        if self._master.error is not None:
+            raise CheckpointError("this attempt has failed; start another one") from self._master.error
+        for completion in self._master.run(request):
+            metadata = completion.metadata
+            self.collected = completion.collected
+            yield CompletedEpoch(
+                checkpoint_id=metadata.checkpoint_id,
+                metadata=metadata,
+                metadata_path=f"{self._location.url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
+                digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
+                duration_ms=completion.duration_ms,
+                operators=operator_reports(metadata, set(self._committers.uids)),
+                statistics=self._coordinator.statistics,
             )
-            self._drive(Acknowledge(_now(), message))
-        for uid, state in self._epochs.splits.take_states(checkpoint_id).items():
-            self._drive(CoordinatorSnapshotted(_now(), checkpoint_id, uid, state))
 
-    def _cause(self, error: FlinkPyError) -> FlinkPyError:
-        """Returns the error to report: a newer attempt may have deleted state files that seem lost."""
-        if isinstance(error, CorruptStateError):
-            try:
-                self._check_leader()
-            # Damage is reported only if it is certain.
-            except (FencedError, StorageError, CheckpointTimeoutError) as unclear:
-                return unclear
-        return error
+    # --- the region's lane -------------------------------------------------------------------------------------------
 
-    def _decline(self, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> Decline:
-        where = task or Subtask(self.graph.vertices[0].uid, 0)
-        cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
-        reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
-        if task is not None:
-            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        message = DeclineCheckpoint(
-            self.config.job_id, checkpoint_id, self.token, where.uid, where.subtask, reason, cause
-        )
-        return Decline(_now(), message)
-
-    def _plan_epochs(self, checkpoint_id: int) -> list[Epoch]:
-        """Plans the epochs that one Spark job reads."""
-        if self._draining:
-            return self._epochs.plan_drain(checkpoint_id)
-        return self._epochs.plan(checkpoint_id, self._barriers, self._emit_next)
-
-    def _emit_next(self) -> int:
-        """Triggers another checkpoint for the Spark job that is being planned, and returns its id."""
-        self._emitted = []
-        self._trigger()
-        if not self._emitted:
-            raise self._failure or CheckpointError("the checkpoint was aborted")
-        (later_id,) = self._emitted
-        self._emitted = None
-        return later_id
-
-    def _run_spark_job(self, checkpoint_id: int) -> EpochResults:
-        epochs = self._plan_epochs(checkpoint_id)
-        job, splits = self._epochs.job(epochs), self._epochs.splits
-        for epoch in epochs:
-            self._progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
-        results = EpochResults.of(self._on_spark(job))
+    def _on_results(self, results: EpochResults, job: EpochJob) -> None:
         pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
-        if results.failure is None:
-            splits.was_read(epochs[-1].checkpoint_id, results.states)
-        return results
 
-    def _on_spark(self, job: EpochJob) -> list[WireRow]:
+    def _on_spark(self, job: EpochJob) -> Sequence[WireRow]:
         """Runs the Spark job, or the same tasks in this process."""
         if self.config.in_process:
             return list(run_in_process(job))
@@ -816,6 +613,8 @@ class JobAttempt:
             CheckpointError: There is no completed checkpoint yet.
             FencedError: A newer attempt took over and has subsumed the checkpoint.
         """
+        if self._master.error is None:
+            self._master.settle()
         latest = self._attempt.latest
         if latest is None:
             raise CheckpointError(

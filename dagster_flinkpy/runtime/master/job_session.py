@@ -1,12 +1,10 @@
-"""The Spark session of an execution attempt, which interrupts jobs that exceed the checkpoint timeout."""
+"""The Spark session of an execution attempt, whose Spark jobs can be interrupted."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.spark.sessions import SparkSettings, announce_job, get_session, lost_server
@@ -30,37 +28,43 @@ class JobSession:
     """
 
     def __init__(self, settings: SparkSettings, progress: Callable[[str], None]) -> None:
-        self.timed_out = False
-        """Whether anything had to be interrupted since the last :meth:`limit`."""
         self._settings = settings
         self._progress = progress
         self._spark: SparkSession | None = None
+        self._interrupted = False
+        self._wake = threading.Event()
+        """Set when the Spark jobs of the last :meth:`open` are interrupted, or over."""
 
-    def limit(self, tag: str, what: str, timeout: timedelta) -> None:
-        """Limits the total time of the Spark jobs that follow.
+    def begin(self, tag: str, what: str) -> None:
+        """Names the Spark jobs that follow, and lets them run although earlier ones were interrupted.
 
         Args:
-            tag: Distinguishes these jobs from all others.
-            what: What the jobs are for, such as a checkpoint. Other runs on the same Spark server see it.
-            timeout: The time limit, counted from now.
+            tag: Tells them from all others.
+            what: Their purpose, such as a checkpoint; other runs on the same Spark server see it.
         """
-        self.timed_out = False
-        self._tag, self._what, self._deadline = tag, what, time.monotonic() + timeout.total_seconds()
+        self._tag, self._what, self._interrupted = tag, what, False
+
+    def interrupt(self) -> None:
+        """Ends the Spark jobs that run, and those that start before the next :meth:`begin`. Any thread may call it."""
+        self._interrupted = True
+        self._wake.set()
 
     @contextmanager
     def open(self) -> Iterator[SparkSession]:
-        """Provides the session; Spark jobs that are started inside the context are interrupted at the time limit."""
+        """Gives the session; the Spark jobs that are started inside can be interrupted."""
         if self._spark is None:
             self._progress(f"waiting for Spark ({self._settings.mode})")  # it may have to start first
             self._spark = get_session(self._settings)
-        spark, tag, deadline, over = self._spark, self._tag, self._deadline, threading.Event()
+        spark, tag, over = self._spark, self._tag, threading.Event()
+        wake = self._wake = threading.Event()
+        if self._interrupted:
+            wake.set()
 
-        def expire() -> None:
-            over.wait(deadline - time.monotonic())
+        def end_when_interrupted() -> None:
+            wake.wait()
             while not over.is_set():
-                self.timed_out = True
-                with suppress(Exception):  # the server may be gone
-                    spark.interruptTag(tag)  # repeatedly, because the job may not have reached Spark yet
+                with suppress(Exception):  # of a server that has gone
+                    spark.interruptTag(tag)  # again and again: the job may not have reached Spark yet
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:
@@ -69,8 +73,10 @@ class JobSession:
                 self._progress(f"{self._what} shares Spark with {', '.join(others)}")
             spark.addTag(tag)
             stack.callback(spark.removeTag, tag)
+            waits = threading.Thread(target=end_when_interrupted, name=f"{tag}-interrupt", daemon=True)
+            stack.callback(wake.set)
             stack.callback(over.set)
-            threading.Thread(target=expire, name=f"{tag}-timeout", daemon=True).start()
+            waits.start()
             try:
                 yield spark
             except Exception as error:

@@ -89,14 +89,15 @@ class LocalExecutor:
                 )
                 with attempt:
                     attempt.refuse_input_after_end()
-                    while not attempt.finished:
-                        epoch = attempt.run_epoch(settings.checkpointing.barriers_per_job)
+                    if attempt.finished:
+                        continue
+                    for epoch in attempt.run_epochs(barriers=settings.checkpointing.barriers_per_job):
                         yield attempt, epoch
-                        if not attempt.finished and not epoch.has_read:
-                            raise ConfigurationError(
-                                f"job {job_id!r}: there is nothing more to read, but the input does not end; "
-                                "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
-                            )
+                    if not attempt.finished:
+                        raise ConfigurationError(
+                            f"job {job_id!r}: there is nothing more to read, but the input does not end; "
+                            "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
+                        )
 
 
 @contextmanager

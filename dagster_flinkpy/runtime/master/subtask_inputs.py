@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from dagster_flinkpy.checkpoint.messages import Subtask
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.restore import RestorePlan, reassign_operator_state
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -33,20 +32,23 @@ def inputs_of_plan(plan: RestorePlan) -> SubtaskInputs:
     }
 
 
-def inputs_after(metadata: CheckpointMetadata) -> SubtaskInputs:
-    """Returns the inputs of the same job after a checkpoint."""
+def inputs_after(states: Mapping[Subtask, SubtaskState]) -> SubtaskInputs:
+    """Returns the inputs of the same job after an epoch whose end all its subtasks have acknowledged."""
+    by_uid: dict[str, list[SubtaskState]] = {}
+    for task in sorted(states):
+        by_uid.setdefault(task.uid, []).append(states[task])
     return {
-        (o.uid, s.index): SubtaskInput(
+        (uid, s.index): SubtaskInput(
             keyed=s.keyed,
             watermark=s.watermark,
             operator_state=operator_state,
             raw_keyed=s.raw_keyed,
             channel_state=s.channel_state,
         )
-        for o in metadata.operators
+        for uid, subtasks in by_uid.items()
         for s, operator_state in zip(
-            o.subtasks,
-            reassign_operator_state([s.operator_state for s in o.subtasks], len(o.subtasks)),
+            subtasks,
+            reassign_operator_state([s.operator_state for s in subtasks], len(subtasks)),
             strict=True,
         )
     }

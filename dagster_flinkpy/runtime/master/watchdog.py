@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from datetime import timedelta
 from types import FrameType
 from typing import Any, ParamSpec, TypeVar
@@ -25,8 +26,49 @@ _GRACE_SECONDS = 5.0
 _SHOWN_FRAMES = 5
 
 
+class _GivenUp(Exception):
+    """An interrupted run has stopped waiting for the step."""
+
+
+class _Worker:
+    """A thread that runs one step after the other."""
+
+    def __init__(self) -> None:
+        self.steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self.step: Future[Any] | None = None
+        """The last one."""
+        self._thread = threading.Thread(target=_work_off, args=(self.steps,), name="flinkpy-watched", daemon=True)
+        self._thread.start()
+
+    def begin(self, step: Callable[[], Any]) -> Future[Any]:
+        """Has the thread run a step."""
+        self.step = done = Future[Any]()
+        self.steps.put((done, step))
+        return done
+
+    def place(self) -> str:
+        """Returns the innermost calls of the thread, as in a traceback."""
+        assert self._thread.ident is not None
+        frame: FrameType | None = sys._current_frames().get(self._thread.ident)
+        return "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:]).rstrip() if frame is not None else ""
+
+
+def _work_off(steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+    while (todo := steps.get()) is not None:
+        done, step = todo
+        try:
+            result = step()
+        except BaseException as error:
+            with suppress(InvalidStateError):
+                done.set_exception(error)
+        else:
+            with suppress(InvalidStateError):
+                done.set_result(result)
+        del todo, done, step
+
+
 class Watchdog:
-    """Runs the steps of an execution attempt, one at a time, on a separate thread.
+    """Runs the steps of an execution attempt. Each thread that calls it has another one, which runs its steps.
 
     A step that hangs cannot be stopped, so its outcome is unknown. From then on every step is refused with the same
     error: the attempt no longer calls the store, the sinks or the hooks, and neither aborts nor deletes anything.
@@ -38,8 +80,8 @@ class Watchdog:
     def __init__(self, timeout: timedelta) -> None:
         self._timeout = timeout
         self._hung: CheckpointTimeoutError | None = None
-        self._steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._workers: dict[int, _Worker] = {}
+        """By the calling thread."""
 
     def run(self, what: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a step and returns its result.
@@ -56,52 +98,43 @@ class Watchdog:
         """
         if self._hung is not None:
             raise self._hung
-        done: Future[T] = Future()
-        context = contextvars.copy_context()
-        self._steps.put((done, lambda: context.run(step, *args, **kwargs)))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, args=(self._steps,), name="flinkpy-watched", daemon=True)
-            self._thread.start()
+        caller, context = threading.get_ident(), contextvars.copy_context()
+        worker = self._workers.get(caller)
+        if worker is None:
+            worker = self._workers[caller] = _Worker()
+        done: Future[T] = worker.begin(lambda: context.run(step, *args, **kwargs))
         try:
             self._await(done, self._timeout.total_seconds())
         except BaseException:
             self._await(done, _GRACE_SECONDS)
             raise
         finally:
-            if not done.done():
+            if not done.done() or isinstance(done.exception(), _GivenUp):
                 self._hung = CheckpointTimeoutError(
                     f"{what} did not end within the checkpoint timeout of {self._timeout}, so its outcome is unknown: "
                     "nothing was aborted or deleted, and the next run continues from what it finds. See below where it "
-                    "hangs, or raise set_checkpoint_timeout().\n" + self._place()
+                    "hangs, or raise set_checkpoint_timeout().\n" + worker.place()
                 )
         if self._hung is not None:
             raise self._hung
         return done.result()
 
+    def interrupt(self) -> None:
+        """Gives the steps of other threads a moment to end, and then treats them as steps that hang."""
+        for worker in tuple(self._workers.values()):
+            if self._hung is None and worker.step is not None and not worker.step.done():
+                self._await(worker.step, _GRACE_SECONDS)
+                with suppress(InvalidStateError):
+                    worker.step.set_exception(_GivenUp())
+
     def close(self) -> None:
-        """Ends the thread; if it hangs, it ends with the process. A later step starts another thread."""
-        self._steps.put(None)
-        self._steps, self._thread = queue.SimpleQueue(), None
+        """Ends the threads; one that hangs ends with the process. A later step starts another thread."""
+        for worker in tuple(self._workers.values()):
+            worker.steps.put(None)
+        self._workers.clear()
 
     @staticmethod
     def _await(done: Future[Any], seconds: float) -> None:
         finished = threading.Event()
         done.add_done_callback(lambda _: finished.set())
         finished.wait(seconds)
-
-    @staticmethod
-    def _work(steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
-        while (todo := steps.get()) is not None:
-            done, step = todo
-            try:
-                result = step()
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(result)
-            del todo, done, step
-
-    def _place(self) -> str:
-        assert self._thread is not None and self._thread.ident is not None
-        frame: FrameType | None = sys._current_frames().get(self._thread.ident)
-        return "".join(traceback.format_stack(frame)[-_SHOWN_FRAMES:]).rstrip() if frame is not None else ""

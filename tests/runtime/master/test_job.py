@@ -249,8 +249,9 @@ def test_a_checkpoint_that_never_completed_cannot_be_restored(tmp_path: Path) ->
     """Its state includes records that its sinks never committed."""
 
     class Dies(HarnessAttempt):
-        def _write_metadata(self) -> None:
-            super()._write_metadata()
+        def _create_metadata(self, write: Any) -> Any:
+            metadata = super()._create_metadata(write)
+            self._store.write_metadata(self._attempt, metadata)
             raise KeyboardInterrupt
 
     graph, sink = sunk(tmp_path)

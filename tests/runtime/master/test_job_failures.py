@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from dagster_flinkpy.errors import (
     UserFunctionError,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
-from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.storage import StorageLocation
@@ -114,6 +114,10 @@ class _SlowSpark:
     def __init__(self) -> None:
         self.tags: list[str] = []
         self.interrupted = threading.Event()
+        self.now_ms = 1_000_000
+        """The time: the job takes a minute."""
+        self.wake: Callable[[], object] = lambda: None
+        """Has the master look at the time."""
 
     def addTag(self, tag: str) -> None:
         self.tags.append(tag)
@@ -127,7 +131,14 @@ class _SlowSpark:
     def stop(self) -> None:
         pass
 
+    def registerProgressHandler(self, handler: object) -> None:
+        pass
+
+    removeProgressHandler = registerProgressHandler
+
     def run(self, spark: Any, job: EpochJob) -> Iterable[WireRow]:
+        self.now_ms += 60_000
+        self.wake()
         assert self.interrupted.wait(60)
         raise CheckpointError("the Spark job was interrupted")
 
@@ -135,17 +146,21 @@ class _SlowSpark:
 def test_a_checkpoint_that_takes_too_long_is_interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class OnSlowSpark(HarnessAttempt):
         _on_spark = HarnessAttempt.__mro__[1]._on_spark
+        _create_mailbox = HarnessAttempt.__mro__[1]._create_mailbox
+
+        def __enter__(self) -> Any:
+            spark.wake = lambda: self._mailbox.submit(Lane.STORE, lambda: None)
+            return super().__enter__()
 
     spark = _SlowSpark()
     monkeypatch.setattr("dagster_flinkpy.runtime.master.job_session.get_session", lambda settings: spark)
     monkeypatch.setattr("dagster_flinkpy.runtime.master.job.run_region", spark.run)
-    # A write to the store may take longer.
-    monkeypatch.setattr("dagster_flinkpy.runtime.master.job.Watchdog", lambda _: Watchdog(timedelta(minutes=1)))
+    monkeypatch.setattr("dagster_flinkpy.runtime.master.job._now", lambda: spark.now_ms)
     graph, sink = sunk(tmp_path)
-    config = {"checkpointing": CoordinatorConfig(timeout=timedelta(milliseconds=10))}
+    config = {"checkpointing": CoordinatorConfig(timeout=timedelta(seconds=59))}
     lines: list[str] = []
     with OnSlowSpark(graph, tmp_path, config=config, on_progress=lines.append) as attempt:
-        with pytest.raises(CheckpointError, match=r"0 of 8 tasks answered in 0:00:00.010"):
+        with pytest.raises(CheckpointError, match=r"0 of 8 tasks answered in 0:00:59"):
             attempt.run_epoch()
         assert spark.tags == [f"flinkpy-job-{attempt.token}-1"] * 2
     assert "checkpoint 1 was aborted: The checkpoint expired before completing." in lines

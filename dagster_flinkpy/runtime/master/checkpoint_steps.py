@@ -1,0 +1,164 @@
+"""The steps of a checkpoint that wait for others: the store, the sinks and the master hooks.
+
+They run on the store's lane, one after the other, each under the watchdog. A step returns the stimulus that tells the
+coordinator what came of it, and an error if there was one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
+from dagster_flinkpy.checkpoint.stimuli import (
+    CheckpointIdAssigned,
+    CommitFinished,
+    HeadReplaced,
+    MasterHookFailed,
+    MasterStateCollected,
+    MetadataWriteFailed,
+    MetadataWritten,
+    Stimulus,
+    TriggerFailed,
+)
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
+from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError
+from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+__all__ = ["CheckpointSteps", "Outcome"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a step."""
+
+    stimulus: Stimulus
+    error: FlinkPyError | None = None
+    """Why it failed."""
+
+
+@dataclass
+class CheckpointSteps:
+    """Carries out what the coordinator asks for outside of Spark."""
+
+    store: CompletedCheckpointStore
+    attempt: Attempt
+    watchdog: Watchdog
+    hooks: MasterHooks
+    committers: Committers
+    lease: timedelta
+    """How long the attempt promises to live with each checkpoint."""
+    partition_retention: PartitionRetention
+    started_from: int | None
+    """Id of the checkpoint or savepoint that the attempt has restored, or None."""
+    now: Callable[[], int]
+    """Tells milliseconds since 1970."""
+    commit: Callable[[CheckpointMetadata], object]
+    """Commits what the sinks have prepared for a checkpoint."""
+    after_commit: Callable[[], object]
+    """Runs when a checkpoint has been committed."""
+
+    def assign_checkpoint_id(self) -> Outcome:
+        """Renews the lease and takes the next checkpoint id."""
+        try:
+            return Outcome(CheckpointIdAssigned(self.now(), self.watchdog.run("taking a checkpoint id", self._next_id)))
+        except (StorageError, CheckpointTimeoutError) as error:
+            return Outcome(TriggerFailed(self.now(), str(error)), error)
+
+    def _next_id(self) -> int:
+        self.store.renew(self.attempt, self.lease, self.now())
+        return self.store.assign_checkpoint_id(self.attempt)
+
+    def trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Outcome:
+        """Asks a master hook for its state."""
+        try:
+            state = self.hooks.trigger(identifier, checkpoint_id, timestamp_ms)
+        except CheckpointError as error:
+            return Outcome(MasterHookFailed(self.now(), checkpoint_id, identifier, str(error)), error)
+        return Outcome(MasterStateCollected(self.now(), checkpoint_id, identifier, state))
+
+    def write_metadata(self, metadata: CheckpointMetadata) -> Outcome:
+        """Writes the metadata of a checkpoint that all have acknowledged."""
+        number = metadata.checkpoint_id
+        return self._finalize(
+            f"writing chk-{number}/{METADATA_NAME}",
+            number,
+            lambda: self.store.write_metadata(self.attempt, metadata),
+            MetadataWritten,
+        )
+
+    def replace_head(self, metadata: CheckpointMetadata, partition: PartitionEnd | None) -> Outcome:
+        """Completes a checkpoint.
+
+        Args:
+            metadata: What was written.
+            partition: The end state of a time partition that it is, or None.
+        """
+        return self._finalize(
+            f"writing HEAD for checkpoint {metadata.checkpoint_id}",
+            metadata.checkpoint_id,
+            lambda: self.store.complete(
+                self.attempt,
+                metadata,
+                partition=partition,
+                partition_retention=self.partition_retention,
+                started_from=self.started_from,
+            ),
+            HeadReplaced,
+        )
+
+    def _finalize(
+        self, what: str, checkpoint_id: int, write: Callable[[], None], done: Callable[[int, int], Stimulus]
+    ) -> Outcome:
+        try:
+            self.watchdog.run(what, write)
+        except FlinkPyError as error:
+            unknown = isinstance(error, (StorageError, CheckpointTimeoutError))
+            return Outcome(MetadataWriteFailed(self.now(), checkpoint_id, unknown, str(error)), error)
+        return Outcome(done(self.now(), checkpoint_id))
+
+    def commit_checkpoint(self, metadata: CheckpointMetadata) -> Outcome:
+        """Commits a completed checkpoint, and tells those who listen.
+
+        Raises:
+            FencedError: A newer attempt took over, and commits it.
+            FlinkPyError: A sink cannot commit.
+        """
+        self.check_leader()
+        self.commit(metadata)
+        self.attempt.committed = metadata.checkpoint_id
+        self.tell("notify_checkpoint_complete", metadata.checkpoint_id)
+        self.watchdog.run("deleting the claimed savepoint", self.after_commit)
+        return Outcome(CommitFinished(self.now(), metadata.checkpoint_id))
+
+    def check_leader(self) -> None:
+        """Raises FencedError if a newer attempt took over."""
+        self.watchdog.run("checking who leads the job", self.store.check_leader, self.attempt)
+
+    def tell(self, news: str, checkpoint_id: int) -> None:
+        """Calls a method of all committers and hooks that are checkpoint listeners."""
+        for listener in (*self.committers, *self.hooks):
+            if isinstance(listener, CheckpointListener):
+                what = f"{type(listener).__qualname__}.{news}({checkpoint_id})"
+                self.watchdog.run(what, getattr(listener, news), checkpoint_id)
+
+    def tell_aborted(self, checkpoint_id: int) -> None:
+        """Tells those who listen that a checkpoint was aborted, unless a step hangs."""
+        with suppress(CheckpointTimeoutError):
+            self.tell("notify_checkpoint_aborted", checkpoint_id)
+
+    def subsume(self, checkpoint_ids: Sequence[int]) -> None:
+        """Deletes checkpoints that are no longer retained."""
+        self.watchdog.run("deleting subsumed checkpoints", self.store.subsume, self.attempt, checkpoint_ids)
+
+    def discard(self, files: Iterable[str]) -> None:
+        """Deletes the state of an aborted checkpoint. Files that stay are for the next sweep."""
+        with suppress(CheckpointTimeoutError, FencedError, StorageError):  # the checkpoint's error is what counts
+            self.watchdog.run("deleting the state of an aborted checkpoint", self.store.discard, self.attempt, files)

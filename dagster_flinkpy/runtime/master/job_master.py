@@ -1,0 +1,515 @@
+"""The master of a job: one thread that decides, and lanes that do (Flink: ``JobMaster``).
+
+Whatever happens outside comes to the master as a stimulus: a Spark job, a write or a commit has ended, or a timer is
+due. Only the master changes the coordinator. It runs on the thread that iterates over :meth:`JobMaster.run`.
+
+The region runs epoch n + 1 while checkpoint n is written, completed and committed. Checkpoints complete one by one, in
+order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.instructions import (
+    ArmPeriodic,
+    ArmTimeout,
+    AssignCheckpointId,
+    CancelSparkJob,
+    DiscardState,
+    DropSubsumed,
+    EmitBarriers,
+    FailJob,
+    Instruction,
+    NotifyAborted,
+    NotifyComplete,
+    NotifySubsumed,
+    Rejected,
+    ReplaceHead,
+    SnapshotCoordinators,
+    TriggerMasterHooks,
+    WriteMetadata,
+)
+from dagster_flinkpy.checkpoint.messages import (
+    AcknowledgeCheckpoint,
+    CheckpointFailureReason,
+    DeclineCheckpoint,
+    Subtask,
+)
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.stimuli import (
+    Acknowledge,
+    CommitFinished,
+    CoordinatorSnapshotted,
+    Decline,
+    JobStatusChanged,
+    MetadataWriteFailed,
+    PeriodicTick,
+    Stimulus,
+    TimerFired,
+    TriggerRequested,
+)
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded, RegionRunner
+
+__all__ = ["Completion", "EpochKind", "EpochRequest", "JobMaster"]
+
+
+class EpochKind(Enum):
+    """What an epoch does."""
+
+    READ = auto()
+    """It reads the next input."""
+    REPEAT = auto()
+    """It reads nothing: its checkpoint has the current state."""
+    DRAIN = auto()
+    """It reads nothing, and ends all input."""
+
+
+@dataclass(frozen=True)
+class EpochRequest:
+    """Epochs that somebody wants."""
+
+    kind: EpochKind = EpochKind.READ
+    limit: int | None = 1
+    """How many; there are fewer if the input ends. None: until the input ends, or an epoch has nothing to read."""
+    barriers: int = 1
+    """How many of them one Spark job reads."""
+    periodic: bool = False
+    """Whether each waits for the next periodic checkpoint."""
+    stop: bool = False
+    """Whether the job stops with the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A checkpoint that is complete and committed."""
+
+    metadata: CheckpointMetadata
+    duration_ms: int
+    """From its trigger to the end of its commit."""
+    collected: Mapping[str, list[pa.Array]]
+    """The records that collect operators sent back, by uid. Those of a Spark job are with its last checkpoint."""
+
+
+class _Phase(Enum):
+    IDLE = auto()
+    TRIGGERING = auto()
+    """A checkpoint gets its id, and the hooks are called."""
+    RUNNING = auto()
+    """The region's lane plans or runs."""
+
+
+class JobMaster:
+    """Drives the coordinator of an execution attempt, and everything that it instructs.
+
+    Args:
+        coordinator: Decides.
+        region: Runs epochs, on its lane.
+        steps: Carry out the rest, on the store's lane.
+        mailbox: Has the lanes.
+        create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
+        on_completed: Is told of a checkpoint when HEAD names it.
+        abort_lingering: Aborts open transactions that no checkpoint names.
+        max_ahead: How many checkpoints may be under completion while the region runs the next epoch.
+        owner: Who asks for checkpoints, for people.
+        now: Tells milliseconds since 1970.
+        progress: Takes one-line progress messages.
+    """
+
+    def __init__(
+        self,
+        coordinator: CheckpointCoordinator,
+        region: RegionRunner,
+        steps: CheckpointSteps,
+        mailbox: Mailbox,
+        *,
+        create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
+        on_completed: Callable[[CheckpointMetadata], object],
+        abort_lingering: Callable[[], object],
+        max_ahead: int,
+        owner: str,
+        now: Callable[[], int],
+        progress: Callable[[str], object],
+    ) -> None:
+        self.coordinator = coordinator
+        self.error: BaseException | None = None
+        """Why the attempt has failed; the first error counts."""
+        self._region, self._steps, self._mailbox = region, steps, mailbox
+        self._planner = region.planner
+        self._create_metadata, self._on_completed = create_metadata, on_completed
+        self._abort_lingering = abort_lingering
+        self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
+        # What was asked for.
+        self._request: EpochRequest | None = None
+        self._taken = 0
+        self._enough = True
+        # The region.
+        self._phase = _Phase.IDLE
+        self._epochs: list[Epoch] = []
+        """Planned for the next Spark job."""
+        self._coordinators: dict[int, tuple[str, ...]] = {}
+        """By checkpoint, the operators whose coordinators take part."""
+        # Timers.
+        self._due_ms = 0
+        """When the next periodic checkpoint is, in milliseconds since 1970."""
+        self._timeouts: dict[int, int] = {}
+        """By checkpoint, when its time is over."""
+        # Completing.
+        self._to_complete: deque[WriteMetadata] = deque()
+        self._completing: CheckpointMetadata | None = None
+        self._replacing_head = False
+        self._chain_broken = False
+        """Whether a checkpoint was acknowledged that will not complete: those after it must not, either."""
+        self._outcome_unknown = False
+        """Whether HEAD may name a checkpoint that this attempt does not know to be complete."""
+        self._subsumed: list[int] = []
+        self._to_notify: list[int] = []
+        """Complete checkpoints of which the sources have not been told yet."""
+        self._abort_due = False
+        self._failing = self._reported = False
+        self._causes: dict[int | None, FlinkPyError] = {}
+        self._triggered: dict[int, float] = {}
+        self._printed: dict[int, list[str]] = {}
+        self._collected: dict[int, Mapping[str, list[pa.Array]]] = {}
+        self._completed: deque[Completion] = deque()
+
+    # --- what callers do ---------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Tells the coordinator that the job runs."""
+        self._drive(JobStatusChanged(self._now(), running=True))
+
+    def run(self, request: EpochRequest) -> Iterator[Completion]:
+        """Runs epochs and yields their checkpoints, each when it is committed.
+
+        A caller that ends the iteration early has the epoch that is under way run to its end by :meth:`settle`.
+
+        Raises:
+            CheckpointError: A checkpoint was not completed.
+            FlinkPyError: Whatever else made the attempt fail.
+        """
+        self.settle()
+        self._request, self._taken, self._enough = request, 0, False
+        try:
+            while not self._quiet():
+                while self._completed:
+                    yield self._completed.popleft()
+                self._step()
+            while self._completed:
+                yield self._completed.popleft()
+        finally:
+            self._enough = True  # an epoch that is under way is still that of the request
+        self._report()
+
+    def settle(self) -> None:
+        """Waits until nothing is under way; starts no epoch.
+
+        Raises:
+            FlinkPyError: The attempt has failed meanwhile.
+        """
+        while not self._quiet():
+            self._step()
+        self._completed.clear()
+        self._report()
+
+    def _report(self) -> None:
+        if self.error is not None and not self._reported:
+            self._reported = True
+            raise self.error
+
+    def interrupt(self) -> None:
+        """Ends what is under way, because the caller has failed or was interrupted."""
+        self._enough = True
+        self._region.session.interrupt()
+        self._steps.watchdog.interrupt()
+        self._mailbox.drain(Lane.TRIGGER)
+        self._mailbox.drain(Lane.STORE)
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def _quiet(self) -> bool:
+        """Starts whatever can be started; returns whether nothing is under way, nor to be started later."""
+        try:
+            self._advance()
+        except BaseException as error:  # an impossible stimulus; nothing must come after it
+            self.error, self._reported = self.error or error, True
+            raise
+        waits = self._request is not None and not self._enough and self.error is None
+        under_way = self._phase is _Phase.RUNNING or self._completing is not None or self._mailbox.busy.total() > 0
+        return not (waits or under_way)
+
+    def _advance(self) -> None:
+        if self.error is not None and not self._failing:
+            self._failing = True
+            self._drive(JobStatusChanged(self._now(), running=False))
+        if self._to_notify and not self._epochs and self._phase is not _Phase.RUNNING:
+            # Between two epochs: what an enumerator has planned is not read yet.
+            for number in self._to_notify:
+                self._mailbox.submit(Lane.REGION, partial(self._region.notify_complete, number))
+            self._to_notify.clear()
+        self._trigger_next()
+        if self._completing is None and self._to_complete:
+            self._completing = metadata = self._create_metadata(self._to_complete.popleft())
+            self._mailbox.submit(Lane.STORE, partial(self._steps.write_metadata, metadata))
+        if self._completing is not None or self._to_complete:
+            return
+        if self._subsumed and self.error is None:
+            # State files are named by content: one that an old checkpoint names and the first of a Spark job does not
+            # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
+            self._mailbox.submit(Lane.STORE, partial(self._steps.subsume, tuple(self._subsumed)))
+            self._subsumed.clear()
+        if self._abort_due and self._phase is not _Phase.RUNNING:
+            # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
+            self._abort_due = False
+            if not self._outcome_unknown:
+                self._mailbox.submit(Lane.STORE, self._abort_lingering)
+
+    def _trigger_next(self) -> None:
+        request = self._request
+        if request is None or self._enough or self.error is not None or self._phase is not _Phase.IDLE:
+            return
+        if len(self._to_complete) + (self._completing is not None) > self._max_ahead:
+            return
+        if not request.periodic:
+            self._trigger(request)
+        elif self._due_ms <= self._now():
+            self._drive(PeriodicTick(self._now()))
+
+    def _trigger(self, request: EpochRequest) -> None:
+        kind = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT
+        self._drive(TriggerRequested(self._now(), kind, forced=True, stop=request.stop, request_id=self._owner))
+
+    def _step(self) -> None:
+        """Handles the next event."""
+        try:
+            done = self._mailbox.take(self._next_timer())
+            if done is None:
+                self._fire_timeouts()
+            else:
+                self._handle(done)
+        except BaseException as error:
+            self.error, self._reported = self.error or error, True
+            raise
+
+    def _next_timer(self) -> int | None:
+        timers = list(self._timeouts.values())
+        if self._request is not None and self._request.periodic and not self._enough and self._phase is _Phase.IDLE:
+            timers.append(self._due_ms)
+        return min(timers, default=None)
+
+    def _fire_timeouts(self) -> None:
+        now = self._now()
+        for checkpoint_id in [each for each, at_ms in self._timeouts.items() if at_ms <= now]:
+            del self._timeouts[checkpoint_id]
+            self._drive(TimerFired(now, checkpoint_id))
+
+    def _handle(self, done: Done) -> None:
+        if done.error is not None:
+            if done.lane is Lane.REGION:
+                self._phase = _Phase.IDLE
+            elif done.lane is Lane.STORE:
+                self._break_chain()
+            self._fail(done.error)
+        elif isinstance(done.result, Outcome):
+            self._on_outcome(done.result)
+        elif isinstance(done.result, Epoch):
+            self._on_planned(done.result)
+        elif isinstance(done.result, RegionEnded):
+            self._on_region_ended(done.result)
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self._enough = True
+
+    def _break_chain(self) -> None:
+        self._chain_broken = True
+        self._completing = None
+        self._to_complete.clear()
+
+    # --- the region --------------------------------------------------------------------------------------------------
+
+    def _deploy(self, checkpoint_id: int) -> None:
+        """Has the region go up to the barrier of a checkpoint."""
+        assert self._request is not None
+        self._phase = _Phase.RUNNING
+        if self._epochs:
+            self._mailbox.submit(Lane.REGION, partial(self._region.plan, checkpoint_id, self._epochs[-1]))
+            return
+        self._region.begin(checkpoint_id)
+        match self._request.kind:
+            case EpochKind.READ:
+                self._mailbox.submit(Lane.REGION, partial(self._region.plan, checkpoint_id, None))
+            case EpochKind.REPEAT:
+                self._mailbox.submit(Lane.REGION, partial(self._region.repeat, checkpoint_id))
+            case EpochKind.DRAIN:
+                drain = [self._planner.plan_drain(checkpoint_id)]
+                self._mailbox.submit(Lane.REGION, partial(self._region.run, drain))
+
+    def _on_planned(self, epoch: Epoch) -> None:
+        self._epochs.append(epoch)
+        request, planned = self._request, len(self._epochs)
+        if self.error is not None:
+            self._phase = _Phase.IDLE
+            return
+        more = request is not None and planned < request.barriers and not self._planner.ended[epoch.checkpoint_id]
+        if more and request is not None and (request.limit is None or self._taken + planned < request.limit):
+            self._trigger(request)
+            return
+        self._mailbox.submit(Lane.REGION, partial(self._region.run, tuple(self._epochs)))
+
+    def _on_region_ended(self, ended: RegionEnded) -> None:
+        self._phase = _Phase.IDLE
+        self._epochs.clear()
+        if self.error is not None:
+            return
+        if ended.error is not None:
+            self._causes[ended.checkpoint_ids[0]] = ended.error
+            self._drive(self._decline(ended.checkpoint_ids[0], ended.task, ended.error))
+            # There is no state from which the region could continue.
+            self._fail(ended.error)
+            return
+        results, last = ended.results, ended.checkpoint_ids[-1]
+        self._taken += len(ended.checkpoint_ids)
+        self._enough |= self._has_enough(last, results.states)
+        self._planner.advance(last, results.states)
+        self._collected[last] = results.collected
+        for position, checkpoint_id in enumerate(ended.checkpoint_ids):
+            self._printed[checkpoint_id] = results.printed.get(position, [])
+        for checkpoint_id, states in sorted(results.acknowledged.items()):
+            self._acknowledge(checkpoint_id, states)
+
+    def _has_enough(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> bool:
+        request = self._request
+        if request is None or request.kind is not EpochKind.READ or self._planner.ended[checkpoint_id]:
+            return True
+        if request.limit is not None:
+            return self._taken >= request.limit
+        return not request.periodic and not any(state.splits for state in states.values())
+
+    def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+        """Passes on the acknowledgements of all tasks and enumerators."""
+        job_id, token = self._planner.config.job_id, self._planner.fencing_token
+        for task, state in states.items():
+            message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
+            self._drive(Acknowledge(self._now(), message))
+        positions = self._planner.splits.take_states(checkpoint_id)
+        for uid in self._coordinators.pop(checkpoint_id, ()):
+            self._drive(CoordinatorSnapshotted(self._now(), checkpoint_id, uid, positions[uid]))
+
+    def _decline(self, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> Decline:
+        where = task or self._region.tasks[0]
+        cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
+        reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
+        if task is not None:
+            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
+        job_id, token = self._planner.config.job_id, self._planner.fencing_token
+        message = DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
+        return Decline(self._now(), message)
+
+    # --- the coordinator ---------------------------------------------------------------------------------------------
+
+    def _on_outcome(self, outcome: Outcome) -> None:
+        stimulus = outcome.stimulus
+        if outcome.error is not None:
+            self._causes[getattr(stimulus, "checkpoint_id", None)] = outcome.error
+        if isinstance(stimulus, MetadataWriteFailed):
+            self._outcome_unknown |= stimulus.unknown_outcome and self._replacing_head
+            self._break_chain()
+        self._drive(stimulus)
+        if isinstance(stimulus, CommitFinished):
+            self._finish()
+
+    def _drive(self, stimulus: Stimulus) -> None:
+        """Carries out what the coordinator instructs. Nothing here waits, or calls the coordinator again."""
+        aborted = None
+        for instruction in self.coordinator.handle(stimulus):
+            self._perform(instruction)
+            if isinstance(instruction, NotifyAborted):
+                aborted = instruction
+        if aborted is not None and aborted.reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
+            cause = self._causes.get(aborted.checkpoint_id)
+            self._fail(cause or CheckpointError(f"checkpoint {aborted.checkpoint_id} was aborted"))
+
+    def _perform(self, instruction: Instruction) -> None:
+        submit = partial(self._mailbox.submit, Lane.STORE)
+        match instruction:
+            case AssignCheckpointId():
+                self._phase = _Phase.TRIGGERING
+                self._mailbox.submit(Lane.TRIGGER, self._steps.assign_checkpoint_id)
+            case ArmTimeout(checkpoint_id=checkpoint_id, at_ms=at_ms):
+                self._timeouts[checkpoint_id] = at_ms
+                self._triggered[checkpoint_id] = time.monotonic()
+            case SnapshotCoordinators(checkpoint_id=checkpoint_id, uids=uids):
+                self._coordinators[checkpoint_id] = uids
+            case TriggerMasterHooks(checkpoint_id=checkpoint_id, timestamp_ms=timestamp, identifiers=identifiers):
+                for identifier in identifiers:
+                    hook = partial(self._steps.trigger_hook, identifier, checkpoint_id, timestamp)
+                    self._mailbox.submit(Lane.TRIGGER, hook)
+            case EmitBarriers(checkpoint_id=checkpoint_id):
+                self._deploy(checkpoint_id)
+            case CancelSparkJob():
+                self._region.session.interrupt()
+            case WriteMetadata() if not self._chain_broken:
+                self._to_complete.append(instruction)
+            case WriteMetadata():
+                pass
+            case ReplaceHead():
+                self._replacing_head = True
+                metadata = self._under_completion(instruction.checkpoint_id)
+                partition = self._planner.partition_end(metadata, self._steps.attempt.head.partitions)
+                submit(partial(self._steps.replace_head, metadata, partition))
+            case NotifyComplete():
+                metadata = self._under_completion(instruction.checkpoint_id)
+                self._on_completed(metadata)
+                submit(partial(self._steps.commit_checkpoint, metadata))
+            case NotifySubsumed(checkpoint_id=checkpoint_id):
+                submit(partial(self._steps.tell, "notify_checkpoint_subsumed", checkpoint_id))
+            case DropSubsumed(checkpoint_ids=checkpoint_ids):
+                self._subsumed += checkpoint_ids
+            case DiscardState(files=files):
+                submit(partial(self._steps.discard, files))
+            case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
+                self._timeouts.pop(checkpoint_id, None)
+                self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
+                self._abort_due = True
+                submit(partial(self._steps.tell_aborted, checkpoint_id))
+            case FailJob(checkpoint_id=checkpoint_id, message=message):
+                self._fail(self._causes.get(checkpoint_id) or CheckpointError(message))
+            case ArmPeriodic(at_ms=at_ms):
+                self._due_ms = at_ms
+            case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
+                self._progress(message)  # it is due again when the pause is over
+            case Rejected(message=message):
+                self._fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {message}"))
+            case _:
+                raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _under_completion(self, checkpoint_id: int) -> CheckpointMetadata:
+        metadata = self._completing
+        assert metadata is not None and metadata.checkpoint_id == checkpoint_id, "checkpoints complete in their order"
+        return metadata
+
+    def _finish(self) -> None:
+        """Hands over a checkpoint that is complete and committed."""
+        assert self._completing is not None
+        metadata, self._completing, self._replacing_head = self._completing, None, False
+        number = metadata.checkpoint_id
+        self._timeouts.pop(number, None)
+        for line in self._printed.pop(number, ()):
+            print(line)
+        duration_ms = round((time.monotonic() - self._triggered.pop(number)) * 1000)
+        self._completed.append(Completion(metadata, duration_ms, self._collected.pop(number, {})))
+        self._to_notify.append(number)

@@ -1,0 +1,171 @@
+"""The mailbox of a job's master, and the lanes that work for it (Flink: ``TaskMailbox``).
+
+The master runs on one thread and never waits for Spark, the store or a sink. It submits work to a lane, and takes from
+its mailbox what came of it.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from dagster_flinkpy.common.clock import current_millis
+
+__all__ = ["Done", "InlineMailbox", "Lane", "Mailbox", "ThreadMailbox", "Work"]
+
+Work = Callable[[], Any]
+
+
+class Lane(Enum):
+    """Does one thing after the other, beside the other lanes."""
+
+    REGION = "region"
+    """Plans and runs the Spark jobs of a region."""
+    STORE = "store"
+    """Completes checkpoints and commits sinks."""
+    TRIGGER = "trigger"
+    """Takes checkpoint ids and calls master hooks."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """Work that has ended."""
+
+    lane: Lane
+    result: Any
+    error: BaseException | None = None
+    """What it raised, or None."""
+
+
+class Mailbox(ABC):
+    """Takes work for the lanes, and gives the master what came of it in the order in which it ended."""
+
+    def __init__(self) -> None:
+        self.busy: Counter[Lane] = Counter()
+        """How much submitted work the master has not taken back yet."""
+
+    def submit(self, lane: Lane, work: Work) -> None:
+        """Has a lane do some work when it has done all that was submitted before."""
+        self.busy[lane] += 1
+        self._submit(lane, work)
+
+    def take(self, until_ms: int | None = None) -> Done | None:
+        """Waits for the end of some work.
+
+        Args:
+            until_ms: When to give up, in milliseconds since 1970. Default: never.
+
+        Returns:
+            The work; None if the time is over.
+        """
+        done = self._take(until_ms)
+        if done is not None:
+            self.busy[done.lane] -= 1
+        return done
+
+    def drain(self, lane: Lane) -> None:
+        """Waits until a lane has done all that was submitted, whatever comes of it."""
+        while self.busy[lane]:
+            self.take()
+
+    def close(self) -> None:
+        """Ends the lanes. Nothing is taken or submitted afterwards."""
+        return
+
+    @abstractmethod
+    def _submit(self, lane: Lane, work: Work) -> None: ...
+
+    @abstractmethod
+    def _take(self, until_ms: int | None) -> Done | None: ...
+
+
+class ThreadMailbox(Mailbox):
+    """A lane is a thread, which begins with its first work.
+
+    Args:
+        now: Tells milliseconds since 1970.
+    """
+
+    def __init__(self, now: Callable[[], int] = current_millis) -> None:
+        super().__init__()
+        self._now = now
+        self._inbox: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        self._lanes: dict[Lane, queue.SimpleQueue[Work | None]] = {}
+
+    def _submit(self, lane: Lane, work: Work) -> None:
+        todo = self._lanes.get(lane)
+        if todo is None:
+            todo = self._lanes[lane] = queue.SimpleQueue()
+            threading.Thread(
+                target=_work_off, args=(lane, todo, self._inbox), name=f"flinkpy-{lane.value}", daemon=True
+            ).start()
+        context = contextvars.copy_context()
+        todo.put(lambda: context.run(work))
+
+    def _take(self, until_ms: int | None) -> Done | None:
+        try:
+            return self._inbox.get(timeout=None if until_ms is None else max(0, until_ms - self._now()) / 1000)
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        for todo in self._lanes.values():
+            todo.put(None)
+        self._lanes.clear()
+
+
+def _work_off(lane: Lane, todo: queue.SimpleQueue[Work | None], inbox: queue.SimpleQueue[Done]) -> None:
+    while (work := todo.get()) is not None:
+        inbox.put(_done(lane, work))
+        del work
+
+
+def _done(lane: Lane, work: Work) -> Done:
+    try:
+        return Done(lane, work())
+    except BaseException as error:
+        return Done(lane, None, error)
+
+
+class InlineMailbox(Mailbox):
+    """Works on the master's thread when it takes, for jobs that run in one process.
+
+    Args:
+        choose: Says which of the lanes that have work goes first. Default: the last one.
+        now: Tells milliseconds since 1970.
+        wait: Waits for a number of seconds.
+    """
+
+    def __init__(
+        self,
+        choose: Callable[[list[Lane]], Lane] = lambda lanes: lanes[-1],
+        now: Callable[[], int] = current_millis,
+        wait: Callable[[float], None] = time.sleep,
+    ) -> None:
+        super().__init__()
+        self._choose, self._now, self._wait = choose, now, wait
+        self._todo: dict[Lane, deque[Work]] = {lane: deque() for lane in Lane}
+
+    def _submit(self, lane: Lane, work: Work) -> None:
+        self._todo[lane].append(work)
+
+    def _take(self, until_ms: int | None) -> Done | None:
+        lanes = [lane for lane in Lane if self._todo[lane]]
+        if lanes:
+            lane = self._choose(lanes)
+            return _done(lane, self._todo[lane].popleft())
+        assert until_ms is not None, "the master waits for work that nobody does"
+        self._wait(max(0, until_ms - self._now()) / 1000)
+        return None
+
+    def drain(self, lane: Lane) -> None:
+        self._todo[lane].clear()
+        self.busy[lane] = 0

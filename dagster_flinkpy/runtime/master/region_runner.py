@@ -1,0 +1,109 @@
+"""Plans and runs the epochs of a region, on its lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, FencedError, FlinkPyError, StorageError
+from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+
+__all__ = ["RegionEnded", "RegionRunner"]
+
+
+@dataclass(frozen=True)
+class RegionEnded:
+    """What came of the epochs of one Spark job."""
+
+    checkpoint_ids: tuple[int, ...]
+    results: EpochResults
+    error: FlinkPyError | None = None
+    task: Subtask | None = None
+    """Whose error it is; None: the driver's."""
+
+
+@dataclass
+class RegionRunner:
+    """Plans epochs and runs Spark jobs, each when it is asked for by the master."""
+
+    planner: EpochPlanner
+    session: JobSession
+    watchdog: Watchdog
+    run_job: Callable[[EpochJob], Sequence[WireRow]]
+    """Runs a Spark job, and returns the rows for the driver."""
+    on_results: Callable[[EpochResults, EpochJob], object]
+    """Takes what came back before it is looked at, such as logs."""
+    check_leader: Callable[[], object]
+    """Raises FencedError if a newer attempt took over."""
+    progress: Callable[[str], object]
+    tasks: Sequence[Subtask]
+    """All subtasks, which acknowledge."""
+
+    def begin(self, checkpoint_id: int) -> None:
+        """Prepares a Spark job whose first barrier is that of a checkpoint."""
+        config, token = self.planner.config, self.planner.fencing_token
+        self.session.begin(
+            f"flinkpy-{config.job_id}-{token}-{checkpoint_id}", f"checkpoint {checkpoint_id} of job {config.job_id!r}"
+        )
+
+    def plan(self, checkpoint_id: int, before: Epoch | None) -> Epoch:
+        """Plans the input up to a barrier.
+
+        Args:
+            checkpoint_id: Of the barrier.
+            before: The epoch before it in the same Spark job, or None.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+        """
+        return self.planner.plan(checkpoint_id, before)
+
+    def run(self, epochs: Sequence[Epoch]) -> RegionEnded:
+        """Runs the Spark job of some epochs."""
+        ids = tuple(epoch.checkpoint_id for epoch in epochs)
+        results = EpochResults()
+        try:
+            results = self._run(epochs)
+            if results.failure is None:
+                results.check_complete(ids, self.tasks)
+                results.check_consistent()
+        except FlinkPyError as error:
+            return RegionEnded(ids, results, self._cause(error))
+        if (failure := results.failure) is not None:
+            return RegionEnded(ids, results, self._cause(failure.error), failure.task)
+        return RegionEnded(ids, results)
+
+    def _run(self, epochs: Sequence[Epoch]) -> EpochResults:
+        job, splits = self.planner.job(epochs), self.planner.splits
+        for epoch in epochs:
+            self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
+        results = EpochResults.of(self.run_job(job))
+        self.on_results(results, job)
+        if results.failure is None:
+            splits.was_read(epochs[-1].checkpoint_id, results.states)
+        return results
+
+    def repeat(self, checkpoint_id: int) -> RegionEnded:
+        """Returns the current state as the results of an epoch that has read nothing."""
+        return RegionEnded((checkpoint_id,), self.planner.repeat(checkpoint_id))
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        """Tells the sources that a checkpoint is complete."""
+        told = f"telling sources that checkpoint {checkpoint_id} is complete"
+        self.watchdog.run(told, self.planner.splits.notify_complete, checkpoint_id)
+
+    def _cause(self, error: FlinkPyError) -> FlinkPyError:
+        """Returns the error to report: missing state files are no damage if a newer attempt has subsumed them."""
+        if isinstance(error, CorruptStateError):
+            try:
+                self.check_leader()
+            # Nobody is told of damage that is not certain.
+            except (FencedError, StorageError, CheckpointTimeoutError) as unclear:
+                return unclear
+        return error
