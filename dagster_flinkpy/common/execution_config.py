@@ -77,7 +77,7 @@ class ExecutionConfig:
         return self
 
     def enable_object_reuse(self) -> ExecutionConfig:
-        """Has no effect: records are not copied between chained functions."""
+        """Has no effect: a mutable value that a function emits is always copied."""
         self._object_reuse = True
         return self
 

@@ -136,13 +136,16 @@ class ColumnarKeyedStateBackend:
         """Sets the type of the keys; called before the first key. Setting the same type again does nothing.
 
         Raises:
-            StateSchemaError: The restored state has keys of another type; the message names both.
+            StateSchemaError: Earlier keys, or those of the restored state, have another type; the message names both.
             UnsupportedKeyTypeError: Keys cannot have this type.
         """
         if key_type == self._key_type:
             return
         if self._key_type is not None:
-            raise self._mismatch("the key", self._key_type.to_json(), key_type.to_json())
+            raise StateSchemaError(
+                f"operator {self._operator!r} gets keys of two types, {self._key_type} and {key_type}; convert them to "
+                "one type in the key selector"
+            )
         check_key_like(key_type, f"the key of operator {self._operator!r}")
         for table in self._restored.values():
             if table.key_type != key_type.to_json():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +15,7 @@ from dagster_flinkpy.datastream.functions import KeySelector
 from dagster_flinkpy.datastream.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.operator_specs import as_callable
 from dagster_flinkpy.datastream.windowed_stream import NullByteKeySelector
-from dagster_flinkpy.errors import UnsupportedKeyTypeError
+from dagster_flinkpy.errors import TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys
 
@@ -25,6 +26,7 @@ def key_column(partitioner: StreamPartitioner, batch: StreamBatch) -> KeyColumn:
     """Computes the keys of a batch.
 
     Raises:
+        TypeMismatchError: A key is not of the declared type, or keys without a declared type have several types.
         UnsupportedKeyTypeError: A key is None or has no stable hash; the message names the field.
         UserFunctionError: The key selector raised.
     """
@@ -41,9 +43,23 @@ def key_column(partitioner: StreamPartitioner, batch: StreamBatch) -> KeyColumn:
         get_key = as_callable(selector, KeySelector, "get_key")
         keys = [get_key(v) for v in batch.values]
         key_type = partitioner.key_type or infer_key_type(keys[0])
-        column = key_type.to_arrow(keys)
+        try:
+            column = key_type.to_arrow(keys)
+        except TypeMismatchError as e:
+            if partitioner.key_type is None:
+                _check_one_type(keys, key_type, e)
+            raise
         _check_no_null("the key", column, batch)
     return KeyColumn(key_type, column, hash_keys(key_type, column))
+
+
+def _check_one_type(keys: Sequence[Any], key_type: TypeInformation, error: TypeMismatchError) -> None:
+    other = next(((key, kind) for key in keys[1:] if (kind := infer_key_type(key)) != key_type), None)
+    if other is not None:
+        raise TypeMismatchError(
+            f"keys have two types: {keys[0]!r} is {key_type}, {other[0]!r} is {other[1]}; convert them to one type in "
+            "the key selector"
+        ) from error
 
 
 def _check_no_null(name: str, column: pa.Array, batch: StreamBatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
-from dagster_flinkpy.errors import FlinkPyError, UnsupportedKeyTypeError
+from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import java_hash_code
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.runtime.shuffle.key_columns import key_column
@@ -51,6 +51,13 @@ NULLS = {
 def test_a_missing_key_is_named(values: list[Any], message: str) -> None:
     with pytest.raises(UnsupportedKeyTypeError, match=message):
         keys_of(lambda value: value, values)
+
+
+def test_keys_of_two_types_are_named_both() -> None:
+    with pytest.raises(TypeMismatchError, match=r"1 is Types\.LONG\(\), True is Types\.BOOLEAN\(\); convert them"):
+        keys_of(lambda value: value, [1, 2, True])
+    with pytest.raises(TypeMismatchError, match=r"declared LONG, .* out of its range"):
+        keys_of(lambda value: value, [1, 2**70])
 
 
 @pytest.mark.parametrize("selector", ["name", ("name", "number")])
