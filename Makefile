@@ -21,6 +21,8 @@ $(STAMP): pyproject.toml
 	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null 2>&1 \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[java]' || true
 	@$(BIN)/python -m dagster_flinkpy.spark.java >/dev/null
+	@# A first start of Spark: it leaves an archive of Java classes, with which later ones take half the time.
+	@$(BIN)/flinkpy doctor >/dev/null || true
 	@touch $@
 
 demo: install

@@ -109,7 +109,8 @@ def _spark(remote: str | None) -> Finding:
     session = get_session(settings)
     try:
         connected = time.monotonic()
-        (row,) = session.range(1, numPartitions=1).mapInArrow(_worker, "python string, version string").collect()
+        rows = session.range(1, numPartitions=1).mapInArrow(_worker, "python string, version string")
+        (row,) = rows.repartition(1).sortWithinPartitions("python").collect()  # with a shuffle, as jobs have
         took = f"connected in {connected - started:.1f} s, first job {time.monotonic() - connected:.1f} s"
         detail = f"Spark {session.version}, {took}; workers run Python {row.python} with dagster-flinkpy {row.version}"
         if (log := server_log(session)) is not None:

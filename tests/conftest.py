@@ -42,6 +42,13 @@ def fresh_bucket(endpoint: str, access_key: str, secret_key: str) -> StorageLoca
     return StorageLocation(f"s3://{bucket}", endpoint, "us-east-1", access_key, secret_key)
 
 
+@pytest.fixture(autouse=True)
+def no_server_ahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of tests without Spark run in this process; for them no server is to start."""
+    if request.node.get_closest_marker("spark") is None:
+        monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def runtime_dir(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     directory = tmp_path_factory.mktemp("runtime")

@@ -25,6 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from dagster_flinkpy.spark.class_archive import ClassArchive
 from dagster_flinkpy.spark.processes import ProcessId, childless_daemons, open_pidfd
 from dagster_flinkpy.spark.server_state import StateFile
 
@@ -33,9 +34,18 @@ __all__ = ["ServerOrder", "main"]
 _SERVER_CLASS = "org.apache.spark.sql.connect.service.SparkConnectServer"
 _STARTED = re.compile(rb"server started at: \S*:(\d+)")
 _STOP_TIMEOUT_SECONDS = 5
+_ARCHIVE_TIMEOUT_SECONDS = 300
 _POLL_SECONDS = 1
 _HOUSEKEEPING_SECONDS = 60
 _PR_SET_PDEATHSIG = 1
+# Java optimises what is called ten times as often as by default: what only a start calls would cost a third of it.
+_TIERS = (
+    "-XX:Tier4InvocationThreshold=50000",
+    "-XX:Tier4MinInvocationThreshold=6000",
+    "-XX:Tier4CompileThreshold=150000",
+    "-XX:Tier4BackEdgeThreshold=400000",
+)
+_CRASHES = (-signal.SIGABRT, -signal.SIGBUS, -signal.SIGSEGV)
 
 # The server class prints the address that it listens on to standard output. Everything else goes to standard error,
 # which is the log. Clients report failed calls.
@@ -103,8 +113,18 @@ def main() -> None:
     state_file = StateFile(Path(order.state_path))
     server: subprocess.Popen[bytes] | None = None
     try:
-        server = _start(order, scratch)
-        _supervise(order, scratch, state_file, server)
+        command, environment = _order_server(order, scratch)
+        command[1:1] = _TIERS
+        archive = ClassArchive.of(Path(order.java_home), _class_path(command))
+        draft = scratch / "classes.jsa"
+        if archive is not None:
+            command[1:1] = archive.options(draft)
+        server = _start(command, environment)
+        abandoned = _supervise(order, scratch, state_file, server)
+        if archive is not None and server.poll() in _CRASHES:
+            archive.discard()  # it may be why
+        if archive is not None and abandoned and _stop(server, _ARCHIVE_TIMEOUT_SECONDS):
+            archive.keep(draft)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if server is not None:
@@ -116,7 +136,8 @@ def _exit(signal_number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
-def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
+def _order_server(order: ServerOrder, scratch: Path) -> tuple[list[str], dict[str, str]]:
+    """Writes the server's configuration, and returns its command line and environment."""
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J)
     allocations = scratch / "allocations.xml"
@@ -158,8 +179,20 @@ def _start(order: ServerOrder, scratch: Path) -> subprocess.Popen[bytes]:
         "PYTHONHASHSEED": "0",  # as in spark-submit: all workers must compute the same hash of a string
     }
     arguments = ("--class", _SERVER_CLASS, "--properties-file", str(properties), "spark-internal")
+    command = _command(home, arguments, environment)
+    # An archive of classes is for a class path, and the scratch folder has another name each time.
+    at = command.index("-cp") + 1
+    command[at] = command[at].replace(str(home), order.spark_home)
+    return command, environment
+
+
+def _class_path(command: Sequence[str]) -> str:
+    return command[command.index("-cp") + 1]
+
+
+def _start(command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        _command(home, arguments, environment),
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         env=environment,
@@ -172,7 +205,7 @@ def _command(home: Path, arguments: Sequence[str], environment: Mapping[str, str
     java = str(Path(environment["JAVA_HOME"], "bin", "java"))
     launcher = ("org.apache.spark.launcher.Main", "org.apache.spark.deploy.SparkSubmit")
     made = subprocess.run(
-        [java, "-cp", str(home / "jars" / "*"), *launcher, *arguments],
+        [java, "-XX:TieredStopAtLevel=1", "-cp", str(home / "jars" / "*"), *launcher, *arguments],
         env=environment,
         stdout=subprocess.PIPE,
         text=True,
@@ -202,7 +235,8 @@ def _die_with_parent() -> Callable[[], None] | None:
     return ask_kernel
 
 
-def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server: subprocess.Popen[bytes]) -> None:
+def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server: subprocess.Popen[bytes]) -> bool:
+    """Returns when the server has ended, has to, or its last owner has ended, which is True."""
     assert server.stdout is not None
     output = server.stdout.fileno()
     owners = _Watch((order.owner,))
@@ -211,11 +245,13 @@ def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server:
         _stop(server)
         with state_file.locked():
             _forget(state_file)
-        return _answer({"error": f"the server ended while it started (exit code {server.returncode})"})
+        _answer({"error": f"the server ended while it started (exit code {server.returncode})"})
+        return False
     with state_file.locked():
         state = state_file.read()
         if state is None or state.supervisor.pid != os.getpid():
-            return _answer({"error": "the server was stopped while it started"})
+            _answer({"error": "the server was stopped while it started"})
+            return False
         state = replace(state, port=port, server=_identify(server.pid), scratch=str(scratch))
         state_file.write(state)
     owners = _Watch(state.owners)
@@ -227,14 +263,16 @@ def _supervise(order: ServerOrder, scratch: Path, state_file: StateFile, server:
         with state_file.locked():
             state = state_file.read()
             if state is None or state.supervisor.pid != os.getpid():
-                return
+                return False
             state = state.without_ended_owners()
             if not state.owners:
-                return _forget(state_file)
+                _forget(state_file)
+                return True
             state_file.write(state)
         owners = _Watch(state.owners)
     with state_file.locked():
         _forget(state_file)
+    return False
 
 
 def _await_port(output: int, owners: _Watch) -> int | None:
@@ -311,13 +349,16 @@ class _Daemons:
         self._idle = idle
 
 
-def _stop(server: subprocess.Popen[bytes]) -> None:
+def _stop(server: subprocess.Popen[bytes], timeout: float = _STOP_TIMEOUT_SECONDS) -> bool:
+    """Ends the server; returns whether it needed no more than the time it was given."""
     server.terminate()
     try:
-        server.wait(timeout=_STOP_TIMEOUT_SECONDS)
+        server.wait(timeout)
     except subprocess.TimeoutExpired:
         server.kill()
         server.wait()
+        return False
+    return True
 
 
 if __name__ == "__main__":

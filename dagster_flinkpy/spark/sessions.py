@@ -9,6 +9,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import hashlib
+import importlib.metadata
+import importlib.util
 import json
 import logging
 import os
@@ -39,12 +41,21 @@ from dagster_flinkpy.spark.server_state import ServerState, StateFile, runtime_d
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkMode", "SparkSettings", "announce_job", "get_session", "lost_server", "server_log", "stop_server"]
+__all__ = [
+    "SparkMode",
+    "SparkSettings",
+    "announce_job",
+    "get_session",
+    "lost_server",
+    "server_log",
+    "start_server",
+    "stop_server",
+]
 
 _log = logging.getLogger(__name__)
 
-_START_TIMEOUT_SECONDS = 120
-_CONNECT_TIMEOUT_SECONDS = 10
+_START_TIMEOUT_SECONDS = 300  # on a machine with much else to do
+_CONNECT_TIMEOUT_SECONDS = 30
 _STOP_TIMEOUT_SECONDS = 10
 _LOOK_SECONDS = 0.1
 
@@ -82,6 +93,7 @@ _LOCAL_RETRIES = 3
 
 _connected = threading.Event()
 _supervisors: list[subprocess.Popen[bytes]] = []
+_launched: dict[Path, tuple[subprocess.Popen[bytes], ServerLog]] = {}  # by state file, until they are waited for
 _open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 _server_logs: weakref.WeakKeyDictionary[SparkSession, ServerLog] = weakref.WeakKeyDictionary()
 
@@ -155,8 +167,6 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
         JavaNotFoundError: A local Spark has to be started, and there is no Java for it.
         SparkUnavailableError: The server cannot be reached or started, or this process has a session of the other kind.
     """
-    from pyspark.sql.connect.client.retries import DefaultPolicy
-
     settings = settings or SparkSettings()
     if settings.mode == "classic":
         return _classic_session(settings)
@@ -164,8 +174,11 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
         assert settings.remote is not None
         conf = {**_SESSION_CONF, **settings.conf}
         return _connect(settings.remote, conf=conf, advice="start one there, or correct the URL")
-    state_file = _state_file(settings)
-    state = _local_server(settings, state_file)
+    start_server(settings)
+    # Takes a second, in which Java starts.
+    from pyspark.sql.connect.client.retries import DefaultPolicy
+
+    state = _local_server(settings, _state_file(settings))
     log = ServerLog.from_now_on(Path(state.log))
     session = _connect(f"sc://localhost:{state.port}", shared_by=state.token, advice=f"see {log.path}")
     session.client.set_retry_policies([DefaultPolicy(max_retries=_LOCAL_RETRIES)])
@@ -219,6 +232,23 @@ def lost_server(settings: SparkSettings, session: SparkSession, error: BaseExcep
     return SparkUnavailableError(f"The Spark Connect server at {url} ended or restarted in the meantime. {advice}.")
 
 
+def start_server(settings: SparkSettings | None = None) -> None:
+    """Starts the local server of these settings if there is none, and does not wait for it: `get_session` does.
+
+    Args:
+        settings: Where Spark is; by default the shared local server. For other modes nothing happens.
+
+    Raises:
+        JavaNotFoundError: There is no Java for it.
+        SparkUnavailableError: The server cannot be looked up or started.
+    """
+    settings = settings or SparkSettings()
+    if settings.mode == "local":
+        state_file = _state_file(settings)
+        if state_file.path not in _launched:
+            _look_up(settings, state_file)
+
+
 def stop_server(settings: SparkSettings | None = None) -> None:
     """Stops the local server of these settings if it is running, even if others still use it."""
     state_file = _state_file(settings or SparkSettings())
@@ -242,9 +272,9 @@ def _server_conf(settings: SparkSettings) -> dict[str, str]:
 
 def _state_file(settings: SparkSettings) -> StateFile:
     """Returns the state file of a server. Servers with different settings or environments have different files."""
-    from pyspark.version import __version__
-
-    identity = json.dumps([_server_conf(settings), sys.executable, __version__], sort_keys=True)
+    # PySpark is not imported for it: that can wait until Java starts.
+    version = importlib.metadata.version("pyspark")
+    identity = json.dumps([_server_conf(settings), sys.executable, version], sort_keys=True)
     return StateFile(runtime_directory() / f"spark-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.json")
 
 
@@ -253,22 +283,12 @@ def _local_server(settings: SparkSettings, state_file: StateFile) -> ServerState
     deadline = time.monotonic() + _START_TIMEOUT_SECONDS + _STOP_TIMEOUT_SECONDS
     said = False
     while True:
-        stale = launched = None
-        with state_file.locked():
-            state = state_file.read()
-            if state is not None and (reason := state.staleness()):
-                which = "that was starting" if state.port is None else f"on port {state.port}"
-                _log.warning("The local Spark server %s is stale: %s. Starting another.", which, reason)
-                stale, state = state, None
-            if state is None:
-                launched = _launch_server(settings, state_file)
-            elif (owned := state.with_owner(find_owner())) != state:
-                state_file.write(owned)
-        if stale is not None:
-            stale.destroy()
-        if launched is not None:
-            return _await_launched(*launched, state_file)
-        assert state is not None
+        if state_file.path not in _launched:
+            state = _look_up(settings, state_file)
+        if (launched := _launched.pop(state_file.path, None)) is not None:
+            state = _await_launched(*launched, state_file)
+        if state is None:
+            continue
         if state.port is not None:
             return state
         starter = state.supervisor.describe()
@@ -283,16 +303,34 @@ def _local_server(settings: SparkSettings, state_file: StateFile) -> ServerState
         time.sleep(_LOOK_SECONDS)
 
 
+def _look_up(settings: SparkSettings, state_file: StateFile) -> ServerState | None:
+    """Returns the server of a state file, which may be starting; launches one if there is none, and returns None."""
+    stale = None
+    with state_file.locked():
+        state = state_file.read()
+        if state is not None and (reason := state.staleness()):
+            which = "that was starting" if state.port is None else f"on port {state.port}"
+            _log.warning("The local Spark server %s is stale: %s. Starting another.", which, reason)
+            stale, state = state, None
+        if state is None:
+            _launched[state_file.path] = _launch_server(settings, state_file)
+        elif (owned := state.with_owner(find_owner())) != state:
+            state_file.write(owned)
+    if stale is not None:
+        stale.destroy()
+    return state
+
+
 def _launch_server(settings: SparkSettings, state_file: StateFile) -> tuple[subprocess.Popen[bytes], ServerLog]:
     """Launches a supervisor, which starts the server, and records it in the state file."""
-    import pyspark
-
+    pyspark = importlib.util.find_spec("pyspark")
+    assert pyspark is not None and pyspark.origin is not None
     order = ServerOrder(
         state_path=str(state_file.path),
         owner=find_owner(),
         token=secrets.token_urlsafe(32),
         java_home=str(find_java_home()),
-        spark_home=str(Path(pyspark.__file__).parent),
+        spark_home=str(Path(pyspark.origin).parent),
         conf=_server_conf(settings),
     )
     log = new_log(state_file.path)
@@ -318,7 +356,8 @@ def _launch_server(settings: SparkSettings, state_file: StateFile) -> tuple[subp
     return supervisor, ServerLog(log)
 
 
-def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_file: StateFile) -> ServerState:
+def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_file: StateFile) -> ServerState | None:
+    """Waits for a server to start; returns None if somebody has stopped it since."""
     assert supervisor.stdout is not None
     with supervisor.stdout as answers:
         timely = select.select([answers], [], [], _START_TIMEOUT_SECONDS)[0]
@@ -329,6 +368,8 @@ def _await_launched(supervisor: subprocess.Popen[bytes], log: ServerLog, state_f
             if "port" in answer:
                 return state
             state_file.remove()
+    if "port" in answer:
+        return None
     supervisor.terminate()
     reason = answer.get(
         "error", f"no answer within {_START_TIMEOUT_SECONDS} s" if not timely else "its supervisor failed"

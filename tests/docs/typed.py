@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import local_executor
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import run_rows
@@ -19,6 +20,7 @@ def on_harness(self: JobAttempt, job: EpochJob) -> list[WireRow]:
 def main() -> None:
     file, *typed = sys.argv[1:]
     JobAttempt._on_spark = on_harness
+    local_executor.start_server = lambda: None
     module = ModuleType("__main__")  # so that functions travel by value, as those of a script do
     sys.modules["__main__"] = module
     for name, code in [(file, Path(file).read_text()), *(("<typed>", each) for each in typed)]:

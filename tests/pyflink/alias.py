@@ -25,6 +25,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import TimestampAssigner
 from dagster_flinkpy.datastream import DataStream, RuntimeExecutionMode, StreamExecutionEnvironment
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import local_executor
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.pyflink.test_signatures import ABSENT
@@ -129,6 +130,7 @@ def install() -> None:
     sys.meta_path.insert(0, _Finder())
     logging.getLogger("dagster_flinkpy").setLevel(logging.WARNING)  # some programs log to standard output
     JobAttempt._on_spark = on_harness
+    local_executor.start_server = lambda: None
     DataStream.add_sink = _add_sink
     StreamExecutionEnvironment._j_stream_execution_environment = absent("StreamExecutionEnvironment", NO_JVM)
     Configuration.__init__ = partialmethod(_init_configuration, Configuration.__init__)

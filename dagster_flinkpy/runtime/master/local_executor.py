@@ -9,17 +9,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
 from dagster_flinkpy.common.clock import elapsed_millis
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch
-from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.spark.sessions import start_server
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.job import JobAttempt
+    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 
 __all__ = ["LocalExecutor"]
 
@@ -54,6 +54,14 @@ class LocalExecutor:
                         yield uid, record
 
     def _epochs(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
+        if not settings.local:
+            start_server()
+        # Java starts while this process imports the job loop.
+        from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+        from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
+        from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+        from dagster_flinkpy.storage import StorageLocation
+
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
