@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stdout
@@ -31,6 +32,8 @@ DOCS = ROOT / "docs"
 PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in sorted(DOCS.glob("**/*.md"))}
 TYPED = "tutorial"
 """The page whose blocks are typed, each in a separate process."""
+IN_DG = "## 11. In a `dg` project"
+"""The section of it that is about another folder."""
 WITH_SNIPPETS = [name for name, path in PAGES.items() if "```python" in path.read_text() and name != TYPED]
 _BLOCK = re.compile(
     r"^```python(?: title=\"(?P<file>[\w.]+)\")?\n(?P<code>.*?)^```\n(?:\n*```text\n(?P<output>.*?)^```\n)?",
@@ -94,10 +97,24 @@ def test_the_snippets_of_a_page_print_what_it_says(
     run(snippets, PAGES[name].name, monkeypatch)
 
 
+def in_process(command: list[object], folder: Path, *more_paths: str) -> str:
+    """What a command prints in a new process."""
+    done = subprocess.run(
+        list(map(str, command)),
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *more_paths])},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
 def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
     """Starts from an empty folder and follows the page. Each block runs in a new process that reads the file so far."""
     shell = None
-    for snippet in snippets_of(PAGES[TYPED].read_text()):
+    for snippet in snippets_of(PAGES[TYPED].read_text().partition(IN_DG)[0]):
         if snippet.file is not None:
             with (tmp_path / snippet.file).open("a") as file:
                 file.write(snippet.code)
@@ -105,16 +122,44 @@ def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
             if not snippet.output:
                 continue  # the next typed block reads it
         arguments = [shell] if snippet.file is not None else [shell, snippet.code]
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.docs.typed", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        assert done.returncode == 0, f"line {snippet.line}: {done.stderr}"
-        assert done.stdout == snippet.output, f"line {snippet.line}"
+        printed = in_process([sys.executable, "-m", "tests.docs.typed", *arguments], tmp_path)
+        assert printed == snippet.output, f"line {snippet.line}"
+
+
+def test_the_tutorial_runs_in_a_dg_project(tmp_path: Path) -> None:
+    """In the project that the scaffolder fills; what is typed after step 7, in one new process."""
+    steps, _, in_dg = PAGES[TYPED].read_text().partition(IN_DG)
+    until_step_6, _, from_step_7 = steps.partition("## 7.")
+    files = {"prepare.py": "", "definitions.py": ""}
+    for snippet in snippets_of(until_step_6):
+        if snippet.file in files:
+            files[snippet.file] += snippet.code
+    [console] = [snippet.code for snippet in snippets_of(from_step_7) if snippet.file == "console.py"]
+    [loading] = snippets_of(in_dg)
+    assert "from definitions import defs\n" in console
+    files["console.py"] = console.replace("from definitions import defs\n", loading.code)
+    [defs_yaml] = re.findall(r"^```yaml\n(.*?)^```", in_dg, re.MULTILINE | re.DOTALL)
+
+    project = tmp_path / "flights"  # as `create-dagster project flights` makes it
+    shutil.copytree(
+        ROOT / "examples" / "dg_project", project, ignore=shutil.ignore_patterns("word_count", "resources*")
+    )
+    (project / "src" / "word_counts").rename(project / "src" / "flights")
+    about = project / "pyproject.toml"
+    about.write_text(about.read_text().replace("word_counts", "flights").replace("word-counts", "flights"))
+    dg: list[object] = [Path(sys.executable).with_name("dg")]
+    source = str(project / "src")
+    in_process([*dg, "scaffold", "defs", "dagster_flinkpy.FlinkPipelineComponent", "flights"], project, source)
+    pipeline = project / "src" / "flights" / "defs" / "flights"
+    (pipeline / "pipeline.py").write_text(files.pop("definitions.py"))
+    (pipeline / "defs.yaml").write_text(defs_yaml)
+    in_process([*dg, "check", "defs"], project, source)
+    for name, code in files.items():
+        (project / name).write_text(code)
+    in_process([sys.executable, "prepare.py"], project)
+    typed = [snippet for snippet in snippets_of(from_step_7) if snippet.file is None]
+    command = [sys.executable, "-m", "tests.docs.typed", "console.py", *(snippet.code for snippet in typed)]
+    assert in_process(command, project, source) == "".join(snippet.output for snippet in typed)
 
 
 def test_the_program_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch, without_spark: Path) -> None:
