@@ -50,7 +50,7 @@ def test_its_own_tests_pass(project: Path) -> None:
         cwd=project,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "skipped" not in done.stdout

@@ -12,6 +12,8 @@ __all__ = ["CHROMIUM", "fill_launchpad", "launch_backfill", "node", "open_page",
 
 CHROMIUM = shutil.which("chromium")
 """Path of the browser, or None if it is not installed."""
+WAIT_MILLIS = 300_000
+"""Limit for what is to appear on a page, on a busy machine."""
 _FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -24,8 +26,8 @@ def open_page(width: int, height: int) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.set_default_timeout(60_000)
-        expect.set_options(timeout=60_000)
+        page.set_default_timeout(WAIT_MILLIS)
+        expect.set_options(timeout=WAIT_MILLIS)
         yield page
         browser.close()
 

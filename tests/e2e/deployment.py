@@ -20,7 +20,7 @@ from tests.servers import free_port
 __all__ = ["ROOT", "RUN_SECONDS", "Deployment", "dagster_dev"]
 
 ROOT = Path(__file__).parents[2]
-RUN_SECONDS = 240
+RUN_SECONDS = 900
 """Enough for a run that starts its own Spark server on a busy machine."""
 
 _SETTINGS: dict[str, Any] = {
@@ -58,7 +58,7 @@ class Deployment:
         """Sends a request, and raises its errors."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=RUN_SECONDS) as response:
             answer = json.load(response)
         assert "errors" not in answer, answer["errors"]
         data: dict[str, Any] = answer["data"]
@@ -161,7 +161,7 @@ def dagster_dev(
             start_new_session=True,
         )
     try:
-        running.until("dagster dev", lambda: server.poll() is not None or _answers(running.url), 120)
+        running.until("dagster dev", lambda: server.poll() is not None or _answers(running.url))
         assert server.poll() is None, log.read_text()
         yield running
     finally:
@@ -178,7 +178,7 @@ def _repository(location: str) -> dict[str, str]:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/server_info", timeout=5):
+        with urllib.request.urlopen(f"{url}/server_info", timeout=60):
             return True
     except OSError:
         return False

@@ -61,6 +61,6 @@ def test_so_it_does_on_spark(name: str, tmp_path: Path, runtime_dir: Path) -> No
     program = tmp_path / f"{name}.py"
     program.write_text(source_of(programs()[name]))
     environment = {**os.environ, RUNTIME_DIR_VARIABLE: str(runtime_dir)}
-    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment, timeout=300)
+    done = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, env=environment, timeout=600)
     assert done.returncode == 0, done.stderr
     assert printed(done.stdout) == (EXPECTED / f"{name}.txt").read_text()

@@ -144,7 +144,7 @@ def differences(path: str, wanted: dict[str, Any], there: Any) -> Iterator[tuple
 
 
 def fits(wanted: str, there: str | None) -> bool:
-    """Returns whether all calls that PyFlink accepts are accepted. Further arguments may follow if they have defaults."""
+    """Returns whether all calls that PyFlink accepts are accepted. Further arguments with defaults may follow."""
     if there is None or there == wanted:
         return True
     more = there.removeprefix(wanted).lstrip(", ").split(", ") if there.startswith(wanted) else [""]

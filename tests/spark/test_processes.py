@@ -30,7 +30,7 @@ def test_a_process_is_alive_until_it_ends(child: subprocess.Popen[bytes]) -> Non
     process = ProcessId.of(child.pid)
     assert process is not None and process.is_alive()
     child.kill()
-    assert process.await_end(60)
+    assert process.await_end(300)
     assert ProcessId.of(child.pid) is None  # although it has not been reaped yet
 
 

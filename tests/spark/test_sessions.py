@@ -21,7 +21,7 @@ from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_sessi
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-END_TIMEOUT = 60
+END_TIMEOUT = 300
 
 # Prints as JSON what a worker sees of itself, and then does what its first argument says.
 CLIENT = """

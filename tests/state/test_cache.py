@@ -163,7 +163,7 @@ def test_a_large_run_is_there_before_its_copy_is_written(store: LocalObjectStore
     real = cache._write
 
     def write_later(name: str, batch: pa.RecordBatch) -> pa.RecordBatch:
-        assert may_write.wait(60)
+        assert may_write.wait(300)
         return real(name, batch)
 
     cache._write = write_later  # type: ignore[method-assign]

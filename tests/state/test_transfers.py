@@ -44,7 +44,7 @@ class SlowStore(LocalObjectStore):
         self.error: StorageError | None = None
 
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
-        assert self.go_on.wait(30)
+        assert self.go_on.wait(300)
         if self.error:
             raise self.error
         return super().put(key, data, if_none_match=if_none_match, if_match=if_match)
@@ -91,7 +91,7 @@ def test_uploads_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads = Uploads()
 
     def upload(number: int) -> None:
-        assert gates[number].wait(30)
+        assert gates[number].wait(300)
         order.append(number)
 
     for number in range(2):

@@ -139,7 +139,7 @@ class _SlowSpark:
     def run(self, spark: Any, job: EpochJob) -> Iterable[WireRow]:
         self.now_ms += 60_000
         self.wake()
-        assert self.interrupted.wait(60)
+        assert self.interrupted.wait(300)
         raise CheckpointError("the Spark job was interrupted")
 
 

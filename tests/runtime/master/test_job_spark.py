@@ -127,7 +127,7 @@ def test_a_server_that_dies_between_epochs_is_named_and_replaced(
         server = StateFile(state_path).read()
         assert server is not None and server.server is not None
         os.kill(server.server.pid, signal.SIGKILL)
-        assert server.supervisor.await_end(60)
+        assert server.supervisor.await_end(300)
         named = f"The local Spark server ended while .* The next run starts another. .*{server.log}"
         with pytest.raises(SparkUnavailableError, match=named):
             attempt.run_epoch()

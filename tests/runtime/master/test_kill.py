@@ -52,7 +52,7 @@ def test_a_killed_run_loses_nothing_and_doubles_nothing(
     location: StorageLocation, spark_settings: SparkSettings, point: str, completed: bool, visible: int
 ) -> None:
     command = [sys.executable, "-m", "tests.runtime.kill_run", kill_run.order(point, location, spark_settings)]
-    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120)
+    killed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=600)
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
 
     seen = {table: committed(location, table) for table in TABLES}
