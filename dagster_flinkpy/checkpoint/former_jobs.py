@@ -1,7 +1,7 @@
 """Finds the state of jobs that are now parts of one job.
 
-Formerly, the parts of a program that no edge joins were jobs of their own. Such a program is one job now. If it started
-from empty state beside the checkpoints of the former jobs, it would read and commit the same rows again.
+In earlier releases, the parts of a program that no edge connects were separate jobs. Such a program is now one job. If
+it started from empty state next to the checkpoints of the former jobs, it would read and commit the same rows again.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["refuse_former_jobs"]
 
 
 def refuse_former_jobs(storage: StorageLocation, job_id: str, uids: Collection[str], former: Iterable[str]) -> None:
-    """Refuses a job if former jobs have state of its operators and the job itself has not.
+    """Refuses a job if former jobs have state of its operators, but the job itself does not.
 
     Args:
-        storage: Where the folders of the jobs are.
-        job_id: The job.
-        uids: Its operators.
-        former: Ids that jobs of its parts may have had.
+        storage: The checkpoint directory, with the folders of the jobs.
+        job_id: Id of the job.
+        uids: Uids of its operators.
+        former: Ids that the jobs of its parts may have had.
 
     Raises:
         RestoreError: There is such a former job. The message says how to continue.
@@ -47,8 +47,8 @@ def refuse_former_jobs(storage: StorageLocation, job_id: str, uids: Collection[s
         )
     raise RestoreError(
         f"job {job_id!r} runs all parts of the program, but their state is in the checkpoints of jobs "
-        f"{', '.join(map(repr, found))}: parts that no edge joins were formerly jobs of their own. To keep it so, make "
-        f"a program of each part, and name it after its job. {join}Or leave the state behind with start_empty."
+        f"{', '.join(map(repr, found))}: parts that no edge connects used to be separate jobs. To keep them separate, "
+        f"make a program of each part, and name it after its job. {join}Or leave the state behind with start_empty."
     )
 
 
@@ -61,6 +61,6 @@ def _operators(checkpoint: CheckpointMetadata | None) -> set[str]:
 
 
 def _has_committed(job: StorageLocation, latest: CheckpointMetadata) -> bool:
-    """Whether the sinks of a job are known to have committed its latest checkpoint. A savepoint loses what is open."""
+    """Returns whether a job is known to have committed its latest checkpoint; a savepoint has no open transactions."""
     record = lease.read(job.open())
     return record is not None and record.committed == latest.checkpoint_id

@@ -36,7 +36,7 @@ class SubtaskState:
 
     @property
     def has_state(self) -> bool:
-        """Whether it holds anything that could be lost (Flink: ``OperatorSubtaskState.hasState``)."""
+        """Whether it has anything that could be lost (Flink: ``OperatorSubtaskState.hasState``)."""
         return bool(
             self.keyed is not None
             or self.operator_state
@@ -112,7 +112,7 @@ class OperatorState:
 
     @property
     def has_state(self) -> bool:
-        """Whether it holds anything that could be lost."""
+        """Whether it has anything that could be lost."""
         return self.coordinator_state is not None or any(subtask.has_state for subtask in self.subtasks)
 
     @property

@@ -74,7 +74,7 @@ def head_of_job(store: ObjectStore) -> Head | None:
 
 
 def head_lost(store: ObjectStore, traces: Traces, problem: str = "is missing") -> HeadLostError:
-    """Returns the error which says that ``HEAD`` was lost, and how to continue.
+    """Returns the error for a lost ``HEAD``; its message says how to continue.
 
     Args:
         store: The object store, rooted at the job's prefix.

@@ -1,7 +1,7 @@
-"""How many records the tasks of a Spark job have read so far, where driver and workers share a machine.
+"""Counts the records that the tasks of a Spark job have read so far, if driver and workers share a machine.
 
-Each task keeps its number in a file of a folder that the driver reads. A number is for people only: nothing depends on
-it, and a file that cannot be written or read counts as nothing.
+Each task writes its count to a file, and the driver reads the folder of these files. The counts are only for progress
+messages, so files that cannot be written or read are ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _BYTES = 8
 
 
 class TaskCount:
-    """Counts the records that one task reads: from its sources, or of what the stage before has sent.
+    """Counts the records that one task reads from its sources or from the previous stage.
 
     Args:
-        folder: The driver's folder; empty: nothing is noted.
-        stage: The stage of the task.
-        index: Its index in the stage. A second try of the task begins again.
+        folder: The driver's folder; if it is empty, nothing is recorded.
+        stage: Number of the task's stage.
+        index: Index of the task in the stage. A second try of the task starts again from 0.
     """
 
     def __init__(self, folder: str, stage: int, index: int) -> None:
@@ -35,14 +35,14 @@ class TaskCount:
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def add(self, records: int) -> None:
-        """Counts records."""
+        """Adds to the count."""
         if self._file is not None:
             self._count += records
             with suppress(OSError):
                 os.pwrite(self._file, self._count.to_bytes(_BYTES, "little"), 0)
 
     def close(self) -> None:
-        """Ends counting. The number stays until the driver deletes it."""
+        """Ends counting. The count stays until the driver deletes it."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -58,7 +58,7 @@ class RecordCounts:
     def __init__(self, shared: bool) -> None:
         self._shared = shared
         self.folder = ""
-        """Where tasks note their numbers; empty if they do not."""
+        """The folder to which tasks write their counts; empty if they do not."""
 
     def __enter__(self) -> RecordCounts:
         if self._shared:
@@ -74,7 +74,7 @@ class RecordCounts:
             self.folder = ""
 
     def by_stage(self) -> dict[int, int]:
-        """Returns the number of records so far, by stage; empty if nothing is known."""
+        """Returns the number of records so far by stage; empty if there are no counts."""
         found = dict[int, int]()
         if self.folder:
             with suppress(OSError):

@@ -133,7 +133,7 @@ class SparkSettings:
         if self.remote is not None and not self.remote.startswith("sc://"):
             raise ConfigurationError(f"Spark Connect URL {self.remote!r} does not start with 'sc://'.")
         if self.remote is not None and not _has_host(self.remote):
-            raise ConfigurationError(f"Spark Connect URL {self.remote!r} has not the form 'sc://host:port/;key=value'.")
+            raise ConfigurationError(f"Spark Connect URL {self.remote!r} does not match 'sc://host:port/;key=value'.")
         if self.mode == "local" and not self.master.startswith("local"):
             raise ConfigurationError(
                 f"Master {self.master!r} is not local: use mode 'classic', or a remote 'sc://' URL."

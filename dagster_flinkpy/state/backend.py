@@ -530,7 +530,7 @@ class ColumnarKeyedStateBackend:
                 table.load(touched)
 
     def _mismatch(self, what: str, known: Json, declared: Json) -> StateSchemaError:
-        # Only the types of values may change, not those of keys, nor anything else of a state.
+        # Only the types of values may change, but not the types of keys or anything else.
         same_kind = "kind" in known and all(
             known.get(p) == declared.get(p) for p in known.keys() | declared.keys() if p != "value"
         )

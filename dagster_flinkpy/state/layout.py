@@ -49,7 +49,7 @@ FORMAT_VERSION = 1
 APPEND_VERSION = 2
 """The version with the column ``append``. A reader that ignores it would mistake added elements for the whole list."""
 APPEND = "append"
-"""Name of a column of some LIST runs, which is whether a row only appends its elements to those of older rows."""
+"""Name of a column of some LIST runs. It is true for rows that only append their elements to those of older rows."""
 
 SortKeys = npt.NDArray[np.uint64]
 Indices = npt.NDArray[np.int64]

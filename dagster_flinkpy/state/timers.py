@@ -54,7 +54,7 @@ class TimerQueue(TimerTable):
     ) -> None:
         self._touch = touch
         self._changed: dict[_TimerId, bool] = {}  # Whether the timer exists.
-        self._heap: list[_Entry] = []  # May hold timers that were deleted, and a timer twice.
+        self._heap: list[_Entry] = []  # May contain deleted timers, and a timer twice.
         super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
 
     def register(self, timestamp: int) -> None:

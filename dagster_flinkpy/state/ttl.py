@@ -45,7 +45,7 @@ class TtlRules:
         self.return_expired = (
             config.get_state_visibility() is StateTtlConfig.StateVisibility.ReturnExpiredIfNotCleanedUp
         )
-        """Whether expired state that still exists is returned once more."""
+        """Whether expired state that was not cleaned up yet may still be returned, once."""
 
     def expiry(self) -> int:
         """Returns the time at which a value that is written now expires."""

@@ -144,7 +144,7 @@ class JobAttempt:
         if require_uids:
             graph.require_uids()
         if len(graph.regions()) > 1:
-            raise ConfigurationError(f"job {config.job_id!r} has several regions; run each as a job of its own")
+            raise ConfigurationError(f"job {config.job_id!r} has several regions; run each region as a separate job")
         self._location = config.storage.child(config.job_id)
         graph = bind_blocking_edges(graph, config.blocking_edges or self._location.child("exchange"))
         self._program = graph

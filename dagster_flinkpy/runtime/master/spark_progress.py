@@ -62,7 +62,7 @@ class SparkProgress:
         self._started = self._told_at = clock()
         self._told = ""
         self._read = 0
-        """Records that all stages had read at the last line."""
+        """The number of records that all stages had read at the last line."""
 
     def update(self, stages: Iterable[StageProgress], running: int) -> None:
         """Takes a progress report of Spark.
@@ -121,7 +121,7 @@ def watched(spark: SparkSession, progress: SparkProgress) -> Iterator[None]:
 
 @contextmanager
 def _polled(context: SparkContext, progress: SparkProgress) -> Iterator[None]:
-    """Asks a driver in this process every second. The jobs of this thread are told apart by their job group."""
+    """Polls a driver in this process every second. The jobs of this thread are identified by their job group."""
     tracker, over = context.statusTracker(), threading.Event()
     former = context.getLocalProperty(_GROUP)  # the user's own
     group = former or f"flinkpy-{uuid.uuid4().hex}"
@@ -129,7 +129,7 @@ def _polled(context: SparkContext, progress: SparkProgress) -> Iterator[None]:
 
     def poll() -> None:
         while not over.wait(_POLL_SECONDS):
-            with suppress(Exception):  # a job does not fail for want of its progress
+            with suppress(Exception):  # a job must not fail because of its progress report
                 progress.update(*_tracked(tracker, set(tracker.getJobIdsForGroup(group)) - before))
 
     if former is None:
@@ -142,11 +142,11 @@ def _polled(context: SparkContext, progress: SparkProgress) -> Iterator[None]:
         over.set()
         thread.join()
         if former is None:
-            context.setLocalProperty(_GROUP, None)  # which removes it
+            context.setLocalProperty(_GROUP, None)  # None removes the property
 
 
 def _tracked(tracker: StatusTracker, jobs: Iterable[int]) -> tuple[list[StageProgress], int]:
-    """Returns the stages of some jobs, in order, and how many of their tasks run."""
+    """Returns the stages of some jobs in order, and the number of their running tasks."""
     infos = [info for job_id in jobs if (info := tracker.getJobInfo(job_id)) is not None]
     ids = sorted({stage_id for info in infos for stage_id in info.stageIds})
     stages = [stage for stage_id in ids if (stage := tracker.getStageInfo(stage_id)) is not None]

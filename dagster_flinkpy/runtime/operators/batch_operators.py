@@ -160,8 +160,8 @@ class KeyedBatchOperator(KeyedStateOperator):
 
     def _refuse_state(self, descriptor: StateDescriptor) -> Any:
         raise ConfigurationError(
-            f"operator {self.context.vertex.uid!r}: state {descriptor.name!r} of a function of batches is used "
-            "through the argument `state`"
+            f"operator {self.context.vertex.uid!r}: a function of batches must use state {descriptor.name!r} through "
+            "its argument `state`"
         )
 
     def process(self, input_index: int, batch: StreamBatch) -> None:

@@ -31,7 +31,7 @@ class Collector:
     record.
 
     Args:
-        context: Where the operator runs.
+        context: The context in which the operator runs.
     """
 
     def __init__(self, context: OperatorContext) -> None:

@@ -122,7 +122,7 @@ class KeyedStateOperator(StreamOperator):
     """Base of operators with keyed state.
 
     Args:
-        context: Where the operator runs.
+        context: The context in which the operator runs.
     """
 
     def __init__(self, context: OperatorContext) -> None:
@@ -151,7 +151,7 @@ class KeyedStateOperator(StreamOperator):
         """The backend's statistics at the previous snapshot."""
         self._has_keys = restored is not None and bool(restored.tables)
         if restored is not None and restored.tables:
-            # Restored timers may be due before the first record brings a key.
+            # Restored timers may be due before the first record, and so the first key, arrives.
             self.backend.bind_key_type(type_from_json(restored.tables[0].key_type))
 
     def bind(self, batch: StreamBatch) -> KeyColumn:
@@ -182,7 +182,7 @@ class KeyedOperator(KeyedStateOperator):
     """Base of operators with keyed state and timers that process record by record.
 
     Args:
-        context: Where the operator runs.
+        context: The context in which the operator runs.
         namespace_type: Type of the timers' namespace, such as the window, or None.
     """
 

@@ -95,7 +95,7 @@ class StreamOperator(ABC):
         return TaskRuntimeContext(self.context)
 
     def inputs_of(self, spec: InputsSpec) -> Sequence[Callable[..., Any]]:
-        """Returns what the function of a spec, which is open, does with a record or a batch of each input."""
+        """Returns a function for the records or batches of each input. The function of the spec must be open."""
         try:
             return spec.inputs()
         except USER_EXCEPTIONS as e:

@@ -270,7 +270,7 @@ class StageTask:
 
         Args:
             column: Records, or lines to print.
-            name: The name of the column, which says what it contains.
+            name: The name of the column; see ``shuffle.wire``.
             position: The number of barriers of this Spark job before it.
         """
         payload = encode_buffer(pa.RecordBatch.from_arrays([column], names=[name]))

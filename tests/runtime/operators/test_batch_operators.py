@@ -228,7 +228,7 @@ class AsksTooEarly(Given):
 
 def test_state_of_open(tmp_path):
     keyed = events(environment(), RECORDS).key_by("key")
-    with pytest.raises(ConfigurationError, match="through the argument `state`"):
+    with pytest.raises(ConfigurationError, match="through its argument `state`"):
         collect_all(keyed.process_batch(AsksTooEarly(None), OUT).uid("op"), tmp_path)
 
 
