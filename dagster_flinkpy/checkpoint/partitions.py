@@ -52,7 +52,7 @@ class PartitionRetention:
     The newest one and the one that the active run started from are always kept. A backfill starts from the end state
     before its first partition. If that one is not kept, the backfill has to start earlier.
 
-    Example:
+    Examples:
         >>> ends = [PartitionEnd(f"2024-01-0{day}", day - 1, day, None) for day in range(1, 8)]
         >>> [end.partition for end in PartitionRetention(every=4, last=2).kept(ends)]
         ['2024-01-04', '2024-01-06', '2024-01-07']
