@@ -402,9 +402,9 @@ class _ActorMailbox(Mailbox):
         while self._todo[lane]:
             work = self._todo[lane].popleft()
             try:
-                done = Done(lane, work())
+                done = Done(lane, work, work())
             except Exception as error:
-                done = Done(lane, None, error)
+                done = Done(lane, work, None, error)
             self._inbox.append(done)
         self._at_work.remove(lane)
 

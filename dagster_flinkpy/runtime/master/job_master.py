@@ -61,7 +61,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
-from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
+from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded, RegionRunner
 
 __all__ = ["Completion", "EpochKind", "EpochRequest", "JobMaster"]
@@ -170,6 +170,8 @@ class JobMaster:
         # Completing.
         self._to_complete: deque[WriteMetadata] = deque()
         self._completing: CheckpointMetadata | None = None
+        self._completion_step: Work | None = None
+        """What is being done, or was done last, to complete a checkpoint."""
         self._replacing_head = False
         self._chain_broken = False
         """Whether a checkpoint was acknowledged that will not complete: those after it must not, either."""
@@ -263,7 +265,7 @@ class JobMaster:
         self._trigger_next()
         if self._completing is None and self._to_complete:
             self._completing = metadata = self._create_metadata(self._to_complete.popleft())
-            self._mailbox.submit(Lane.STORE, partial(self._steps.write_metadata, metadata))
+            self._complete_by(partial(self._steps.write_metadata, metadata))
         if self._completing is not None or self._to_complete:
             return
         if self._subsumed and self.error is None:
@@ -320,7 +322,7 @@ class JobMaster:
         if done.error is not None:
             if done.lane is Lane.REGION:
                 self._phase = _Phase.IDLE
-            elif done.lane is Lane.STORE:
+            elif done.work is self._completion_step:
                 self._break_chain()
             self._fail(done.error)
         elif isinstance(done.result, Outcome):
@@ -470,11 +472,11 @@ class JobMaster:
                 self._replacing_head = True
                 metadata = self._under_completion(instruction.checkpoint_id)
                 partition = self._planner.partition_end(metadata, self._steps.attempt.head.partitions)
-                submit(partial(self._steps.replace_head, metadata, partition))
+                self._complete_by(partial(self._steps.replace_head, metadata, partition))
             case NotifyComplete():
                 metadata = self._under_completion(instruction.checkpoint_id)
                 self._on_completed(metadata)
-                submit(partial(self._steps.commit_checkpoint, metadata))
+                self._complete_by(partial(self._steps.commit_checkpoint, metadata))
             case NotifySubsumed(checkpoint_id=checkpoint_id):
                 submit(partial(self._steps.tell, "notify_checkpoint_subsumed", checkpoint_id))
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
@@ -496,6 +498,10 @@ class JobMaster:
                 self._fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {message}"))
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
+
+    def _complete_by(self, step: Work) -> None:
+        self._completion_step = step
+        self._mailbox.submit(Lane.STORE, step)
 
     def _under_completion(self, checkpoint_id: int) -> CheckpointMetadata:
         metadata = self._completing

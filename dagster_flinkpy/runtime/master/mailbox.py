@@ -40,6 +40,8 @@ class Done:
     """Work that has ended."""
 
     lane: Lane
+    work: Work
+    """As it was submitted."""
     result: Any
     error: BaseException | None = None
     """What it raised, or None."""
@@ -98,7 +100,7 @@ class ThreadMailbox(Mailbox):
         super().__init__()
         self._now = now
         self._inbox: queue.SimpleQueue[Done] = queue.SimpleQueue()
-        self._lanes: dict[Lane, queue.SimpleQueue[Work | None]] = {}
+        self._lanes: dict[Lane, queue.SimpleQueue[tuple[Work, contextvars.Context] | None]] = {}
 
     def _submit(self, lane: Lane, work: Work) -> None:
         todo = self._lanes.get(lane)
@@ -107,8 +109,7 @@ class ThreadMailbox(Mailbox):
             threading.Thread(
                 target=_work_off, args=(lane, todo, self._inbox), name=f"flinkpy-{lane.value}", daemon=True
             ).start()
-        context = contextvars.copy_context()
-        todo.put(lambda: context.run(work))
+        todo.put((work, contextvars.copy_context()))
 
     def _take(self, until_ms: int | None) -> Done | None:
         try:
@@ -122,17 +123,20 @@ class ThreadMailbox(Mailbox):
         self._lanes.clear()
 
 
-def _work_off(lane: Lane, todo: queue.SimpleQueue[Work | None], inbox: queue.SimpleQueue[Done]) -> None:
-    while (work := todo.get()) is not None:
-        inbox.put(_done(lane, work))
-        del work
+def _work_off(
+    lane: Lane, todo: queue.SimpleQueue[tuple[Work, contextvars.Context] | None], inbox: queue.SimpleQueue[Done]
+) -> None:
+    while (submitted := todo.get()) is not None:
+        work, context = submitted
+        inbox.put(context.run(_done, lane, work))
+        del submitted, work, context
 
 
 def _done(lane: Lane, work: Work) -> Done:
     try:
-        return Done(lane, work())
+        return Done(lane, work, work())
     except BaseException as error:
-        return Done(lane, None, error)
+        return Done(lane, work, None, error)
 
 
 class InlineMailbox(Mailbox):

@@ -199,6 +199,24 @@ def test_a_checkpoint_does_not_complete_after_one_before_it_has_failed(
     assert sink.rows() == expected(tmp_path)
 
 
+def test_a_checkpoint_completes_although_an_old_one_cannot_be_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, sink = program(tmp_path)
+
+    def fails(*_: Any) -> None:
+        raise StorageError("503")
+
+    monkeypatch.setattr(CompletedCheckpointStore, "subsume", fails)
+    with pytest.raises(StorageError, match="503"), Threaded(graph, tmp_path) as attempt:
+        list(attempt.run_epochs())
+    assert attempt.latest is not None and attempt.commits == list(range(1, attempt.latest.checkpoint_id + 1))
+    monkeypatch.undo()
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        list(attempt.run_epochs())
+    assert sink.rows() == expected(tmp_path)
+
+
 def test_an_iteration_that_ends_early_lets_its_epoch_complete(tmp_path: Path) -> None:
     graph, sink = program(tmp_path)
     with Threaded(graph, tmp_path) as attempt:
@@ -257,12 +275,17 @@ def test_the_rows_are_the_same_whichever_lane_is_quicker(tmp_path: Path, first: 
 # --- the mailbox ------------------------------------------------------------------------------------------------------
 
 
+def result(done: Done | None) -> tuple[Lane, Any]:
+    assert done is not None and done.error is None
+    return done.lane, done.result
+
+
 @pytest.mark.parametrize("mailbox", [ThreadMailbox, InlineMailbox])
 def test_a_lane_does_one_thing_after_the_other(mailbox: Callable[[], Mailbox]) -> None:
     box, done = mailbox(), []
     for number in range(5):
         box.submit(Lane.STORE, lambda number=number: done.append(number) or number)
-    assert [box.take() for _ in range(5)] == [Done(Lane.STORE, number) for number in range(5)]
+    assert [result(box.take()) for _ in range(5)] == [(Lane.STORE, number) for number in range(5)]
     assert done == [0, 1, 2, 3, 4]
     assert box.busy.total() == 0
     box.close()
@@ -288,7 +311,7 @@ def test_lanes_do_not_wait_for_each_other(held: Gate) -> None:
     box = ThreadMailbox()
     box.submit(Lane.STORE, held.pass_through)
     box.submit(Lane.REGION, lambda: 7)
-    assert box.take() == Done(Lane.REGION, 7)
+    assert result(box.take()) == (Lane.REGION, 7)
     held.open()
-    assert box.take() == Done(Lane.STORE, None)
+    assert result(box.take()) == (Lane.STORE, None)
     box.close()
