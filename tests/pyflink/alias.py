@@ -74,7 +74,7 @@ def why_absent(name: str, owner: str | None = None) -> str | None:
     if name.startswith(("_j_", "get_java_", "get_gateway")):
         return NO_JVM
     if name in ("_from_proto", "_to_proto"):
-        return "absent: inside of PyFlink"
+        return "absent: internal to PyFlink"
     end = f".{owner}.{name}" if owner else f".{name}"
     why = next((why for path, why in _ABSENT.items() if path.endswith(end)), None)
     return why and f"absent: {why[0].lower()}{why[1:]}"

@@ -56,11 +56,11 @@ ABSENT = {
         datastream.StreamExecutionEnvironment.is_changelog_state_backend_enabled
         common.ExecutionConfig.is_use_snapshot_compression common.ExecutionConfig.set_use_snapshot_compression
     """,
-    "Savepoints are told where to go": """
+    "A savepoint is given its folder": """
         datastream.StreamExecutionEnvironment.set_default_savepoint_directory
         datastream.StreamExecutionEnvironment.get_default_savepoint_directory
     """,
-    "Deprecated names, or another name of what is there": """
+    "Deprecated names, or other names of existing things": """
         datastream.CheckpointConfig.get_alignment_timeout datastream.CheckpointConfig.set_alignment_timeout
         datastream.StreamExecutionEnvironment.get_checkpointing_consistency_mode
         datastream.StreamExecutionEnvironment.is_unaligned_checkpoints_enabled
@@ -122,7 +122,7 @@ ABSENT = {
         common.ConfigOption common.ConfigOptions common.Configuration.get_bytearray
         common.Configuration.parse_list_value common.Configuration.set_bytearray
     """,
-    "Inside of PyFlink": """
+    "Internals of PyFlink": """
         datastream.KeyedStream.AccumulateType datastream.output_tag.RowTypeInfo datastream.output_tag.Types
         datastream.window.ContinuousEventTimeTrigger.register_next_fire_timestamp
         datastream.window.ContinuousProcessingTimeTrigger.register_next_fire_timestamp
