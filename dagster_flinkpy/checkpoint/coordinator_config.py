@@ -32,7 +32,7 @@ class CoordinatorConfig:
     min_pause: timedelta = timedelta(0)
     """Time from the completion of a checkpoint to the next periodic one. Default: 0."""
     max_concurrent: int = 1
-    """How many checkpoints may be pending at once; a run reads at most so many epochs ahead. Default: 1."""
+    """How many checkpoints may be pending at once. A run reads at most this many epochs ahead. Default: 1."""
     tolerable_failed: int = 0
     """How many checkpoints in a row may fail before the job fails. Default: 0, so the first failure fails the job."""
     unaligned: bool = False

@@ -1,7 +1,7 @@
-"""The steps of a checkpoint that wait for others: the store, the sinks and the master hooks.
+"""The steps of a checkpoint that wait for the store, the sinks or the master hooks.
 
-They run on the store's lane, one after the other, each under the watchdog. A step returns the stimulus that tells the
-coordinator what came of it, and an error if there was one.
+They run on the store's lane, one after the other, each under the watchdog. A step returns the stimulus that reports its
+outcome to the coordinator, and an error if there was one.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ __all__ = ["CheckpointSteps", "Outcome"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a step."""
+    """The outcome of a step."""
 
     stimulus: Stimulus
     error: FlinkPyError | None = None
-    """Why it failed."""
+    """Why the step failed, or None."""
 
 
 @dataclass
 class CheckpointSteps:
-    """Carries out what the coordinator asks for outside of Spark."""
+    """Carries out the coordinator's instructions outside Spark."""
 
     store: CompletedCheckpointStore
     attempt: Attempt
@@ -54,12 +54,12 @@ class CheckpointSteps:
     hooks: MasterHooks
     committers: Committers
     lease: timedelta
-    """How long the attempt promises to live with each checkpoint."""
+    """The lease of the attempt, which each checkpoint renews."""
     partition_retention: PartitionRetention
     started_from: int | None
     """Id of the checkpoint or savepoint that the attempt has restored, or None."""
     now: Callable[[], int]
-    """Tells milliseconds since 1970."""
+    """Returns the time, in milliseconds since 1970."""
     commit: Callable[[CheckpointMetadata], object]
     """Commits what the sinks have prepared for a checkpoint."""
     after_commit: Callable[[], object]
@@ -77,7 +77,7 @@ class CheckpointSteps:
         return self.store.assign_checkpoint_id(self.attempt)
 
     def trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Outcome:
-        """Asks a master hook for its state."""
+        """Calls a master hook for its state."""
         try:
             state = self.hooks.trigger(identifier, checkpoint_id, timestamp_ms)
         except CheckpointError as error:
@@ -85,7 +85,7 @@ class CheckpointSteps:
         return Outcome(MasterStateCollected(self.now(), checkpoint_id, identifier, state))
 
     def write_metadata(self, metadata: CheckpointMetadata) -> Outcome:
-        """Writes the metadata of a checkpoint that all have acknowledged."""
+        """Writes the metadata of a fully acknowledged checkpoint."""
         number = metadata.checkpoint_id
         return self._finalize(
             f"writing chk-{number}/{METADATA_NAME}",
@@ -98,8 +98,8 @@ class CheckpointSteps:
         """Completes a checkpoint.
 
         Args:
-            metadata: What was written.
-            partition: The end state of a time partition that it is, or None.
+            metadata: The metadata that was written.
+            partition: The entry for the time partition whose end state it is, or None.
         """
         return self._finalize(
             f"writing HEAD for checkpoint {metadata.checkpoint_id}",
@@ -125,10 +125,10 @@ class CheckpointSteps:
         return Outcome(done(self.now(), checkpoint_id))
 
     def commit_checkpoint(self, metadata: CheckpointMetadata) -> Outcome:
-        """Commits a completed checkpoint, and tells those who listen.
+        """Commits a completed checkpoint, and notifies checkpoint listeners.
 
         Raises:
-            FencedError: A newer attempt took over, and commits it.
+            FencedError: A newer attempt took over, and commits the checkpoint.
             FlinkPyError: A sink cannot commit.
         """
         self.check_leader()
@@ -139,7 +139,7 @@ class CheckpointSteps:
         return Outcome(CommitFinished(self.now(), metadata.checkpoint_id))
 
     def check_leader(self) -> None:
-        """Raises FencedError if a newer attempt took over."""
+        """Raises a FencedError if a newer attempt took over."""
         self.watchdog.run("checking who leads the job", self.store.check_leader, self.attempt)
 
     def tell(self, news: str, checkpoint_id: int) -> None:
@@ -150,7 +150,7 @@ class CheckpointSteps:
                 self.watchdog.run(what, getattr(listener, news), checkpoint_id)
 
     def tell_aborted(self, checkpoint_id: int) -> None:
-        """Tells those who listen that a checkpoint was aborted, unless a step hangs."""
+        """Notifies checkpoint listeners that a checkpoint was aborted, unless a step hangs."""
         with suppress(CheckpointTimeoutError):
             self.tell("notify_checkpoint_aborted", checkpoint_id)
 
@@ -159,6 +159,6 @@ class CheckpointSteps:
         self.watchdog.run("deleting subsumed checkpoints", self.store.subsume, self.attempt, checkpoint_ids)
 
     def discard(self, files: Iterable[str]) -> None:
-        """Deletes the state of an aborted checkpoint. Files that stay are for the next sweep."""
-        with suppress(CheckpointTimeoutError, FencedError, StorageError):  # the checkpoint's error is what counts
+        """Deletes the state of an aborted checkpoint. If that fails, the next sweep deletes it."""
+        with suppress(CheckpointTimeoutError, FencedError, StorageError):  # the error of the checkpoint is reported
             self.watchdog.run("deleting the state of an aborted checkpoint", self.store.discard, self.attempt, files)

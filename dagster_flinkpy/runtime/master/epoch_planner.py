@@ -51,14 +51,14 @@ class EpochPlanner:
         self.config = config
         self.fencing_token = context.fencing_token
         self.parent = restored
-        """The last completed checkpoint, or what the job has restored."""
+        """The last completed checkpoint, or the restored checkpoint or savepoint; None if there is neither."""
         self.partition: TimePartition | None = None
         """The time partition that the next epoch reads; None if it reads the next input."""
         coordinators = {u: o.coordinator_state for u, o in plan.operators.items() if o.restored} if plan else {}
         self.splits = SplitPlanner(graph, coordinators, context)
         """Plans the splits that the sources read."""
         self.ended: dict[int, bool] = {}
-        """By checkpoint that is not complete yet, whether all input ends with it."""
+        """Whether all input ends with a checkpoint, for each one that is not complete yet."""
         self._graph = self._program = graph
         # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
         self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
@@ -82,7 +82,7 @@ class EpochPlanner:
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
-            before: The epoch before it in the same Spark job, which has not run yet; or None.
+            before: The previous epoch of the same Spark job, which has not run yet, or None.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -112,7 +112,7 @@ class EpochPlanner:
         for task, splits in first.splits.items():
             inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
         config, checkpointing = self.config, self.config.checkpointing
-        # No Spark job follows the end of input that could process what is in flight.
+        # After the end of input no Spark job follows that could process in-flight records.
         unaligned = checkpointing.unaligned and not self.ended[last.checkpoint_id]
         return EpochJob(
             graph=self._program,
@@ -183,10 +183,10 @@ class EpochPlanner:
         return next((replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)
 
     def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Lets the next epoch start from what all subtasks have acknowledged of a checkpoint."""
+        """Lets the next epoch start from the acknowledged state of a checkpoint."""
         self._continues_from, self._inputs = checkpoint_id, inputs_after(states)
 
     def completed(self, metadata: CheckpointMetadata) -> None:
-        """Takes note that a checkpoint is complete."""
+        """Records that a checkpoint is complete."""
         self.parent = metadata
         del self.ended[metadata.checkpoint_id]

@@ -1,10 +1,10 @@
-"""An execution attempt of a job: it takes the leadership, restores, runs epochs, and gives the job back.
+"""An execution attempt of a job: takes the leadership, restores state, runs epochs, and releases the leadership.
 
 The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
 :mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore, and
 :mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads.
 
-The module is longer than others because half of it is what callers read: arguments, errors and promises.
+The module is longer than others because half of it is documentation for callers: arguments, errors and guarantees.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class JobAttempt:
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
         self.collected: Mapping[str, list[pa.Array]] = {}
-        """The records that the last epoch sent back, as columns, by uid of the collect operator."""
+        """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
 
     def _progress(self, line: str) -> None:
         if self._on_progress is not None:
@@ -293,7 +293,7 @@ class JobAttempt:
         self.finished = metadata.end_of_input or metadata.stopped
 
     def _abort_after_failure(self) -> None:
-        # Once fenced it aborts nothing: what is open may be of the attempt that took over.
+        # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
         with suppress(FencedError, StorageError, CheckpointTimeoutError):
             self._abort_lingering()
 
@@ -306,7 +306,7 @@ class JobAttempt:
         else:
             try:
                 self._master.settle()
-            except BaseException as late:  # of an epoch that the caller did not wait for
+            except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
         self._session.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
@@ -457,25 +457,26 @@ class JobAttempt:
     def run_epochs(
         self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False
     ) -> Iterator[CompletedEpoch]:
-        """Reads epoch after epoch, and yields each when its checkpoint is complete and the sinks have committed.
+        """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
 
-        Meanwhile the next epoch runs: Spark works on it while a checkpoint is written, completed and committed. If the
-        caller ends the iteration early, the epoch that is under way still completes.
+        Spark runs the next epoch while a checkpoint is written, completed and committed. If the caller ends the
+        iteration early, the running epoch still completes.
 
         Args:
             limit: The number of epochs; there are fewer if the input ends. Default: None, until the input ends or an
                 epoch has nothing to read.
-            barriers: How many epochs one Spark job reads, see :meth:`run_epoch`. Default: 1.
-            periodic: Waits before each epoch until its checkpoint is due, by the program's interval and pause, and
-                ends with the input or at the limit. The first one is due at a random time between pause and interval
-                after the attempt has begun (Flink: ``CheckpointCoordinator.getRandomInitDelay``). Default: False.
+            barriers: How many epochs one Spark job reads; see :meth:`run_epoch`. Default: 1.
+            periodic: Whether to wait before each epoch until its checkpoint is due. The program sets the interval and
+                the minimum pause between checkpoints. The first checkpoint is due after a random delay between pause
+                and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``). The iteration ends with the input,
+                or at the limit. Default: False.
 
         Yields:
             The epochs in order.
 
         Raises:
-            ConfigurationError: ``barriers`` is below 1; or the program has no interval, and ``periodic`` needs one.
-            Exception: As :meth:`run_epoch`.
+            ConfigurationError: ``barriers`` is below 1, or ``periodic`` is set but the program has no interval.
+            Exception: Whatever :meth:`run_epoch` raises.
         """
         if barriers < 1:
             raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
@@ -546,7 +547,7 @@ class JobAttempt:
         return self.savepoint(target, format_type)
 
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
-        """Runs the epochs of a request, and returns the last one when nothing is under way any longer."""
+        """Runs all epochs of a request, and returns the last one."""
         (last,) = deque(self._run(request), maxlen=1)
         return last
 

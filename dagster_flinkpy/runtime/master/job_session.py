@@ -18,7 +18,7 @@ _AGAIN_SECONDS = 1.0
 
 
 class JobSession:
-    """Opens the session when it is first needed, and interrupts jobs that take too long.
+    """Opens the session when it is first needed, and interrupts Spark jobs on request.
 
     Flink: ``CheckpointCanceller``.
 
@@ -33,25 +33,25 @@ class JobSession:
         self._spark: SparkSession | None = None
         self._interrupted = False
         self._wake = threading.Event()
-        """Set when the Spark jobs of the last :meth:`open` are interrupted, or over."""
+        """Set when the Spark jobs of the last :meth:`open` were interrupted or have ended."""
 
     def begin(self, tag: str, what: str) -> None:
-        """Names the Spark jobs that follow, and lets them run although earlier ones were interrupted.
+        """Names the Spark jobs that follow, and lets them run even if earlier ones were interrupted.
 
         Args:
-            tag: Tells them from all others.
-            what: Their purpose, such as a checkpoint; other runs on the same Spark server see it.
+            tag: Distinguishes these jobs from all others.
+            what: Their purpose, such as a checkpoint. Other runs on the same Spark server see it.
         """
         self._tag, self._what, self._interrupted = tag, what, False
 
     def interrupt(self) -> None:
-        """Ends the Spark jobs that run, and those that start before the next :meth:`begin`. Any thread may call it."""
+        """Ends running Spark jobs, and those that start before the next :meth:`begin`. Any thread may call it."""
         self._interrupted = True
         self._wake.set()
 
     @contextmanager
     def open(self) -> Iterator[SparkSession]:
-        """Gives the session; the Spark jobs that are started inside can be interrupted."""
+        """Provides the session; Spark jobs that are started inside the context can be interrupted."""
         if self._spark is None:
             self._progress(f"waiting for Spark ({self._settings.mode})")  # it may have to start first
             self._spark = get_session(self._settings)
@@ -63,8 +63,8 @@ class JobSession:
         def end_when_interrupted() -> None:
             wake.wait()
             while not over.is_set():
-                with suppress(Exception):  # of a server that has gone
-                    spark.interruptTag(tag)  # again and again: the job may not have reached Spark yet
+                with suppress(Exception):  # the server may be gone
+                    spark.interruptTag(tag)  # repeatedly, because the job may not have reached Spark yet
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:

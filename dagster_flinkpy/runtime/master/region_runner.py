@@ -19,18 +19,18 @@ __all__ = ["RegionEnded", "RegionRunner"]
 
 @dataclass(frozen=True)
 class RegionEnded:
-    """What came of the epochs of one Spark job."""
+    """The outcome of the epochs of one Spark job."""
 
     checkpoint_ids: tuple[int, ...]
     results: EpochResults
     error: FlinkPyError | None = None
     task: Subtask | None = None
-    """Whose error it is; None: the driver's."""
+    """The subtask that raised the error; None if the driver raised it."""
 
 
 @dataclass
 class RegionRunner:
-    """Plans epochs and runs Spark jobs, each when it is asked for by the master."""
+    """Plans epochs and runs Spark jobs when the master asks for them."""
 
     planner: EpochPlanner
     session: JobSession
@@ -38,15 +38,15 @@ class RegionRunner:
     run_job: Callable[[EpochJob], Sequence[WireRow]]
     """Runs a Spark job, and returns the rows for the driver."""
     on_results: Callable[[EpochResults, EpochJob], object]
-    """Takes what came back before it is looked at, such as logs."""
+    """Called with the results before they are checked; passes on logs, for example."""
     check_leader: Callable[[], object]
-    """Raises FencedError if a newer attempt took over."""
+    """Raises a FencedError if a newer attempt took over."""
     progress: Callable[[str], object]
     tasks: Sequence[Subtask]
-    """All subtasks, which acknowledge."""
+    """All subtasks, which have to acknowledge each checkpoint."""
 
     def begin(self, checkpoint_id: int) -> None:
-        """Prepares a Spark job whose first barrier is that of a checkpoint."""
+        """Prepares a Spark job whose first barrier belongs to a checkpoint."""
         config, token = self.planner.config, self.planner.fencing_token
         self.session.begin(
             f"flinkpy-{config.job_id}-{token}-{checkpoint_id}", f"checkpoint {checkpoint_id} of job {config.job_id!r}"
@@ -56,8 +56,8 @@ class RegionRunner:
         """Plans the input up to a barrier.
 
         Args:
-            checkpoint_id: Of the barrier.
-            before: The epoch before it in the same Spark job, or None.
+            checkpoint_id: The checkpoint of the barrier.
+            before: The previous epoch of the same Spark job, or None.
 
         Raises:
             SourceReadError: The input cannot be listed.
@@ -65,7 +65,7 @@ class RegionRunner:
         return self.planner.plan(checkpoint_id, before)
 
     def run(self, epochs: Sequence[Epoch]) -> RegionEnded:
-        """Runs the Spark job of some epochs."""
+        """Runs the Spark job that reads some epochs."""
         ids = tuple(epoch.checkpoint_id for epoch in epochs)
         results = EpochResults()
         try:
@@ -99,11 +99,11 @@ class RegionRunner:
         self.watchdog.run(told, self.planner.splits.notify_complete, checkpoint_id)
 
     def _cause(self, error: FlinkPyError) -> FlinkPyError:
-        """Returns the error to report: missing state files are no damage if a newer attempt has subsumed them."""
+        """Returns the error to report: a newer attempt may have deleted state files that seem lost."""
         if isinstance(error, CorruptStateError):
             try:
                 self.check_leader()
-            # Nobody is told of damage that is not certain.
+            # Damage is reported only if it is certain.
             except (FencedError, StorageError, CheckpointTimeoutError) as unclear:
                 return unclear
         return error

@@ -33,7 +33,7 @@ def inputs_of_plan(plan: RestorePlan) -> SubtaskInputs:
 
 
 def inputs_after(states: Mapping[Subtask, SubtaskState]) -> SubtaskInputs:
-    """Returns the inputs of the same job after an epoch whose end all its subtasks have acknowledged."""
+    """Returns the inputs of the same job after an epoch that all its subtasks have acknowledged."""
     by_uid: dict[str, list[SubtaskState]] = {}
     for task in sorted(states):
         by_uid.setdefault(task.uid, []).append(states[task])

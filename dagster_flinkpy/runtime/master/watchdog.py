@@ -27,21 +27,21 @@ _SHOWN_FRAMES = 5
 
 
 class _GivenUp(Exception):
-    """An interrupted run has stopped waiting for the step."""
+    """An interrupted run no longer waits for the step."""
 
 
 class _Worker:
-    """A thread that runs one step after the other."""
+    """A thread that runs steps one after the other."""
 
     def __init__(self) -> None:
         self.steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self.step: Future[Any] | None = None
-        """The last one."""
+        """The last step."""
         self._thread = threading.Thread(target=_work_off, args=(self.steps,), name="flinkpy-watched", daemon=True)
         self._thread.start()
 
     def begin(self, step: Callable[[], Any]) -> Future[Any]:
-        """Has the thread run a step."""
+        """Gives the thread a step to run."""
         self.step = done = Future[Any]()
         self.steps.put((done, step))
         return done
@@ -68,7 +68,7 @@ def _work_off(steps: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | N
 
 
 class Watchdog:
-    """Runs the steps of an execution attempt. Each thread that calls it has another one, which runs its steps.
+    """Runs the steps of an execution attempt. For each calling thread there is another thread, which runs its steps.
 
     A step that hangs cannot be stopped, so its outcome is unknown. From then on every step is refused with the same
     error: the attempt no longer calls the store, the sinks or the hooks, and neither aborts nor deletes anything.
@@ -81,7 +81,7 @@ class Watchdog:
         self._timeout = timeout
         self._hung: CheckpointTimeoutError | None = None
         self._workers: dict[int, _Worker] = {}
-        """By the calling thread."""
+        """The worker of each calling thread."""
 
     def run(self, what: str, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Runs a step and returns its result.
@@ -120,7 +120,7 @@ class Watchdog:
         return done.result()
 
     def interrupt(self) -> None:
-        """Gives the steps of other threads a moment to end, and then treats them as steps that hang."""
+        """Gives the steps of other threads a moment to end, and then treats them as hanging."""
         for worker in tuple(self._workers.values()):
             if self._hung is None and worker.step is not None and not worker.step.done():
                 self._await(worker.step, _GRACE_SECONDS)
@@ -128,7 +128,7 @@ class Watchdog:
                     worker.step.set_exception(_GivenUp())
 
     def close(self) -> None:
-        """Ends the threads; one that hangs ends with the process. A later step starts another thread."""
+        """Ends the threads. One that hangs ends with the process. A later step starts another thread."""
         for worker in tuple(self._workers.values()):
             worker.steps.put(None)
         self._workers.clear()
