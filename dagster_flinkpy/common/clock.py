@@ -40,7 +40,7 @@ def to_millis(span: Time | Duration | timedelta) -> int:
     1500
 
     Raises:
-        ConfigurationError: It is no span of time.
+        ConfigurationError: It is not a span of time.
     """
     if not isinstance(span, (Time, Duration, timedelta)):
         raise ConfigurationError(f"need a span of time, such as Time.minutes(5), not {span!r}")

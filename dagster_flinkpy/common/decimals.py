@@ -71,10 +71,10 @@ def _renamed(description: Any) -> Any:
 
 
 def column_of(kind: TypeInformation, column: pa.Array[Any]) -> pa.Array[Any]:
-    """Casts a column that somebody else has made to a type. Text for ``Types.BIG_DEC()`` must be a number.
+    """Casts a column from outside of the job to a type. Text for ``Types.BIG_DEC()`` must be a number.
 
     Raises:
-        TypeMismatchError: A value is no decimal.
+        TypeMismatchError: A value is not a decimal.
         ArrowException: The column cannot be cast.
     """
     if find_big_dec(kind) is None:
@@ -98,5 +98,5 @@ def _with_decimals(kind: TypeInformation, value: Any) -> Any:
         try:
             return Decimal(value)
         except InvalidOperation as error:
-            raise TypeMismatchError(f"declared {kind}, got the text {value!r}, which is no number") from error
+            raise TypeMismatchError(f"declared {kind}, got the text {value!r}, which is not a number") from error
     return value

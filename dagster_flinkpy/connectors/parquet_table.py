@@ -41,7 +41,7 @@ class RowCount:
     rows: int
     files: int
     digest: str
-    """SHA-256 of the location and of the names and sizes of the files, shortened: tells whether these are the files."""
+    """Shortened SHA-256 of the location and of the names and sizes of the files, to recognise them."""
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class ParquetTable:
         ]
 
     def count_rows(self, known: RowCount | None = None) -> RowCount | None:
-        """Counts the rows. Reads the footers of the files; of those that were counted before, it reads nothing.
+        """Counts the rows. Reads only the footers of files that were not counted before.
 
-        The names of a sink's files ascend with the checkpoints, so files that a job adds are behind those it had.
+        The names of a sink's files ascend with the checkpoints, so new files come after the existing ones.
 
         Args:
-            known: What it returned before. It saves work if the files are still there and first in the listing.
+            known: An earlier result. It saves work if its files still exist and are first in the listing.
 
         Returns:
             The number of rows, or None if more than 2,000 files would have to be read.

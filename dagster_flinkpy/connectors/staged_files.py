@@ -276,7 +276,7 @@ class StagedFileCommitter(SinkCommitter):
         ]
 
     def _is_mine(self, key: str) -> bool:
-        """Whether a file is of this job and sink, and not of a newer attempt: a fenced attempt must not abort that."""
+        """Returns whether a file is of this job and sink, but not of a newer attempt, which a fenced one must spare."""
         name = self._mine.match(key.rpartition("/")[2])
         return name is not None and int(name["token"]) <= self._fencing_token
 

@@ -83,7 +83,7 @@ class MultipleConnectedStreams(Generic[S]):
 
         Args:
             func: Its ``get_inputs()`` returns a function for each stream.
-            output_type: The type of the records they yield. Default: they travel pickled.
+            output_type: The type of the records they yield. Default: they are pickled.
 
         Raises:
             JobGraphError: A stream is not keyed, or the numbers of streams and of functions differ.

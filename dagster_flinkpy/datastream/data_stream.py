@@ -248,7 +248,7 @@ class DataStream(OperatorSettings):
             streams: More streams, which PyFlink does not have. The function then has an input for each.
 
         Raises:
-            ConfigurationError: An argument is no stream, or a broadcast stream is not the only one.
+            ConfigurationError: An argument is not a stream, or a broadcast stream is not the only argument.
             JobGraphError: The streams belong to different environments.
         """
         if isinstance(ds, BroadcastStream) and not streams:

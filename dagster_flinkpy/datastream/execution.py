@@ -39,7 +39,7 @@ class ExecutionSettings:
     savepoint_path: str | None = None
     """The checkpoint or savepoint to start from."""
     allow_non_restored_state: NonRestoredState = False
-    """Whether state without an operator may be left behind, or the uids of which it may."""
+    """Whether state without an operator may be left behind, or the uids whose state may."""
     latency_tracking_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source; with zero none are sent."""
     local: bool = False

@@ -72,7 +72,7 @@ class FlinkJob:
             options: Further arguments of ``JobAttempt``.
 
         Raises:
-            RestoreError: The job would start from empty state beside that of former jobs, which are parts of it now.
+            RestoreError: The job would start from empty state, but former jobs that are now parts of it have state.
         """
         from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
         from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs

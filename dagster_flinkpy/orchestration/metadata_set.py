@@ -46,9 +46,9 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     rows_committed: int | None = None
     """Sinks only."""
     table_files: int | None = None
-    """Tables of jobs without partitions: the files whose rows are ``dagster/row_count``, like the next."""
+    """Tables of jobs without partitions: the number of files whose rows are ``dagster/row_count``."""
     table_digest: str | None = None
-    """Tells whether these are the same files. Only files that come after them are read to count rows again."""
+    """Digest of these files. If they are unchanged, only later files are read to count the rows again."""
     late_records_dropped: int | None = None
     """Windows only: records of the epoch that came too late for any window."""
     key_count: int | None = None

@@ -1,4 +1,4 @@
-"""A program whose parts were formerly jobs of their own; tasks run by the harness."""
+"""A program whose parts were formerly separate jobs. Tasks run in the harness."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_job_does_not_start_from_nothing_beside_the_jobs_of_its_parts(tmp_path
     refused = run("both", "a", "b")
     assert "in the checkpoints of jobs 'both.a', 'both.b'" in refused
     assert "make a program of each part, and name it after its job" in refused
-    assert run("both.a", "a") is None, "the former jobs can go on"
+    assert run("both.a", "a") is None, "the former jobs can continue"
     assert rows(tmp_path) == {"a": 2, "b": 1}
     assert not (tmp_path / "checkpoints/both").exists()
 

@@ -101,7 +101,7 @@ def test_a_run_reads_what_has_come_since_the_last_one(deployment: Deployment) ->
     assert (deployment.numbers("sums"), deployment.numbers("windows")) == ([1], [])
     write(deployment.files, 2)
     assert deployment.run(deployment.program).success
-    assert (deployment.numbers("sums"), deployment.numbers("windows")) == ([1, 3], [1]), "event time goes on"
+    assert (deployment.numbers("sums"), deployment.numbers("windows")) == ([1, 3], [1]), "event time continues"
     idle = deployment.run(deployment.program)
     assert idle.success
     assert "files: nothing to read" in deployment.said(idle)

@@ -278,7 +278,7 @@ def _(real: Wrapped, metadata: CheckpointMetadata) -> CheckpointMetadata:
 
 
 @_mutation(
-    "a claimed savepoint is deleted before the job has a checkpoint of its own",
+    "a claimed savepoint is deleted before the job has its own checkpoint",
     JobAttempt,
     "_begin",
     "of savepoint",

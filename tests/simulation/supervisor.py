@@ -237,7 +237,7 @@ class Supervisor:
                 epochs = attempt.run_epochs(rng.choice((None, 2, 5)), barriers=rng.choice((1, 1, 2)), periodic=periodic)
                 for _ in epochs:
                     if rng.random() < 0.1:
-                        break  # what is under way goes on
+                        break  # a running step continues
                 epochs.close()
             elif attempt.config.checkpointing.interval is not None:
                 list(attempt.run_epochs(1, periodic=True))

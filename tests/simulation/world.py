@@ -132,7 +132,7 @@ class Actor:
         return bool(self.greenlet.dead)
 
     def wakes_at(self, now_ms: float) -> float:
-        """When it can go on."""
+        """When it can continue."""
         if self.process.crashed:
             return now_ms
         at = now_ms if self.condition is not None and self.condition() else self.wake_at

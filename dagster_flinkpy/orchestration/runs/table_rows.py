@@ -21,10 +21,10 @@ __all__ = ["table_rows"]
 
 
 def table_rows(run: RegionRun, vertex: JobVertex) -> dict[str, Any]:
-    """Returns the metadata of how many rows the table of a `ParquetSink` has; of other operators none.
+    """Returns the row count of the table of a `ParquetSink` as metadata, or no metadata for other operators.
 
-    A table that cannot be counted gets no number: the checkpoint is complete, so the step does not fail. The run's log
-    says why.
+    If the rows cannot be counted, the table gets no number, and the run's log says why. The step does not fail, because
+    the checkpoint is complete.
 
     Args:
         run: The step.
@@ -49,7 +49,7 @@ def table_rows(run: RegionRun, vertex: JobVertex) -> dict[str, Any]:
 
 
 def _counted_before(instance: DagsterInstance, key: AssetKey) -> RowCount | None:
-    """What the metadata of the asset's last materialization says."""
+    """Returns the row count in the metadata of the asset's last materialization."""
     from dagster_flinkpy.connectors.parquet_table import RowCount
 
     event = instance.get_latest_materialization_event(key)

@@ -218,7 +218,7 @@ class Clock:
         self.slept += 1
         self.ahead += seconds
         self.then()
-        assert self.slept < 10_000, "waits for ever"
+        assert self.slept < 10_000, "waits forever"
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_numbers_of_the_epoch_are_metadata(deployment: Deployment, barriers: int
     assert sorted(record.data["seen"] for record in deployment.subtasks("measured")) == [1, 2]
     assert [record.data["late_records_dropped"] for record in deployment.subtasks("window")] == [2]
     (single,) = (record.data for record in deployment.subtasks("measured") if record.data["seen"] == 1)
-    assert single["event.time.p99"] == 6_000, "each subtask has percentiles of its own"
+    assert single["event.time.p99"] == 6_000, "each subtask has its own percentiles"
     rows = deployment.describe()
     assert ["window", "late_records_dropped", "2"] in rows
     assert ["measured", "event.time.sum", "42,000"] in rows

@@ -137,7 +137,7 @@ def test_a_savepoint_that_failed_is_tried_again_so_many_times(location: Location
     said = f"Job words: 3 savepoints in a row failed, see run {run.run_id}; the next is due in 0:59:00."
     assert location.tick(sensor).skip_message == said
     location.complete_checkpoint()
-    assert location.tick(sensor).skip_message == said, "a new checkpoint is no reason to go on failing"
+    assert location.tick(sensor).skip_message == said, "a new checkpoint is no reason for further tries"
     location.now_ms += 59 * 60_000
     result = location.tick(sensor)
     assert keys(result) == ["words-savepoint-of-2-1"]

@@ -51,7 +51,7 @@ def committed(folder: Path) -> tuple[list[Any], list[Any]]:
 
 @pytest.fixture
 def expected(tmp_path: Path) -> tuple[list[Any], list[Any]]:
-    """What each part writes as a job of its own."""
+    """Returns what each part writes as a separate job."""
     for part in (deep, flat):
         assert run(program(tmp_path / "alone", part), tmp_path / "alone", 9, job=part.__name__)
     rows = committed(tmp_path / "alone")
