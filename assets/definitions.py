@@ -1,8 +1,8 @@
 """What ``workspace.yaml`` loads: the flights pipeline as assets, with its sensors, jobs, checks and resources.
 
 The pipeline exists twice. Job ``flights`` reads February 2013 as a stream, or only its first ``FLINKPY_DAYS`` days; the
-checkpoint sensor drives it. Job ``flights_daily`` has a partition for each day of 2013, for backfills. Loading reads no
-data and imports neither PySpark nor boto3.
+checkpoint sensor drives it, and its operators are assets. Job ``flights_daily`` has a partition for each day of 2013,
+for backfills; only its sources and tables are assets. Loading reads no data and imports neither PySpark nor boto3.
 """
 
 import os
@@ -23,12 +23,12 @@ from assets.flights_pipeline import build_flights_env
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.orchestration import (
+    FlinkAssetChecks,
     FlinkOperatorData,
     FlinkTranslator,
     PartitionRetention,
     SweepConfig,
     build_checkpoint_sensor,
-    build_flink_asset_checks,
     build_flink_jobs,
     build_job_status_sensors,
     build_restart_sensor,
@@ -99,7 +99,7 @@ def daily_env() -> StreamExecutionEnvironment:
 
 
 translator = FlightsTranslator()
-flights_assets = flink_assets(flights_env, name=JOB, group_name=GROUP, translator=translator)
+flights_assets = flink_assets(flights_env, name=JOB, group_name=GROUP, translator=translator, checks=FlinkAssetChecks())
 flights_jobs = build_flink_jobs(flights_env, name=JOB, translator=translator)
 checkpoint_sensor = build_checkpoint_sensor(flights_assets, minimum_interval_seconds=5)
 
@@ -107,19 +107,17 @@ daily_assets = flink_assets(
     daily_env,
     name=DAILY_JOB,
     group_name=DAILY_JOB,
+    show="tables",
+    checks=FlinkAssetChecks(),
     translator=translator,
     partitions_def=DAYS,
     # A backfill can start after any of the last 60 days, and before that after every tenth day.
     partition_retention=PartitionRetention(every=10, last=60),
 )
-daily_jobs = build_flink_jobs(daily_env, name=DAILY_JOB, translator=translator)
+daily_jobs = build_flink_jobs(daily_env, name=DAILY_JOB, show="tables", translator=translator)
 
 defs = Definitions(
     assets=[flights_raw_files, *flights_assets, *daily_assets],
-    asset_checks=[
-        *build_flink_asset_checks(flights_env, name=JOB, translator=translator),
-        *build_flink_asset_checks(daily_env, name=DAILY_JOB, translator=translator),
-    ],
     jobs=[*flights_jobs, *daily_jobs],
     # All sensors are off until somebody switches them on.
     sensors=[

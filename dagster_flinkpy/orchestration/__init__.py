@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
-from dagster_flinkpy.orchestration.definitions.checks import build_flink_asset_checks
+from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
 from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
@@ -46,6 +46,7 @@ __all__ = [
     "ExponentialDelayRestart",
     "FailureRateRestart",
     "FixedDelayRestart",
+    "FlinkAssetChecks",
     "FlinkCheckpointMetadataSet",
     "FlinkMetadataSet",
     "FlinkOperatorData",
@@ -64,7 +65,6 @@ __all__ = [
     "SweepConfig",
     "TwoPhaseCommitSinkResource",
     "build_checkpoint_sensor",
-    "build_flink_asset_checks",
     "build_flink_asset_specs",
     "build_flink_jobs",
     "build_job_status_sensors",

@@ -73,6 +73,8 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """The longest time that an input gate waited for its last barrier."""
     subtasks: TableMetadataValue | None = None
     """The operator's subtasks, each with its range of key groups."""
+    operators: TableMetadataValue | None = None
+    """The hidden operators whose numbers the asset shows."""
     statistics: TableMetadataValue | None = None
     """Duration, state size and alignment of the last 100 completed checkpoints: last, min, p50, p99 and max."""
     history: TableMetadataValue | None = None

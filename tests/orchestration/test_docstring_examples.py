@@ -49,7 +49,7 @@ def test_what_is_called_first_has_an_example() -> None:
     assert {
         "FlinkTranslator",
         "build_checkpoint_sensor",
-        "build_flink_asset_checks",
+        "FlinkAssetChecks",
         "build_flink_jobs",
         "build_job_status_sensors",
         "build_restart_sensor",

@@ -225,7 +225,7 @@ class SensorsModel(Resolvable, Model):
 
 
 class ChecksModel(Resolvable, Model):
-    """The arguments of `build_flink_asset_checks`."""
+    """The fields of `FlinkAssetChecks`."""
 
     max_lag: Duration | None = Field(default=None, description="Maximum age of the last checkpoint.")
     max_event_time_lag: Duration | None = Field(default=None, description="Maximum lag of the watermark.")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from dagster import (
-    AssetChecksDefinition,
     AssetKey,
     AssetsDefinition,
     AssetSpec,
@@ -43,8 +42,9 @@ from dagster_flinkpy.orchestration.component.attributes import (
 )
 from dagster_flinkpy.orchestration.component.scaffolder import FlinkPipelineScaffolder
 from dagster_flinkpy.orchestration.definitions.assets import flink_assets
-from dagster_flinkpy.orchestration.definitions.checks import build_flink_asset_checks
+from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
+from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.flink_job import Environment, Program
 from dagster_flinkpy.orchestration.program import find_program
@@ -77,7 +77,7 @@ def _asset_keys(context: ResolutionContext, deps: Mapping[str, Sequence[str]]) -
 
 @scaffold_with(FlinkPipelineScaffolder)
 class FlinkPipelineComponent(Component, Resolvable, Model):
-    """A streaming program: one asset per operator, with the sensors, jobs and checks that the attributes switch on.
+    """A streaming program: its operators or tables as assets, with the sensors, jobs and checks that are switched on.
 
     It uses a `SparkResource` and a `CheckpointStorageResource` of the project.
     """
@@ -112,6 +112,10 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
         ),
     ] = Field(default_factory=dict)
     pool: str | None = Field(default=None, description="Concurrency pool of the steps.")
+    show: Show = Field(
+        default="operators",
+        description="'operators': each operator with a uid is an asset. 'tables': each source and each sink is one.",
+    )
     translation: Annotated[
         TranslationFn[FlinkOperatorData] | None,
         TranslationFnResolver[FlinkOperatorData](lambda data: {"data": data, "uid": data.vertex.uid}),
@@ -173,6 +177,8 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             tags=self.tags,
             deps=self.deps,
             pool=self.pool,
+            show=self.show,
+            checks=None if self.checks is None else FlinkAssetChecks(**dict(self.checks)),
             translator=translator,
             spark_resource_key=spark,
             checkpoint_storage_resource_key=storage,
@@ -182,23 +188,12 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             jobs = build_flink_jobs(
                 program,
                 name=self.name,
+                show=self.show,
                 translator=translator,
                 spark_resource_key=spark,
                 checkpoint_storage_resource_key=storage,
             )
-        checks: list[AssetChecksDefinition] = []
-        if self.checks is not None:
-            checks = build_flink_asset_checks(
-                program,
-                name=self.name,
-                max_lag=self.checks.max_lag,
-                max_event_time_lag=self.checks.max_event_time_lag,
-                max_late_records=self.checks.max_late_records,
-                trend_factor=self.checks.trend_factor,
-                translator=translator,
-                checkpoint_storage_resource_key=storage,
-            )
-        return Definitions(assets=assets, jobs=jobs, asset_checks=checks, sensors=self._sensors(assets, jobs))
+        return Definitions(assets=assets, jobs=jobs, sensors=self._sensors(assets, jobs))
 
     def _build(self) -> StreamExecutionEnvironment:
         if isinstance(self.env, StreamExecutionEnvironment):

@@ -1,4 +1,4 @@
-"""Builds the assets of a job: one per operator. A checkpoint materializes all of them."""
+"""Builds the assets of a job, with their checks. A checkpoint materializes all of them."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,10 +19,13 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey
-from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned_specs
-from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, operator_specs
+from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks, JobChecks, job_checks
+from dagster_flinkpy.orchestration.definitions.partitions import check_partitions, partitioned
+from dagster_flinkpy.orchestration.definitions.shown_operators import Show
+from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.failure import flink_failures
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, FlinkJob, Program, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_jobs
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.partition_check import (
     PARTITIONS_UP_TO_DATE,
@@ -32,7 +35,7 @@ from dagster_flinkpy.orchestration.runs.partition_check import (
 from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
-from dagster_flinkpy.orchestration.runs.report import data_version, operator_metadata
+from dagster_flinkpy.orchestration.runs.report import asset_metadata, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
@@ -52,6 +55,8 @@ def flink_assets(
     tags: Mapping[str, str] | None = ...,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
     pool: str | None = ...,
+    show: Show = ...,
+    checks: FlinkAssetChecks | None = ...,
     translator: FlinkTranslator | None = ...,
     spark_resource_key: str = ...,
     checkpoint_storage_resource_key: str = ...,
@@ -70,6 +75,8 @@ def flink_assets(
     tags: Mapping[str, str] | None = ...,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = ...,
     pool: str | None = ...,
+    show: Show = ...,
+    checks: FlinkAssetChecks | None = ...,
     translator: FlinkTranslator | None = ...,
     spark_resource_key: str = ...,
     checkpoint_storage_resource_key: str = ...,
@@ -88,11 +95,16 @@ def flink_assets(
     tags: Mapping[str, str] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
     pool: str | None = None,
+    show: Show = "operators",
+    checks: FlinkAssetChecks | None = None,
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> list[AssetsDefinition] | Callable[[Program], list[AssetsDefinition]]:
-    """Builds the assets of a program: one asset per operator, and one multi-asset (one step) per pipelined region.
+    """Builds the assets of a program: one multi-asset, so one step, per pipelined region, with its asset checks in it.
+
+    By default each operator with a uid is an asset. With ``show="tables"`` only sources and sinks are. The numbers of a
+    hidden operator are in the metadata of the assets behind it, and dependencies go through it.
 
     State and barriers belong to the region. If only some of its assets are selected, the step still runs and
     materializes all of them, and the run's log says so. A run restores the last completed checkpoint, reads input up to
@@ -118,14 +130,18 @@ def flink_assets(
         tags: Tags of each asset.
         deps: Assets that a source reads, by the source's uid.
         pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
+        show: ``"operators"``: each operator with a uid is an asset. ``"tables"``: each source and each sink is one. A
+            region that has neither, because it is between blocking edges, has its last operators as assets.
+        checks: Asset checks of the last completed checkpoint, and their limits. Default: none, except
+            ``partitions_up_to_date``.
         translator: Creates the asset specs. Default: a `FlinkTranslator`.
         spark_resource_key: Key of the `SparkResource`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
 
     Raises:
         JobGraphError: The program is not valid; for example, a stateful operator has no uid.
-        ConfigurationError: The partitions are not time windows, a source cannot be read by partition, or ``deps`` names
-            an operator that is not a source.
+        ConfigurationError: The partitions are not time windows, a source cannot be read by partition, ``deps`` names an
+            operator that is not a source, or ``show`` is neither of its values.
 
     Examples:
         A word count that takes a checkpoint with each run:
@@ -169,34 +185,36 @@ def flink_assets(
                 tags=tags,
                 deps=deps,
                 pool=pool,
+                show=show,
+                checks=checks,
                 translator=translator,
                 spark_resource_key=spark_resource_key,
                 checkpoint_storage_resource_key=checkpoint_storage_resource_key,
             )
 
         return decorate
-    jobs = flink_jobs(env, name)
-    specs = operator_specs(
-        jobs,
+    made = job_assets(
+        flink_jobs(env, name),
         name=name,
-        translator=translator or FlinkTranslator(),
+        show=show,
+        translator=translator,
         group_name=group_name,
         owners=owners,
         tags=tags,
         deps=deps,
     )
     keys = (spark_resource_key, checkpoint_storage_resource_key)
-    assets = []
-    for job, each in zip(jobs, specs, strict=True):
-        windows = check_partitions(job, partitions_def)
+    definitions = []
+    for each in made:
+        windows = check_partitions(each.job, partitions_def)
         if windows is None:
-            assets.append(_region_assets(job, each, pool, *keys))
+            definitions.append(_region_assets(each, job_checks(each, checks), pool, *keys))
         else:
-            partitioned = partitioned_specs(job, each, windows)
-            job = replace(job, partition_retention=partition_retention or PartitionRetention())
+            job = replace(each.job, partition_retention=partition_retention or PartitionRetention())
+            each = partitioned(replace(each, job=job), windows)
             policy = backfill_policy or BackfillPolicy.single_run()
-            assets.append(_partitioned_assets(job, partitioned, windows, policy, pool, *keys))
-    return assets
+            definitions.append(_partitioned_assets(each, job_checks(each, checks), windows, policy, pool, *keys))
+    return definitions
 
 
 def build_flink_asset_specs(
@@ -208,6 +226,7 @@ def build_flink_asset_specs(
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
+    show: Show = "operators",
     translator: FlinkTranslator | None = None,
 ) -> list[AssetSpec]:
     """Builds the asset specs of a program without a step that runs it, for use in multi-assets of your own.
@@ -220,60 +239,66 @@ def build_flink_asset_specs(
         owners: Owners of each asset.
         tags: Tags of each asset.
         deps: Assets that a source reads, by the source's uid.
+        show: Which operators are assets, as for `flink_assets`.
         translator: Creates the asset specs.
 
     Raises:
         JobGraphError: The program is not valid.
         ConfigurationError: As for `flink_assets`.
     """
-    jobs = flink_jobs(env, name)
-    specs = operator_specs(
-        jobs,
+    made = job_assets(
+        flink_jobs(env, name),
         name=name,
-        translator=translator or FlinkTranslator(),
+        show=show,
+        translator=translator,
         group_name=group_name,
         owners=owners,
         tags=tags,
         deps=deps,
     )
     built: list[AssetSpec] = []
-    for job, each in zip(jobs, specs, strict=True):
-        windows = check_partitions(job, partitions_def)
-        built += (each if windows is None else partitioned_specs(job, each, windows)).values()
+    for each in made:
+        windows = check_partitions(each.job, partitions_def)
+        built += (each if windows is None else partitioned(each, windows)).specs.values()
     return built
 
 
 def _region_assets(
-    job: FlinkJob, specs: dict[str, AssetSpec], pool: str | None, spark_key: str, storage_key: str
+    assets: JobAssets, checks: JobChecks, pool: str | None, spark_key: str, storage_key: str
 ) -> AssetsDefinition:
     """Builds the assets of a job without partitions. A run takes one checkpoint after the other."""
+    job = assets.job
 
     @multi_asset(
         name=job.dagster_name,
-        specs=list(specs.values()),
+        specs=list(assets.specs.values()),
+        check_specs=checks.specs,
         can_subset=True,
         required_resource_keys={spark_key, storage_key},
         op_tags={JOB_TAG: job.job_id},
         pool=pool,
     )
-    def region(context: AssetExecutionContext, config: FlinkRunConfig) -> Iterator[MaterializeResult[Any]]:
-        run = RegionRun.begin(context, job, specs)
+    def region(
+        context: AssetExecutionContext, config: FlinkRunConfig
+    ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
-        with flink_failures():
-            epoch, token = run_epochs(run, config, job, storage, spark)
-        if epoch is not None:
-            version = data_version(epoch)
-            for uid, spec in specs.items():
-                rows = table_rows(run, job.graph.vertex(uid))
-                metadata = {**operator_metadata(epoch, epoch.operator(uid), token), **rows}
-                yield from run.materialize(spec, version, metadata)
+        if context.selected_asset_keys:  # else only checks are to run
+            run = RegionRun.begin(context, assets)
+            with flink_failures():
+                epoch, token = run_epochs(run, config, job, storage, spark)
+            if epoch is not None:
+                version = data_version(epoch)
+                for uid, spec in assets.specs.items():
+                    rows = table_rows(run, job.graph.vertex(uid))
+                    yield from run.materialize(spec, version, {**asset_metadata(epoch, assets, uid, token), **rows})
+        yield from checks.run(context, storage)
 
     return region
 
 
 def _partitioned_assets(
-    job: FlinkJob,
-    specs: dict[str, AssetSpec],
+    assets: JobAssets,
+    checks: JobChecks,
     partitions_def: TimeWindowPartitionsDefinition,
     backfill_policy: BackfillPolicy,
     pool: str | None,
@@ -281,8 +306,10 @@ def _partitioned_assets(
     storage_key: str,
 ) -> AssetsDefinition:
     """Builds the assets of a job whose epochs are time partitions. A run reads one partition after the other."""
-    checked = [spec.key for uid, spec in specs.items() if not job.graph.outputs(uid)]
-    checks = [
+    job = assets.job
+    last = [vertex.uid for vertex in job.graph.vertices if not job.graph.outputs(vertex.uid)]
+    checked = [assets.specs[uid].key for uid in dict.fromkeys(map(assets.shown_by, last))]
+    up_to_date = [
         AssetCheckSpec(
             PARTITIONS_UP_TO_DATE,
             asset=key,
@@ -293,8 +320,8 @@ def _partitioned_assets(
 
     @multi_asset(
         name=job.dagster_name,
-        specs=list(specs.values()),
-        check_specs=checks,
+        specs=list(assets.specs.values()),
+        check_specs=[*up_to_date, *checks.specs],
         partitions_def=partitions_def,
         backfill_policy=backfill_policy,
         can_subset=True,
@@ -306,17 +333,18 @@ def _partitioned_assets(
         context: AssetExecutionContext, config: FlinkRunConfig
     ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
-        if not context.selected_asset_keys:  # only the check is selected
+        if context.selected_asset_keys:
+            run = RegionRun.begin(context, assets)
+            with flink_failures():
+                completed, token, stale = run_partitions(
+                    run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked
+                )
+            yield from materialize_partitions(run, completed, token)
+            yield from partition_results(context, checked, stale)
+        elif chosen := [spec.asset_key for spec in up_to_date if spec.key in context.selected_asset_check_keys]:
             with flink_failures():
                 stale = stored_outdated(job, storage, partitions_def)
-            yield from partition_results(context, checked, stale)
-            return
-        run = RegionRun.begin(context, job, specs)
-        with flink_failures():
-            completed, token, stale = run_partitions(
-                run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked
-            )
-        yield from materialize_partitions(run, completed, token)
-        yield from partition_results(context, checked, stale)
+            yield from partition_results(context, chosen, stale)
+        yield from checks.run(context, storage)
 
     return region

@@ -1,30 +1,24 @@
-"""Builds asset checks: can the last checkpoint be restored, and does the job keep up?"""
+"""The asset checks of a job: can the last checkpoint be restored, and does the job keep up?"""
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster import (
-    AssetCheckExecutionContext,
-    AssetCheckKey,
-    AssetCheckResult,
-    AssetChecksDefinition,
-    AssetCheckSpec,
-    AssetSpec,
-    multi_asset_check,
-)
+from dagster import AssetCheckKey, AssetCheckResult, AssetCheckSpec, AssetExecutionContext
 
 from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec, WindowSpec
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, StorageError
-from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, operator_specs
 from dagster_flinkpy.orchestration.failure import as_failure
-from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.orchestration.resources import CheckpointStorageResource
     from dagster_flinkpy.orchestration.runs.check_findings import Finding
 
-__all__ = ["build_flink_asset_checks"]
+__all__ = ["FlinkAssetChecks", "JobChecks", "job_checks"]
 
 _STORE_FAILED = (
     "- This says nothing about the checkpoint. Run the check again when the store answers; `flinkpy doctor --storage "
@@ -32,49 +26,29 @@ _STORE_FAILED = (
 )
 
 
-def build_flink_asset_checks(
-    env: Environment,
-    *,
-    name: str,
-    max_lag: timedelta | None = None,
-    max_event_time_lag: timedelta | None = None,
-    max_late_records: int | None = None,
-    trend_factor: float = 3.0,
-    translator: FlinkTranslator | None = None,
-    checkpoint_storage_resource_key: str = "checkpoint_storage",
-) -> list[AssetChecksDefinition]:
-    """Builds checks of a job's last completed checkpoint, for each region of the program.
+@dataclass(frozen=True)
+class FlinkAssetChecks:
+    """Asset checks of a job's last completed checkpoint, for ``flink_assets(checks=...)``.
 
-    - ``snapshot_integrity``, on operators with state: every state file exists and matches its checksum, and every key
+    - ``snapshot_integrity``, of operators with state: every state file exists and matches its checksum, and every key
       group has an owner.
-    - ``restore_drill``, on operators with state: reads the state as a restore at another parallelism would, and fails
+    - ``restore_drill``, of operators with state: reads the state as a restore at another parallelism would, and fails
       if a row is missing.
-    - ``lag``, on the last operators: the time since the last checkpoint, and how far the watermark is behind.
-    - ``late_records``, on event-time windows that drop late records: how many they dropped in the last epoch.
-    - ``lingering_transactions``, on sinks: fails if data is staged that no checkpoint will commit.
-    - ``checkpoint_trend``, on operators with state, or on sources if there are none: compares duration and size of the
+    - ``lag``, of the last operators: the time since the last checkpoint, and how far the watermark is behind.
+    - ``late_records``, of event-time windows that drop late records: how many they dropped in the last epoch.
+    - ``lingering_transactions``, of sinks: fails if data is staged that no checkpoint will commit.
+    - ``checkpoint_trend``, of operators with state, or of sources if there are none: compares duration and size of the
       last checkpoint with the median of the earlier ones.
-    - ``state_evolution``, on operators with state, or on sources if there are none: compares the deployed program with
+    - ``state_evolution``, of operators with state, or of sources if there are none: compares the deployed program with
       the last checkpoint. It fails if the next run will be refused, and warns if an operator keeps its state but has
       changed.
 
-    The checks of a job are one step, and so run in one process. They run without Spark, but they read the state; the
-    first two read all of it. If a run replaces a checkpoint while a check reads it, the check reads the newer one. If
-    the store fails, the step fails.
-
-    Args:
-        env: The program, as passed to `flink_assets`.
-        name: Name of the job, as passed to `flink_assets`.
-        max_lag: ``lag`` fails if the last checkpoint is older than this and input is left. Default: never.
-        max_event_time_lag: ``lag`` fails if the watermark is behind the clock by more than this. Default: never.
-        max_late_records: ``late_records`` fails if a window dropped more late records than this. Default: never.
-        trend_factor: ``checkpoint_trend`` warns if duration or size of the last checkpoint is more than this many times
-            the median.
-        translator: As passed to `flink_assets`.
-        checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
+    The check of a hidden operator is a check of the first asset that shows its numbers. Checks run in the step of the
+    operators, after the checkpoint is complete. They can also be run alone; then the step does nothing else and needs
+    no Spark. They read the state; the first two read all of it. If a run replaces a checkpoint while a check reads it,
+    the check looks at the newer one. If the store fails, the step fails; a completed checkpoint stays complete.
 
     Raises:
-        JobGraphError: The program is not valid.
         ConfigurationError: ``trend_factor`` is not above 1, or ``max_late_records`` is below 0.
 
     Examples:
@@ -84,74 +58,28 @@ def build_flink_asset_checks(
 
             from datetime import timedelta
 
-            from dagster_flinkpy.orchestration import build_flink_asset_checks
+            from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
 
             # `words_env` builds the program
-            checks = build_flink_asset_checks(words_env, name="words", max_lag=timedelta(hours=1))
+            assets = flink_assets(words_env, name="words", checks=FlinkAssetChecks(max_lag=timedelta(hours=1)))
     """
-    if trend_factor <= 1:
-        raise ConfigurationError(
-            f"trend_factor={trend_factor} must be above 1: half of all checkpoints are above the median"
-        )
-    if max_late_records is not None and max_late_records < 0:
-        raise ConfigurationError(f"max_late_records={max_late_records} must be 0 or more")
-    program = flink_jobs(env, name)
-    all_specs = operator_specs(program, name=name, translator=translator or FlinkTranslator())
-    checks: list[AssetChecksDefinition] = []
-    for job, specs in zip(program, all_specs, strict=True):
-        graph = job.graph
-        stateful = [
-            v.uid for v in graph.vertices if v.spec.keeps_state and not isinstance(v.spec, (SourceSpec, SinkSpec))
-        ]
-        sources = [v.uid for v in graph.vertices if not graph.inputs(v.uid)]
-        windows = [
-            v.uid
-            for v in graph.vertices
-            if isinstance(v.spec, WindowSpec) and v.spec.assigner.is_event_time() and v.spec.late_tag is None
-        ]
-        last = [v.uid for v in graph.vertices if not graph.outputs(v.uid)]
-        declared = [
-            _Check(
-                "snapshot_integrity",
-                stateful,
-                "All state files of the last checkpoint match their checksums, and each key group has one owner.",
-            ),
-            _Check(
-                "restore_drill",
-                stateful,
-                "Restoring the last checkpoint at another parallelism would find every row of state.",
-            ),
-            _Check(
-                "lag",
-                last,
-                "The last checkpoint and its watermark are recent enough.",
-                {"max_lag": max_lag, "max_event_time_lag": max_event_time_lag},
-            ),
-            _Check(
-                "late_records",
-                windows,
-                "The windows drop few enough records that come too late.",
-                {"max_late_records": max_late_records},
-            ),
-            _Check(
-                "lingering_transactions",
-                last,
-                "The sinks have no staged data that no checkpoint will commit.",
-            ),
-            _Check(
-                "checkpoint_trend",
-                stateful or sources,
-                "The last checkpoint took about as long, and wrote about as much, as the ones before it.",
-                {"factor": trend_factor},
-            ),
-            _Check(
-                "state_evolution",
-                stateful or sources,
-                "The program can continue from the state of the last checkpoint, and its operators have not changed.",
-            ),
-        ]
-        checks.append(_step(job, specs, declared, checkpoint_storage_resource_key))
-    return checks
+
+    max_lag: timedelta | None = None
+    """``lag`` fails if the last checkpoint is older than this and input is left. Default: never."""
+    max_event_time_lag: timedelta | None = None
+    """``lag`` fails if the watermark is behind the clock by more than this. Default: never."""
+    max_late_records: int | None = None
+    """``late_records`` fails if a window dropped more late records than this. Default: never."""
+    trend_factor: float = 3.0
+    """``checkpoint_trend`` warns if duration or size of the last checkpoint is more than this many times the median."""
+
+    def __post_init__(self) -> None:
+        if self.trend_factor <= 1:
+            raise ConfigurationError(
+                f"trend_factor={self.trend_factor} must be above 1: half of all checkpoints are above the median"
+            )
+        if self.max_late_records is not None and self.max_late_records < 0:
+            raise ConfigurationError(f"max_late_records={self.max_late_records} must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -163,41 +91,118 @@ class _Check:
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _step(
-    job: FlinkJob, specs: dict[str, AssetSpec], checks: Sequence[_Check], storage_key: str
-) -> AssetChecksDefinition:
-    """Builds the step that runs all checks of a job, or the selected ones."""
-    assets = [spec.key for spec in specs.values()]
-    known = {AssetCheckKey(specs[uid].key, check.name): (check, uid) for check in checks for uid in check.uids}
+@dataclass(frozen=True)
+class JobChecks:
+    """The checks of a job's assets."""
 
-    @multi_asset_check(
-        name=f"{job.dagster_name}_checks",
-        specs=[
+    assets: JobAssets
+    checks: Mapping[AssetCheckKey, tuple[_Check, Sequence[str]]]
+    """Each with the operators that it looks at."""
+
+    @property
+    def specs(self) -> list[AssetCheckSpec]:
+        """The specs of the checks."""
+        return [
             AssetCheckSpec(key.name, asset=key.asset_key, description=check.description)
-            for key, (check, _) in known.items()
-        ],
-        required_resource_keys={storage_key},
-        can_subset=True,
-    )
-    def step(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
-        from dagster_flinkpy.orchestration.runs.check_findings import look
+            for key, (check, _) in self.checks.items()
+        ]
 
-        selected = context.selected_asset_check_keys
+    def run(self, context: AssetExecutionContext, storage: CheckpointStorageResource) -> Iterator[AssetCheckResult]:
+        """Yields the results of the selected checks.
+
+        Args:
+            context: Context of the step.
+            storage: Where checkpoints are kept.
+
+        Raises:
+            Failure: The store failed, or the latest checkpoint cannot be looked at.
+        """
+        chosen = {k: of for k, of in self.checks.items() if k in context.selected_asset_check_keys}
+        if not chosen:
+            return
+        from dagster_flinkpy.orchestration.runs.check_findings import JobView, look
+
+        job = self.assets.job
         try:
-            store = getattr(context.resources, storage_key).location().child(job.job_id).open()
-            of = {"assets": assets, "instance": context.instance, "store": store}
-            for key, (check, uid) in known.items():
-                if key in selected:
-                    yield _result(key, look(check.name, job, uid, key.asset_key, **of, **check.limits))
+            view = JobView(
+                self.assets, context.instance, storage.location().child(job.job_id).open(), context.run.run_id
+            )
+            for key, (check, uids) in chosen.items():
+                yield _result(key, look(check.name, uids, key.asset_key, view, **check.limits))
         except StorageError as error:
             raise as_failure(error, _STORE_FAILED) from error
         except FlinkPyError as error:
             raise as_failure(error) from error
 
-    return step
+
+def job_checks(assets: JobAssets, settings: FlinkAssetChecks | None) -> JobChecks:
+    """Makes the checks of a job.
+
+    Args:
+        assets: The job's assets.
+        settings: The limits; None: there are no checks.
+    """
+    by_key: dict[AssetCheckKey, tuple[_Check, list[str]]] = {}
+    for check in [] if settings is None else _declared(assets, settings):
+        for uid in check.uids:
+            key = AssetCheckKey(assets.specs[assets.shown_by(uid)].key, check.name)
+            by_key.setdefault(key, (check, []))[1].append(uid)
+    return JobChecks(assets, by_key)
 
 
-def _result(key: AssetCheckKey, finding: "Finding") -> AssetCheckResult:
+def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
+    graph = assets.job.graph
+    stateful = [v.uid for v in graph.vertices if v.spec.keeps_state and not isinstance(v.spec, (SourceSpec, SinkSpec))]
+    sources = [v.uid for v in graph.vertices if not graph.inputs(v.uid)]
+    windows = [
+        v.uid
+        for v in graph.vertices
+        if isinstance(v.spec, WindowSpec) and v.spec.assigner.is_event_time() and v.spec.late_tag is None
+    ]
+    last = [v for v in graph.vertices if not graph.outputs(v.uid)]
+    return [
+        _Check(
+            "snapshot_integrity",
+            stateful,
+            "All state files of the last checkpoint match their checksums, and each key group has one owner.",
+        ),
+        _Check(
+            "restore_drill",
+            stateful,
+            "Restoring the last checkpoint at another parallelism would find every row of state.",
+        ),
+        _Check(
+            "lag",
+            [v.uid for v in last],
+            "The last checkpoint and its watermark are recent enough.",
+            {"max_lag": settings.max_lag, "max_event_time_lag": settings.max_event_time_lag},
+        ),
+        _Check(
+            "late_records",
+            windows,
+            "The windows drop few enough records that come too late.",
+            {"max_late_records": settings.max_late_records},
+        ),
+        _Check(
+            "lingering_transactions",
+            [v.uid for v in last if isinstance(v.spec, SinkSpec)],
+            "The sinks have no staged data that no checkpoint will commit.",
+        ),
+        _Check(
+            "checkpoint_trend",
+            stateful or sources,
+            "The last checkpoint took about as long, and wrote about as much, as the ones before it.",
+            {"factor": settings.trend_factor},
+        ),
+        _Check(
+            "state_evolution",
+            stateful or sources,
+            "The program can continue from the state of the last checkpoint, and its operators have not changed.",
+        ),
+    ]
+
+
+def _result(key: AssetCheckKey, finding: Finding) -> AssetCheckResult:
     return AssetCheckResult(
         passed=finding.passed,
         asset_key=key.asset_key,

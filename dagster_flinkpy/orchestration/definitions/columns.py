@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 
 from dagster import AssetKey, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operator_specs import (
-    BlockingEdgeSinkSpec,
-    BlockingEdgeSourceSpec,
-    FilterSpec,
-    SinkSpec,
-    TimestampsSpec,
-)
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, FilterSpec, SinkSpec, TimestampsSpec
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 
-__all__ = ["column_metadata"]
+__all__ = ["PASS_ON", "column_metadata"]
 
-_PASS_ON = (SinkSpec, BlockingEdgeSinkSpec, FilterSpec, TimestampsSpec)
+PASS_ON = (SinkSpec, BlockingEdgeSinkSpec, FilterSpec, TimestampsSpec)
 """Operators that pass their records on unchanged."""
 
 
-def column_metadata(graph: JobGraph, uid: str, assets: Mapping[str, AssetKey]) -> TableMetadataSet:
+def column_metadata(graph: JobGraph, uid: str, origins: Sequence[AssetKey]) -> TableMetadataSet:
     """Returns Dagster's ``dagster/column_schema`` and ``dagster/column_lineage`` of an operator.
 
     There is a schema if the records have a declared type: a column for each field of rows and tuples, or one column
@@ -33,24 +27,17 @@ def column_metadata(graph: JobGraph, uid: str, assets: Mapping[str, AssetKey]) -
     Args:
         graph: The program.
         uid: Uid of the operator.
-        assets: Assets of the operators that this one reads from, by uid.
+        origins: Assets whose records reach the operator unchanged.
     """
-    vertex, inputs = graph.vertex(uid), graph.inputs(uid)
-    passes_on = isinstance(vertex.spec, _PASS_ON)
-    types = {edge.type_info for edge in inputs} if passes_on else {vertex.output_type}
+    vertex = graph.vertex(uid)
+    passes_on = isinstance(vertex.spec, PASS_ON)
+    types = {edge.type_info for edge in graph.inputs(uid)} if passes_on else {vertex.output_type}
     columns = _columns(types.pop()) if len(types) == 1 else []
     if not columns:
         return TableMetadataSet()
-    sources: list[str] = []
-    # The columns of a side output differ from those of the asset it comes from.
-    if passes_on and all(edge.side_output is None for edge in inputs):
-        sources = [edge.source for edge in inputs]
-    elif type(vertex.spec) is BlockingEdgeSourceSpec:
-        sources = [vertex.spec.source.sink_uid]
     lineage = None
-    if sources and all(source in assets for source in sources):
-        keys = dict.fromkeys(assets[source] for source in sources)
-        lineage = TableColumnLineage({c.name: [TableColumnDep(key, c.name) for key in keys] for c in columns})
+    if origins:
+        lineage = TableColumnLineage({c.name: [TableColumnDep(key, c.name) for key in origins] for c in columns})
     return TableMetadataSet(column_schema=TableSchema(columns), column_lineage=lineage)
 
 

@@ -4,10 +4,12 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
-from dagster import AssetSpec, JobDefinition, OpExecutionContext, job, op
+from dagster import JobDefinition, OpExecutionContext, job, op
 
-from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, operator_specs
+from dagster_flinkpy.orchestration.definitions.shown_operators import Show
+from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_jobs
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     InspectConfig,
@@ -32,13 +34,14 @@ def build_flink_jobs(
     env: Environment,
     *,
     name: str,
+    show: Show = "operators",
     translator: FlinkTranslator | None = None,
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> list[JobDefinition]:
     """Builds the Dagster jobs for everything besides checkpoints: savepoints, restores and the like.
 
-    There is one set of jobs for each region of the program.
+    There is one set of jobs for the program, or for each region if it has blocking edges.
 
     ==================== ===========================================================================================
     ``{name}_savepoint`` Keeps the last completed checkpoint as a savepoint until somebody deletes it.
@@ -58,6 +61,7 @@ def build_flink_jobs(
     Args:
         env: The program, as passed to `flink_assets`.
         name: Name of the job, as passed to `flink_assets`.
+        show: Which operators are assets, as passed to `flink_assets`.
         translator: Creates the asset specs, as passed to `flink_assets`.
         spark_resource_key: Key of the `SparkResource`.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
@@ -79,15 +83,15 @@ def build_flink_jobs(
     program = flink_jobs(env, name)
 
     @cache
-    def all_specs() -> list[dict[str, AssetSpec]]:
-        return operator_specs(program, name=name, translator=translator or FlinkTranslator())
+    def all_assets() -> list[JobAssets]:
+        return job_assets(program, name=name, show=show, translator=translator)
 
-    def specs_of(region: int) -> Callable[[], dict[str, AssetSpec]]:
-        return lambda: all_specs()[region]
+    def assets_of(region: int) -> Callable[[], JobAssets]:
+        return lambda: all_assets()[region]
 
     jobs: list[JobDefinition] = []
     for region, flink_job in enumerate(program):
-        operations = JobOperations(flink_job, specs_of(region), spark_resource_key, checkpoint_storage_resource_key)
+        operations = JobOperations(flink_job, assets_of(region), spark_resource_key, checkpoint_storage_resource_key)
         jobs += _jobs_of(operations)
     return jobs
 

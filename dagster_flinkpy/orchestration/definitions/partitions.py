@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from dagster import AssetDep, AssetSpec, TimeWindowPartitionMapping
@@ -11,9 +11,10 @@ from dagster import TimeWindowPartitionsDefinition as PartitionsDefinition
 
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.runtime.master.partition_input import check_partitioned
 
-__all__ = ["check_partitions", "partitioned_specs"]
+__all__ = ["check_partitions", "partitioned"]
 
 _SHORTEST_DAY = timedelta(hours=23)
 
@@ -49,18 +50,18 @@ def _offset(start: datetime, month: int) -> timedelta | None:
     return (start + timedelta(days=30 * month)).utcoffset()
 
 
-def partitioned_specs(
-    job: FlinkJob, specs: Mapping[str, AssetSpec], partitions_def: PartitionsDefinition
-) -> dict[str, AssetSpec]:
+def partitioned(assets: JobAssets, partitions_def: PartitionsDefinition) -> JobAssets:
     """Adds partitions to a job's assets. A source depends on its own previous partition, where its state comes from.
 
-    Only sources depend on themselves; the other assets do so through them. If an asset that is not a source depended on
-    itself, a backfill would put it into another run than its upstream assets.
+    Only the first assets of a job depend on themselves; the others do so through them. If an asset depended on itself
+    and on others of the job, a backfill would put it into another run than these.
     """
     before = TimeWindowPartitionMapping(start_offset=-1, end_offset=-1)
-    partitioned = {uid: spec.replace_attributes(partitions_def=partitions_def) for uid, spec in specs.items()}
-    for uid, spec in specs.items():
-        if not job.graph.inputs(uid):
-            deps = [*spec.deps, AssetDep(spec.key, partition_mapping=before)]
-            partitioned[uid] = partitioned[uid].replace_attributes(deps=deps)
-    return partitioned
+    graph, specs, follows = assets.job.graph, dict[str, AssetSpec](), dict[str, bool]()
+    for vertex in graph.vertices:
+        sources = [edge.source for edge in graph.inputs(vertex.uid)]
+        follows[vertex.uid] = any(source in assets.specs or follows[source] for source in sources)
+    for uid, spec in assets.specs.items():
+        own = [] if follows[uid] else [AssetDep(spec.key, partition_mapping=before)]
+        specs[uid] = spec.replace_attributes(partitions_def=partitions_def, deps=[*spec.deps, *own])
+    return replace(assets, specs=specs)

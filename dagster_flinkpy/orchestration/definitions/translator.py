@@ -1,7 +1,8 @@
-"""Turns operators into asset specs."""
+"""Turns operators into assets."""
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,10 +18,12 @@ from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, Si
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
 from dagster_flinkpy.orchestration.definitions.columns import column_metadata
+from dagster_flinkpy.orchestration.definitions.shown_operators import Show, ShownOperators
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
 from dagster_flinkpy.orchestration.metadata_set import FlinkMetadataSet
 
-__all__ = ["FlinkOperatorData", "FlinkTranslator", "operator_specs"]
+__all__ = ["FlinkOperatorData", "FlinkTranslator", "job_assets"]
 
 _MOST_KINDS = 3  # Dagster's limit
 
@@ -34,12 +37,14 @@ class FlinkOperatorData:
     job: FlinkJob
     vertex: JobVertex
     upstream: tuple[AssetKey, ...]
-    """Assets of the operators it reads from; for a source, the assets named in ``deps``."""
+    """Assets that it reads from, directly or through hidden operators; for a source, those named in ``deps``."""
     group_name: str | None = None
     owners: Sequence[str] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     columns: TableMetadataSet = field(default_factory=TableMetadataSet)
     """Columns of its records and their lineage, as far as they are known for certain."""
+    hidden: tuple[JobVertex, ...] = ()
+    """Operators without an asset, whose numbers are in the metadata of this one."""
 
 
 class FlinkTranslator:
@@ -78,7 +83,7 @@ class FlinkTranslator:
             group_name=data.group_name,
             owners=data.owners,
             tags=data.tags,
-            code_version=operator_code_version(job.graph, vertex.uid),
+            code_version=_code_version(data),
             kinds=_kinds(vertex),
             metadata={
                 **FlinkMetadataSet(
@@ -96,34 +101,39 @@ class FlinkTranslator:
         )
 
 
-def operator_specs(
+def job_assets(
     jobs: Sequence[FlinkJob],
     *,
     name: str,
-    translator: FlinkTranslator,
+    show: Show,
+    translator: FlinkTranslator | None,
     group_name: str | None = None,
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
-) -> list[dict[str, AssetSpec]]:
-    """Returns the asset specs of each job of a program, by uid, in topological order.
+) -> list[JobAssets]:
+    """Returns the assets of each job of a program.
 
     Raises:
-        ConfigurationError: ``deps`` names an operator that is not a source of the program.
+        ConfigurationError: ``deps`` names an operator that is not a source of the program, or ``show`` is neither of
+            its values.
     """
-    outside = _outside(jobs, deps or {})
-    all_specs: dict[str, AssetSpec] = {}
+    translator = translator or FlinkTranslator()
+    outside, shown = _outside(jobs, deps or {}), ShownOperators(jobs, show)
+    keys: dict[str, AssetKey] = {}
+    made: list[JobAssets] = []
     for job in jobs:
-        for vertex in job.graph.vertices:
-            sources = dict.fromkeys(edge.source for edge in job.graph.inputs(vertex.uid))
-            if isinstance(vertex.spec, BlockingEdgeSourceSpec):
-                sources[vertex.spec.source.sink_uid] = None  # of another job
-            assets = {source: all_specs[source].key for source in sources}
-            upstream = (*assets.values(), *outside.get(vertex.uid, ()))
-            columns = column_metadata(job.graph, vertex.uid, assets)
-            data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns)
-            all_specs[vertex.uid] = translator.get_asset_spec(data)
-    return [{v.uid: all_specs[v.uid] for v in job.graph.vertices} for job in jobs]
+        specs: dict[str, AssetSpec] = {}
+        hidden = shown.hidden(job.graph)
+        for uid, among in hidden.items():
+            upstream = (*(keys[source] for source in shown.upstream[uid]), *outside.get(uid, ()))
+            columns = column_metadata(job.graph, uid, [keys[source] for source in shown.origins[uid]])
+            vertex = job.graph.vertex(uid)
+            data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns, among)
+            specs[uid] = translator.get_asset_spec(data)
+            keys[uid] = specs[uid].key
+        made.append(JobAssets(job, specs, hidden))
+    return made
 
 
 def _outside(jobs: Sequence[FlinkJob], deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
@@ -138,6 +148,13 @@ def _outside(jobs: Sequence[FlinkJob], deps: Mapping[str, Sequence[CoercibleToAs
             f"Its sources are {sorted(sources)}"
         )
     return {uid: [AssetKey.from_coercible(key) for key in keys] for uid, keys in deps.items()}
+
+
+def _code_version(data: FlinkOperatorData) -> str:
+    """A hash of the operator, and of the hidden operators that the user has written."""
+    operators = [data.vertex, *(vertex for vertex in data.hidden if not is_internal(vertex))]
+    versions = [operator_code_version(data.job.graph, vertex.uid) for vertex in operators]
+    return versions[0] if len(versions) == 1 else hashlib.sha256(" ".join(versions).encode()).hexdigest()[:12]
 
 
 def _kinds(vertex: JobVertex) -> set[str]:

@@ -16,33 +16,50 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.program import forecast
 from dagster_flinkpy.orchestration.runs.job_runs import active_runs
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["Finding", "look"]
+__all__ = ["Finding", "JobView", "look"]
 
 _TREND_OVER = 20
 _TREND_NEEDS = 5
 _END_OF_TIME = 2**63 - 1
 _TRIES = 5
+_CHECKPOINT = "flink/checkpoint_id"
 
 WARN, ERROR = AssetCheckSeverity.WARN, AssetCheckSeverity.ERROR
+
+
+@dataclass(frozen=True)
+class JobView:
+    """What all checks of a job look at."""
+
+    assets: JobAssets
+    instance: DagsterInstance
+    """Where its runs are recorded."""
+    store: ObjectStore
+    """Store of its checkpoints."""
+    run_id: str
+    """The run that checks. It has ended its own work on the job."""
+
+    @property
+    def job(self) -> FlinkJob:
+        """The job."""
+        return self.assets.job
 
 
 @dataclass(frozen=True)
 class _View:
     """What a check looks at."""
 
-    job: FlinkJob
+    of_job: JobView
     uid: str
     asset: AssetKey
-    assets: Sequence[AssetKey]
-    """The latest checkpoint of the whole job."""
-    instance: DagsterInstance
-    store: ObjectStore
+    """The asset that shows the operator."""
     latest: CheckpointMetadata
 
     def of_operator(self) -> CheckpointMetadata:
@@ -52,7 +69,7 @@ class _View:
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check on an operator."""
+    """The result of a check."""
 
     passed: bool
     description: str
@@ -60,39 +77,39 @@ class Finding:
     severity: AssetCheckSeverity = ERROR
 
 
-def look(
-    check: str,
-    job: FlinkJob,
-    uid: str,
-    asset: AssetKey,
-    *,
-    assets: Sequence[AssetKey],
-    instance: DagsterInstance,
-    store: ObjectStore,
-    **limits: Any,
-) -> Finding:
+def look(check: str, uids: Sequence[str], asset: AssetKey, of_job: JobView, **limits: Any) -> Finding:
     """Checks the latest checkpoint. If a run replaces and deletes it meanwhile, checks the newer one.
 
     Args:
         check: Name of the check.
-        job: The job.
-        uid: Uid of the operator.
-        asset: Asset of the operator.
-        assets: Assets of the whole job.
-        instance: Where its runs are recorded.
-        store: Store of its checkpoints.
+        uids: Operators that it looks at.
+        asset: The asset that shows them.
+        of_job: The job.
         limits: Arguments of the check.
 
     Raises:
         StorageError: The store failed, which says nothing about the checkpoint.
     """
-    checkpoints, find = CompletedCheckpointStore(store), _FINDERS[check]
+    found = {uid: _look(check, uid, asset, of_job, **limits) for uid in uids}
+    if len(found) == 1:
+        return found[uids[0]]
+    failed = [each for each in found.values() if not each.passed]
+    facts: dict[str, Any] = {}
+    for uid, each in found.items():
+        facts |= {name if name == _CHECKPOINT else f"{uid}/{name}": value for name, value in each.metadata.items()}
+    said = "\n".join(f"{uid}: {each.description}" for uid, each in found.items())
+    severity = ERROR if ERROR in [each.severity for each in failed] else WARN
+    return Finding(not failed, said, facts, severity)
+
+
+def _look(check: str, uid: str, asset: AssetKey, of_job: JobView, **limits: Any) -> Finding:
+    checkpoints, find = CompletedCheckpointStore(of_job.store), _FINDERS[check]
     seen: list[int] = []
     try:
         latest = checkpoints.latest()
         while latest is not None:
-            finding = find(_View(job, uid, asset, assets, instance, store, latest), **limits)
-            finding.metadata["flink/checkpoint_id"] = latest.checkpoint_id
+            finding = find(_View(of_job, uid, asset, latest), **limits)
+            finding.metadata[_CHECKPOINT] = latest.checkpoint_id
             seen.append(latest.checkpoint_id)
             if finding.passed or (latest := checkpoints.latest()) is None or latest.checkpoint_id == seen[-1]:
                 return finding
@@ -102,12 +119,12 @@ def look(
     except CorruptMetadataError as error:
         return Finding(False, str(error), {})
     if find is _lingering:  # transactions may be open even though all checkpoints were deleted
-        return _open_transactions(job, uid, assets, instance, None)
+        return _open_transactions(of_job, uid, None)
     return Finding(True, "There is no completed checkpoint yet.", {})
 
 
 def _integrity(view: _View) -> Finding:
-    found = verify.verify_checkpoint(view.of_operator(), view.store)
+    found = verify.verify_checkpoint(view.of_operator(), view.of_job.store)
     facts: dict[str, Any] = {"files": found.files, "bytes": found.bytes}
     if not found.problems:
         return Finding(True, f"{found.files} files, {found.bytes:,} bytes; all checksums match.", facts)
@@ -118,7 +135,7 @@ def _integrity(view: _View) -> Finding:
 
 def _drill(view: _View) -> Finding:
     try:
-        drill = verify.restore_drill(view.of_operator(), view.store)
+        drill = verify.restore_drill(view.of_operator(), view.of_job.store)
     except (CorruptStateError, CorruptMetadataError) as error:
         return Finding(False, str(error), {})
     except StorageError:
@@ -165,13 +182,12 @@ def _late_records(view: _View, max_late_records: int | None) -> Finding:
 
 
 def _lingering(view: _View) -> Finding:
-    return _open_transactions(view.job, view.uid, view.assets, view.instance, view.latest)
+    return _open_transactions(view.of_job, view.uid, view.latest)
 
 
-def _open_transactions(
-    job: FlinkJob, uid: str, assets: Sequence[AssetKey], instance: DagsterInstance, latest: CheckpointMetadata | None
-) -> Finding:
-    runs = active_runs(instance, job.job_id, assets)
+def _open_transactions(of_job: JobView, uid: str, latest: CheckpointMetadata | None) -> Finding:
+    job = of_job.job
+    runs = active_runs(of_job.instance, job.job_id, of_job.assets.keys, besides=of_job.run_id)
     watchdog = Watchdog(job.checkpointing.timeout)
     committers = Committers(job.graph, job.job_id, fencing_token=2**63 - 1, watchdog=watchdog)
     count = committers.lingering(latest).get(uid, 0)
@@ -186,11 +202,13 @@ def _open_transactions(
 
 
 def _trend(view: _View, factor: float) -> Finding:
-    records = view.instance.fetch_materializations(view.asset, limit=_TREND_OVER + 1).records
+    records = view.of_job.instance.fetch_materializations(view.asset, limit=_TREND_OVER + 1).records
+    # The asset's own numbers are those of another operator where this one is hidden.
+    delta = "flink/delta_bytes" if view.uid in view.of_job.assets.specs else f"{view.uid}/delta_bytes"
     said, facts, passed = [], dict[str, Any](), True
-    for field, unit in (("duration_ms", "ms"), ("delta_bytes", "bytes")):
+    for field, name, unit in (("duration_ms", "flink/duration_ms", "ms"), ("delta_bytes", delta, "bytes")):
         events = (record.asset_materialization for record in records)
-        found = (event.metadata.get(f"flink/{field}") for event in events if event)
+        found = (event.metadata.get(name) for event in events if event)
         values = [entry.value for entry in found if isinstance(entry, IntMetadataValue) and entry.value is not None]
         if len(values) <= _TREND_NEEDS:
             continue
@@ -208,7 +226,7 @@ def _span(duration: timedelta) -> str:
 
 
 def _evolution(view: _View) -> Finding:
-    found = forecast(view.job.graph, view.latest)
+    found = forecast(view.of_job.job.graph, view.latest)
     said = [*map(str, found.evolution.changes), *found.evolution.remarks, *found.parallelism]
     facts: dict[str, Any] = {"changes": MetadataValue.md("\n".join(f"- {line}" for line in said) or "none")}
     if found.problem is not None:

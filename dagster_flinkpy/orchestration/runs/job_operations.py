@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetObservation, AssetSpec, Failure, MetadataValue, OpExecutionContext
+from dagster import AssetObservation, Failure, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
@@ -25,7 +26,7 @@ from dagster_flinkpy.orchestration.run_config import (
     SweepConfig,
 )
 from dagster_flinkpy.orchestration.runs.job_runs import active_runs
-from dagster_flinkpy.orchestration.runs.report import operator_metadata, place
+from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 from dagster_flinkpy.storage import StorageLocation
 
@@ -45,17 +46,17 @@ class JobOperations:
     """
 
     job: FlinkJob
-    specs_of: Callable[[], Mapping[str, AssetSpec]]
-    """Returns the job's assets by uid. Only runs need them, so definitions do not compute them."""
+    assets_of: Callable[[], JobAssets]
+    """Returns the job's assets. Only runs need them, so definitions do not compute them."""
     spark_key: str
     """Key of the `SparkResource`."""
     storage_key: str
     """Key of the `CheckpointStorageResource`."""
 
     @property
-    def specs(self) -> Mapping[str, AssetSpec]:
-        """The job's assets by uid."""
-        return self.specs_of()
+    def assets(self) -> JobAssets:
+        """The job's assets."""
+        return self.assets_of()
 
     def take_savepoint(self, context: OpExecutionContext, config: SavepointConfig) -> str:
         """Keeps the last completed checkpoint as a savepoint, and returns its path."""
@@ -192,10 +193,10 @@ class JobOperations:
             )
         context.log.info(what)
         origin = dict(FlinkCheckpointMetadataSet(savepoint=None if savepoint is None else place(savepoint)))
-        specs = self.specs
-        for report in epoch.operators:
-            facts = {**operator_metadata(epoch, report, token), **origin}
-            context.log_event(AssetObservation(specs[report.uid].key, description=what, metadata=facts))
+        assets = self.assets
+        for uid, spec in assets.specs.items():
+            facts = {**asset_metadata(epoch, assets, uid, token), **origin}
+            context.log_event(AssetObservation(spec.key, description=what, metadata=facts))
         summary = FlinkCheckpointMetadataSet(
             checkpoint_id=epoch.checkpoint_id,
             checkpoint_metadata=place(epoch.metadata_path),
@@ -211,8 +212,8 @@ class JobOperations:
                 checkpoint_id=metadata.checkpoint_id, savepoint=place(savepoint), state_bytes=metadata.state_bytes
             )
         )
-        for spec in self.specs.values():
-            context.log_event(AssetObservation(spec.key, description=what, metadata=facts))
+        for key in self.assets.keys:
+            context.log_event(AssetObservation(key, description=what, metadata=facts))
         context.add_output_metadata(facts)
 
     def _dispose(self, context: OpExecutionContext, savepoint: StorageLocation) -> None:
@@ -224,8 +225,7 @@ class JobOperations:
 
     def _refuse_beside_others(self, context: OpExecutionContext) -> None:
         """Raises if another run works on the job, because a new attempt would fence that run and so end it."""
-        keys = [spec.key for spec in self.specs.values()]
-        others = active_runs(context.instance, self.job.job_id, keys, besides=context.run.run_id)
+        others = active_runs(context.instance, self.job.job_id, self.assets.keys, besides=context.run.run_id)
         if others:
             raise Failure(
                 f"Run {others[0].run_id} ({others[0].status.value}) is working on job {self.job.job_id}. Wait until it "

@@ -38,6 +38,8 @@ _PLANNED = 50
 
 _in_snapshot: dict[str, frozenset[str]] = {}
 """The Flink jobs whose steps a job snapshot has, by id of the snapshot. Snapshots never change."""
+_checked_in_plan: dict[str, frozenset[str]] = {}
+"""The Flink jobs of whose steps an execution plan selects only checks, by id of the plan's snapshot."""
 
 
 def first_try(instance: DagsterInstance, run: DagsterRun) -> str:
@@ -62,7 +64,7 @@ def works_on(instance: DagsterInstance, run: DagsterRun, job_id: str, asset_keys
     # A run of a whole asset job, such as one that a schedule starts, has neither: look at the job's definition.
     if run.asset_selection or run.asset_check_selection or run.job_snapshot_id is None:
         return False
-    return job_id in _jobs_in(instance, run.job_snapshot_id)
+    return job_id in _jobs_in(instance, run.job_snapshot_id) - _only_checked_in(instance, run)
 
 
 def _jobs_in(instance: DagsterInstance, snapshot_id: str) -> frozenset[str]:
@@ -72,6 +74,21 @@ def _jobs_in(instance: DagsterInstance, snapshot_id: str) -> frozenset[str]:
         steps = instance.get_job_snapshot(snapshot_id).node_defs_snapshot.op_def_snaps
         _in_snapshot[snapshot_id] = frozenset(step.tags[JOB_TAG] for step in steps if JOB_TAG in step.tags)
     return _in_snapshot[snapshot_id]
+
+
+def _only_checked_in(instance: DagsterInstance, run: DagsterRun) -> frozenset[str]:
+    """Returns the Flink jobs of whose steps a run selects only checks."""
+    plan = run.execution_plan_snapshot_id
+    if plan is None:
+        return frozenset()
+    if plan not in _checked_in_plan:
+        checked = set[str]()
+        for step in instance.get_execution_plan_snapshot(plan).steps:
+            of = [output.properties for output in step.outputs if output.properties and output.properties.is_asset]
+            if of and not any(properties.asset_key for properties in of):
+                checked.add((step.tags or {}).get(JOB_TAG, ""))
+        _checked_in_plan[plan] = frozenset(checked)
+    return _checked_in_plan[plan]
 
 
 def active_runs(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import AssetKey, DagsterInstance, MaterializeResult
 
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
-from dagster_flinkpy.orchestration.runs.report import data_version, operator_metadata
+from dagster_flinkpy.orchestration.runs.report import asset_metadata, data_version
 
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch
@@ -33,7 +33,7 @@ def materialize_partitions(
     *earlier, (_, last) = completed.items()
     version = data_version(last)  # Dagster records one version for all partitions of a step
     for uid, spec in run.specs.items():
-        facts = {} if earlier else operator_metadata(last, last.operator(uid), attempt)
+        facts = {} if earlier else asset_metadata(last, run.assets, uid, attempt)
         if run.is_selected(spec):
             yield from run.materialize(spec, version, facts)
         else:
@@ -46,7 +46,7 @@ def materialize_partitions(
     for partition, epoch in completed.items():
         for uid, spec in run.specs.items():
             known = _latest_tags(run.context.instance, spec.key, partition)
-            facts = operator_metadata(epoch, epoch.operator(uid), attempt)
+            facts = asset_metadata(epoch, run.assets, uid, attempt)
             run.record(spec, facts, {**known, **inputs[uid]}, partition=partition)
 
 
@@ -54,7 +54,7 @@ def record_completed(run: RegionRun, completed: Mapping[str, "CompletedEpoch"], 
     """Records the partitions that a run completed before it failed. Arguments as for `materialize_partitions`."""
     for partition, epoch in completed.items():
         for uid, spec in run.specs.items():
-            facts = operator_metadata(epoch, epoch.operator(uid), attempt)
+            facts = asset_metadata(epoch, run.assets, uid, attempt)
             run.record(spec, facts, run.tags(spec, data_version(epoch)), partition=partition)
 
 

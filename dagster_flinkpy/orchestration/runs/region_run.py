@@ -27,7 +27,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
     get_input_event_pointer_tag,
 )
 from dagster_flinkpy.orchestration.failure import flink_failures
-from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.runs.job_runs import refuse_other_location
 
 __all__ = ["RegionRun"]
@@ -45,35 +45,40 @@ class RegionRun:
     """
 
     context: AssetExecutionContext
-    specs: Mapping[str, AssetSpec]
-    """All assets of the region, by uid, in topological order."""
+    assets: JobAssets
+    """All assets of the region."""
     outside: Mapping[AssetKey, Mapping[str, str]]
     """The input tags of the assets outside the region, as they were when the step began."""
 
+    @property
+    def specs(self) -> Mapping[str, AssetSpec]:
+        """All assets of the region, by uid, in topological order."""
+        return self.assets.specs
+
     @staticmethod
-    def begin(context: AssetExecutionContext, job: FlinkJob, specs: Mapping[str, AssetSpec]) -> RegionRun:
+    def begin(context: AssetExecutionContext, assets: JobAssets) -> RegionRun:
         """Begins a step. Logs it if only some assets of the region are selected.
 
         Args:
             context: Context of the step.
-            job: The region.
-            specs: Its assets by uid, in topological order.
+            assets: The assets of the region.
 
         Raises:
             Failure: A run of another code location is working on the job.
         """
+        job, specs = assets.job, assets.specs
         with flink_failures():
-            refuse_other_location(context.instance, context.run, job.job_id, [spec.key for spec in specs.values()])
+            refuse_other_location(context.instance, context.run, job.job_id, assets.keys)
         selected, region = context.selected_asset_keys, {spec.key for spec in specs.values()}
         others = [spec for spec in specs.values() if spec.key not in selected]
         if others:
             context.log.info(
                 f"The selection {_names(spec for spec in specs.values() if spec.key in selected)} runs the whole "
-                f"region {job.job_id} of {len(specs)} operators, because state and barriers belong to the region. So "
+                f"region {job.job_id} of {len(specs)} assets, because state and barriers belong to the region. So "
                 f"these are materialized as well: {_names(others)}."
             )
         outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - region
-        return RegionRun(context, specs, {key: _input_tags(context.instance, key) for key in outside})
+        return RegionRun(context, assets, {key: _input_tags(context.instance, key) for key in outside})
 
     @property
     def owner(self) -> str:

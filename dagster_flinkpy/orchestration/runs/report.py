@@ -22,8 +22,10 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
 from dagster_flinkpy.common.clock import datetime_of_millis
+from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
 
-__all__ = ["checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
+__all__ = ["asset_metadata", "checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
 
 _HISTORY_SHOWN = 10
 _END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
@@ -49,6 +51,29 @@ def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
         f"Checkpoint {epoch.checkpoint_id} of job {job.job_id} completed in {epoch.duration_ms} ms: "
         f"{read:,} records read, {committed:,} rows committed, {written:,} bytes of state written{late}."
     )
+
+
+def asset_metadata(epoch: CompletedEpoch, assets: JobAssets, uid: str, attempt: int) -> dict[str, Any]:
+    """Returns the metadata of an asset in a checkpoint: of its operator, and of the hidden ones that it shows.
+
+    Hidden operators are a table, ``flink/operators``. The numbers of those with a uid are entries ``{uid}/...`` as
+    well, because the page plots numbers only; and so are the metrics of the functions of all of them.
+
+    Args:
+        epoch: The checkpoint.
+        assets: The job's assets.
+        uid: Uid of the asset's operator.
+        attempt: Fencing token of the attempt.
+    """
+    facts = operator_metadata(epoch, epoch.operator(uid), attempt)
+    hidden = [vertex for vertex in assets.hidden[uid] if not is_internal(vertex)]
+    for vertex in hidden:
+        report = epoch.operator(vertex.uid)
+        numbers = {**(_numbers(vertex, report) if vertex.uid_set else {}), **report.user_metrics}
+        facts = {**{f"{vertex.uid}/{name}": n for name, n in numbers.items() if n is not None}, **facts}
+    if hidden:
+        facts |= dict(FlinkCheckpointMetadataSet(operators=_operator_table(epoch, hidden)))
+    return facts
 
 
 def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
@@ -105,6 +130,32 @@ def watermark(milliseconds: int | None) -> TimestampMetadataValue | TextMetadata
         return MetadataValue.timestamp(milliseconds / 1000)
     except (OverflowError, ValueError):
         return MetadataValue.text(f"{milliseconds} ms")
+
+
+def _numbers(vertex: JobVertex, report: OperatorReport) -> dict[str, int | None]:
+    """The numbers of a hidden operator. They have the names that they have in the metadata of an operator's asset."""
+    numbers = {"records_in": report.records_in, "records_out": report.records_out}
+    state = {"key_count": report.keys, "state_bytes": report.state_bytes, "delta_bytes": report.delta_bytes}
+    return {
+        **numbers,
+        "late_records_dropped": report.late_records_dropped,
+        **(state if vertex.spec.keeps_state else {}),
+    }
+
+
+def _operator_table(epoch: CompletedEpoch, vertices: Sequence[JobVertex]) -> TableMetadataValue:
+    kinds = {"operator": "string", "kind": "string", "parallelism": "int", "records_in": "int", "records_out": "int"}
+    kinds |= dict.fromkeys(("late_records_dropped", "key_count", "state_bytes", "delta_bytes"), "int")
+    records = []
+    for vertex in vertices:
+        report = epoch.operator(vertex.uid)
+        about = {
+            "operator": vertex.uid if vertex.uid_set else vertex.name,
+            "kind": vertex.spec.kind,
+            "parallelism": len(report.subtasks),
+        }
+        records.append(TableRecord(dict.fromkeys(kinds) | about | _numbers(vertex, report)))
+    return MetadataValue.table(records, TableSchema([TableColumn(name, kind) for name, kind in kinds.items()]))
 
 
 def _last(statistics: CheckpointStatistics, number: str) -> int | None:

@@ -83,7 +83,14 @@ def test_what_is_not_switched_on_is_not_there(load: Any) -> None:
     assert {key.path[-1] for key in defs.resolve_all_asset_keys()} == {"words", "counts", "table"}
     assert not defs.sensors
     assert not defs.jobs
-    assert not defs.asset_checks
+    assert not defs.resolve_asset_graph().asset_check_keys
+
+
+def test_tables_only(load: Any) -> None:
+    defs = load({"show": "tables", "checks": True})
+    assert {key.path[-1] for key in defs.resolve_all_asset_keys()} == {"words", "table"}
+    assert {key.asset_key.path[-1] for key in defs.resolve_asset_graph().asset_check_keys} == {"table"}
+    assert "words_savepoint" in names(defs.jobs)
 
 
 def test_sensors_jobs_and_checks_take_their_settings(load: Any) -> None:
@@ -116,8 +123,7 @@ def test_sensors_jobs_and_checks_take_their_settings(load: Any) -> None:
     assert "words_savepoint" in names(defs.jobs)
     [spec] = [s for s in defs.resolve_all_asset_specs() if s.key.path[-1] == "counts"]
     assert spec.metadata["flink/checkpoint_interval_ms"] == 90_000
-    checks = {key.name for each in defs.asset_checks or [] for key in each.check_keys}
-    assert "lag" in checks
+    assert "lag" in {key.name for key in defs.resolve_asset_graph().asset_check_keys}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError, StorageError
-from dagster_flinkpy.orchestration import CheckpointStorageResource, build_flink_asset_checks, flink_assets
+from dagster_flinkpy.orchestration import CheckpointStorageResource, FlinkAssetChecks, flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -55,11 +55,10 @@ class Deployment:
         assert job.resolve_implicit_global_asset_job_def().execute_in_process(config, self.instance).success
 
     def check(self, name: str, **options: Any) -> dict[AssetKey, AssetCheckEvaluation]:
-        checks = build_flink_asset_checks(self.env(), name="words", **options)
-        mine = [key for check in checks for key in check.check_keys if key.name == name]
+        assets = flink_assets(self.env(), name="words", checks=FlinkAssetChecks(**options))
+        mine = [key for each in assets for key in each.check_keys if key.name == name]
         definitions = Definitions(
-            flink_assets(self.env(), name="words"),
-            asset_checks=checks,
+            assets,
             resources=self.resources,
             jobs=[define_asset_job("chosen", AssetSelection.checks(*mine))],
         )
@@ -255,9 +254,9 @@ def test_few_checkpoints_are_no_trend(deployment: Deployment) -> None:
     assert deployment.check("checkpoint_trend")[COUNT].passed
 
 
-def test_a_trend_factor_below_one_is_refused(deployment: Deployment) -> None:
+def test_a_trend_factor_below_one_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="trend_factor"):
-        build_flink_asset_checks(deployment.env(), name="words", trend_factor=1)
+        FlinkAssetChecks(trend_factor=1)
 
 
 def test_evolution_of_the_same_program(deployment: Deployment) -> None:

@@ -59,12 +59,14 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
+    FlinkAssetChecks,
     SparkResource,
     build_flink_jobs,
     flink_assets,
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
+from dagster_flinkpy.orchestration.runs.job_runs import works_on
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
@@ -90,6 +92,25 @@ mutation($params: LaunchBackfillParams!) {
     __typename
     ... on LaunchBackfillSuccess { backfillId }
     ... on Error { message }
+  }
+}
+"""
+
+CHECKS = """
+{
+  assetNodeOrError(assetKey: {path: ["demo", "table"]}) {
+    ... on AssetNode {
+      assetChecksOrError { ... on AssetChecks { checks { name canExecuteIndividually } } }
+    }
+  }
+}
+"""
+LAUNCH_RUN = """
+mutation($params: ExecutionParams!) {
+  launchPipelineExecution(executionParams: $params) {
+    __typename
+    ... on LaunchRunSuccess { run { runId } }
+    ... on PythonError { message }
   }
 }
 """
@@ -308,6 +329,41 @@ def test_a_backfill_over_a_week_of_a_program_whose_sources_meet(
 
 
 @pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])
+def test_a_backfill_of_tables(daemon: Daemon, policy: BackfillPolicy) -> None:
+    """Sinks depend on the sources directly, for the operators between them are no assets."""
+    tables = ["flights", "weather", "table"]
+    daemon.deploy(policy, show="tables", checks=FlinkAssetChecks())
+    assert daemon.backfill(KEYS[:3], tables).status == BulkActionStatus.COMPLETED_SUCCESS
+    assert daemon.table() == straight_run(KEYS[:3])
+    assert all(daemon.materialized(uid) == set(KEYS[:3]) for uid in tables)
+    event = daemon.instance.get_latest_materialization_event(AssetKey(["demo", "table"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    assert {"joined/state_bytes", "joined/records_in", "flink/operators"} <= event.asset_materialization.metadata.keys()
+
+
+def test_a_check_is_run_alone_from_the_page(daemon: Daemon) -> None:
+    daemon.deploy(SINGLE, show="tables", checks=FlinkAssetChecks())
+    daemon.backfill(KEYS[:2], ["flights", "weather", "table"])
+    request = daemon.workspace.create_request_context()
+    node = execute_dagster_graphql(request, CHECKS).data["assetNodeOrError"]
+    offered = {check["name"]: check["canExecuteIndividually"] for check in node["assetChecksOrError"]["checks"]}
+    assert {"restore_drill", "partitions_up_to_date"} < offered.keys()
+    assert set(offered.values()) == {"CAN_EXECUTE"}
+    chosen = [{"assetKey": {"path": ["demo", "table"]}, "name": "restore_drill"}]
+    location = {"repositoryLocationName": "demo", "repositoryName": "__repository__", "pipelineName": "__ASSET_JOB"}
+    params = {"selector": {**location, "assetSelection": [], "assetCheckSelection": chosen}}
+    answer = execute_dagster_graphql(request, LAUNCH_RUN, {"params": params}).data["launchPipelineExecution"]
+    assert answer["__typename"] == "LaunchRunSuccess", answer
+    run = daemon.instance.get_run_by_id(answer["run"]["runId"])
+    assert run is not None
+    assert run.is_success
+    assert "the same at parallelism" in daemon.said(run)
+    assert "Partition" not in daemon.said(run), "it has read none"
+    assert not works_on(daemon.instance, run, "demo", [AssetKey(["demo", "table"])])
+
+
+@pytest.mark.parametrize("policy", [SINGLE, EACH], ids=["single", "each"])
 def test_a_backfill_starts_from_a_savepoint_at_another_parallelism(daemon: Daemon, policy: BackfillPolicy) -> None:
     """Its run config says where the whole backfill starts: a run for the second partition continues from the first."""
     daemon.deploy(policy)
@@ -332,7 +388,7 @@ def test_a_backfill_of_some_assets_is_one_of_the_region_in_order(
     daemon.deploy(policy)
     backfill = daemon.backfill(KEYS[:3], uids)
     assert backfill.status == BulkActionStatus.COMPLETED_SUCCESS
-    assert all("runs the whole region demo of 6 operators" in daemon.said(run) for run in daemon.runs(backfill))
+    assert all("runs the whole region demo of 6 assets" in daemon.said(run) for run in daemon.runs(backfill))
     assert daemon.table() == straight_run(KEYS[:3])
     assert all(daemon.materialized(uid) == set(KEYS[:3]) for uid in REGION)
 

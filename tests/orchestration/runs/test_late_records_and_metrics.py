@@ -17,7 +17,7 @@ from dagster_flinkpy.datastream import MapFunction, RuntimeContext, StreamExecut
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.orchestration import build_flink_asset_checks, flink_assets
+from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.runtime.harness import run_rows, spark_order
 
@@ -86,11 +86,10 @@ class Deployment:
         return list(table.records)
 
     def check(self, **options: Any) -> tuple[bool, str]:
-        checks = build_flink_asset_checks(self.env, name="visits", **options)
-        mine = [key for check in checks for key in check.check_keys if key.name == "late_records"]
+        assets = flink_assets(self.env, name="visits", checks=FlinkAssetChecks(**options))
+        mine = [key for each in assets for key in each.check_keys if key.name == "late_records"]
         definitions = Definitions(
-            flink_assets(self.env, name="visits"),
-            asset_checks=checks,
+            assets,
             resources=self.resources,
             jobs=[define_asset_job("chosen", AssetSelection.checks(*mine))],
         )
@@ -158,4 +157,4 @@ def test_the_check_of_late_records(deployment: Deployment) -> None:
 
 def test_a_limit_below_zero_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="max_late_records=-1"):
-        build_flink_asset_checks(visits(tmp_path), name="visits", max_late_records=-1)
+        FlinkAssetChecks(max_late_records=-1)

@@ -44,10 +44,10 @@ from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, RestoreError
 from dagster_flinkpy.orchestration import (
+    FlinkAssetChecks,
     FlinkOperatorData,
     FlinkTranslator,
     build_checkpoint_sensor,
-    build_flink_asset_checks,
     flink_assets,
 )
 from dagster_flinkpy.orchestration.runs.job_runs import recent_runs
@@ -498,11 +498,10 @@ def test_what_a_failed_range_completed_becomes_stale_too(
 
 def test_runs_of_whole_jobs_are_found(deployment: Deployment) -> None:
     """The runs of a schedule have neither a tag nor an asset selection."""
-    assets = deployment.assets()
-    checks = build_flink_asset_checks(letters(deployment.tmp_path / "table"), name="letters")
+    assets = deployment.assets(checks=FlinkAssetChecks())
     daily = define_asset_job("daily", AssetSelection.assets(*assets[0].keys).without_checks())
-    checked = define_asset_job("checked", AssetSelection.checks(*checks))
-    definitions = Definitions(assets, asset_checks=checks, jobs=[daily, checked], resources=deployment.resources)
+    checked = define_asset_job("checked", AssetSelection.checks(*assets[0].check_keys))
+    definitions = Definitions(assets, jobs=[daily, checked], resources=deployment.resources)
     run = definitions.resolve_job_def("daily").execute_in_process(instance=deployment.instance, partition_key=KEYS[0])
     other = definitions.resolve_job_def("checked").execute_in_process(instance=deployment.instance)
     found = recent_runs(deployment.instance, "letters", list(assets[0].keys))

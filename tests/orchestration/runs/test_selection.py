@@ -29,9 +29,9 @@ from dagster._core.loader import LoadingContextForTest
 
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
+    FlinkAssetChecks,
     FlinkOperatorData,
     FlinkTranslator,
-    build_flink_asset_checks,
     build_flink_jobs,
     flink_assets,
 )
@@ -64,9 +64,10 @@ class Words:
             return MaterializeResult(data_version=DataVersion(str(self.files)))
 
         env = word_count(self.path / "table", ["a", "b"] * 20, per_epoch=1)
-        assets = flink_assets(env, name="words", deps={"words": ["files"]}, translator=Automated())
-        checks = build_flink_asset_checks(env, name="words")
-        return Definitions([files, *assets], asset_checks=checks, resources=self.resources)
+        assets = flink_assets(
+            env, name="words", checks=FlinkAssetChecks(), deps={"words": ["files"]}, translator=Automated()
+        )
+        return Definitions([files, *assets], resources=self.resources)
 
     def write_files(self) -> None:
         self.files += 1
@@ -146,7 +147,7 @@ def test_what_is_stale_is_told_after_a_run_of_any_selection(words: Words, select
 def test_the_log_says_that_a_selection_runs_its_region(words: Words) -> None:
     (line,) = said(words.instance, words.run("count"))
     assert line == (
-        "The selection words/count runs the whole region words of 3 operators, because state and barriers belong to "
+        "The selection words/count runs the whole region words of 3 assets, because state and barriers belong to "
         "the region. So these are materialized as well: words/words, words/table."
     )
     assert said(words.instance, words.run(*UIDS)) == []

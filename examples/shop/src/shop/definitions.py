@@ -6,9 +6,9 @@ from pathlib import Path
 import dagster as dg
 from dagster_flinkpy.orchestration import (
     CheckpointStorageResource,
+    FlinkAssetChecks,
     SparkResource,
     build_checkpoint_sensor,
-    build_flink_asset_checks,
     build_flink_jobs,
     flink_assets,
 )
@@ -22,10 +22,9 @@ def program():
     return shop_env(HOME / "data", HOME / "tables")
 
 
-assets = flink_assets(program, name="shop", group_name="shop")
+assets = flink_assets(program, name="shop", group_name="shop", checks=FlinkAssetChecks())
 defs = dg.Definitions(
     assets=assets,
-    asset_checks=build_flink_asset_checks(program, name="shop"),
     jobs=build_flink_jobs(program, name="shop"),
     sensors=[build_checkpoint_sensor(assets, name="shop_checkpoint_sensor")],
     resources={

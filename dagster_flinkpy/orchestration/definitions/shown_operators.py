@@ -1,0 +1,113 @@
+"""Which operators of a program are assets, and what becomes of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias, get_args
+
+from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
+from dagster_flinkpy.datastream.operator_specs import (
+    BlockingEdgeSourceSpec,
+    SinkSpec,
+    SourceSpec,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.definitions.columns import PASS_ON
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+from dagster_flinkpy.orchestration.job_assets import is_internal
+
+__all__ = ["Show", "ShownOperators"]
+
+Show: TypeAlias = Literal["operators", "tables"]
+"""``operators``: each operator with a uid is an asset. ``tables``: each source and each sink is one."""
+
+
+class ShownOperators:
+    """The operators of a program that are assets.
+
+    Args:
+        jobs: The jobs of the program; each comes after those whose blocking edges it reads.
+        show: Which operators are assets.
+
+    Raises:
+        ConfigurationError: ``show`` is neither of its values.
+    """
+
+    def __init__(self, jobs: Sequence[FlinkJob], show: Show) -> None:
+        if show not in get_args(Show):
+            raise ConfigurationError(f"show={show!r}: use {' or '.join(map(repr, get_args(Show)))}")
+        self._uids = {uid for job in jobs for uid in _shown(job.graph, show)}
+        self.upstream: dict[str, list[str]] = {}
+        """By uid, the nearest assets that an operator reads from, directly or through hidden operators."""
+        self.origins: dict[str, list[str]] = {}
+        """By uid, those of them whose records reach the operator unchanged; none if some others reach it, too."""
+        for job in jobs:
+            for vertex in job.graph.vertices:
+                self.upstream[vertex.uid] = self._nearest(_sources(job.graph, vertex), self.upstream)
+                unchanged = _unchanged_from(job.graph, vertex)
+                origins = self._nearest(unchanged, self.origins)
+                known = all(source in self._uids or self.origins[source] for source in unchanged)
+                self.origins[vertex.uid] = origins if known else []
+
+    def __contains__(self, uid: str) -> bool:
+        return uid in self._uids
+
+    def hidden(self, graph: JobGraph) -> dict[str, tuple[JobVertex, ...]]:
+        """Returns the hidden operators of a job whose numbers an asset shows, by the asset's uid.
+
+        These are the operators between the asset and the assets that it reads from. An operator that no asset reads
+        from is shown by the assets before it.
+
+        Args:
+            graph: The job.
+        """
+        behind: dict[str, list[str]] = {}
+        for vertex in reversed(graph.vertices):
+            behind[vertex.uid] = self._nearest((edge.target for edge in graph.outputs(vertex.uid)), behind)
+        before: dict[str, list[str]] = {}
+        for vertex in graph.vertices:
+            before[vertex.uid] = self._nearest((edge.source for edge in graph.inputs(vertex.uid)), before)
+        found: dict[str, list[JobVertex]] = {vertex.uid: [] for vertex in graph.vertices if vertex.uid in self}
+        first = next(iter(found))
+        for vertex in graph.vertices:
+            if vertex.uid not in self:
+                for uid in behind[vertex.uid] or before[vertex.uid] or [first]:
+                    found[uid].append(vertex)
+        return {uid: tuple(vertices) for uid, vertices in found.items()}
+
+    def _nearest(self, neighbours: Iterable[str], beyond: dict[str, list[str]]) -> list[str]:
+        """The neighbours that are assets; in place of the others, what is known to be the nearest beyond them."""
+        found = (each for uid in neighbours for each in ([uid] if uid in self._uids else beyond[uid]))
+        return list(dict.fromkeys(found))
+
+
+def _shown(graph: JobGraph, show: Show) -> list[str]:
+    """The uids of the assets of a job. Each job has at least one, else nobody could run it."""
+    named = [vertex for vertex in graph.vertices if vertex.uid_set and not is_internal(vertex)]
+    if show == "operators":
+        return [vertex.uid for vertex in named]
+    ends = (SourceSpec, SinkSpec)
+    tables = [v.uid for v in named if isinstance(v.spec, ends) and not isinstance(v.spec, BlockingEdgeSourceSpec)]
+    if tables:
+        return tables
+    # The job is between blocking edges: the last operators with a uid, which are next to such an edge.
+    followed: dict[str, bool] = {}
+    for vertex in reversed(graph.vertices):
+        targets = [edge.target for edge in graph.outputs(vertex.uid)]
+        followed[vertex.uid] = any(graph.vertex(t) in named or followed[t] for t in targets)
+    return [vertex.uid for vertex in named if not followed[vertex.uid]]
+
+
+def _sources(graph: JobGraph, vertex: JobVertex) -> list[str]:
+    """The operators that it reads from, also through a blocking edge."""
+    sources = [edge.source for edge in graph.inputs(vertex.uid)]
+    return [*sources, vertex.spec.source.sink_uid] if isinstance(vertex.spec, BlockingEdgeSourceSpec) else sources
+
+
+def _unchanged_from(graph: JobGraph, vertex: JobVertex) -> list[str]:
+    """The operators whose records it passes on unchanged; none if it does something to them."""
+    inputs = graph.inputs(vertex.uid)
+    # A side output has other columns than the operator that it comes from.
+    if isinstance(vertex.spec, PASS_ON) and all(edge.side_output is None for edge in inputs):
+        return [edge.source for edge in inputs]
+    return _sources(graph, vertex) if type(vertex.spec) is BlockingEdgeSourceSpec else []

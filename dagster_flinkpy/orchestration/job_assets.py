@@ -1,0 +1,46 @@
+"""The assets of a job, and whose numbers they show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dagster import AssetKey, AssetSpec
+
+from dagster_flinkpy.datastream.job_graph import JobVertex
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec, SparkTransformSpec
+from dagster_flinkpy.orchestration.flink_job import FlinkJob
+
+__all__ = ["JobAssets", "is_internal"]
+
+
+def is_internal(vertex: JobVertex) -> bool:
+    """Whether an operator is an end of a blocking edge, which the user has not written."""
+    edge_end = isinstance(vertex.spec, (BlockingEdgeSinkSpec, BlockingEdgeSourceSpec))
+    return edge_end and not isinstance(vertex.spec, SparkTransformSpec)
+
+
+@dataclass(frozen=True)
+class JobAssets:
+    """The assets of a job. Each belongs to an operator; there may be hidden operators without an asset."""
+
+    job: FlinkJob
+    specs: Mapping[str, AssetSpec]
+    """By uid of the operator, in topological order."""
+    hidden: Mapping[str, tuple[JobVertex, ...]]
+    """By uid of an asset's operator: the hidden operators whose numbers the asset shows."""
+
+    @property
+    def keys(self) -> list[AssetKey]:
+        """The keys of the assets."""
+        return [spec.key for spec in self.specs.values()]
+
+    def shown_by(self, uid: str) -> str:
+        """Returns the uid of the operator whose asset has the checks of an operator.
+
+        Args:
+            uid: Uid of any operator of the job. If several assets show a hidden operator, the first has its checks.
+        """
+        if uid in self.specs:
+            return uid
+        return next(shown for shown, hidden in self.hidden.items() if uid in [vertex.uid for vertex in hidden])
