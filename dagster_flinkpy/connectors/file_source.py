@@ -38,7 +38,7 @@ class FileEnumerator(SplitEnumerator):
         self._source = source
         self._known = KnownFiles()
         self._names: frozenset[str] = frozenset()
-        """Names of all files ever found, if an earlier release stored the position. None otherwise."""
+        """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""
         self._open: dict[str, SourceSplit] = {}
         self._bounded = source.bounded is not False
         self._listed = self._ended = False

@@ -324,7 +324,8 @@ class _ParquetEnumerator(SplitEnumerator):
         if source.bounded is not False:
             if last is None and not source.is_partition:
                 raise SourceReadError(
-                    f"there is no file {source.pattern!r} in {self._store.url}, and a bounded input does not wait. "
+                    f"there is no file {source.pattern!r} in {self._store.url}, and the input ends with "
+                    "the existing files. "
                     "Check the location and the pattern, or declare bounded=False to wait for the first file"
                 )
             return True

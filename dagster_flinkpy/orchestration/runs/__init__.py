@@ -1,1 +1,1 @@
-"""Runs the steps of Dagster runs."""
+"""The work of Dagster runs: epochs, partitions, operations on a job, and checks."""

@@ -119,7 +119,7 @@ def continues_backfill(
 
 
 def _refuse_dead(instance: DagsterInstance, job: FlinkJob, ahead: DagsterRun, silent: float, order: str) -> None:
-    """Raises if an earlier run, and all runs before it, have been silent for this many seconds."""
+    """Raises if an earlier run counts as dead, given that it and all runs before it were silent for so long."""
     if step_began(instance, ahead.run_id, job) is None:
         if silent >= _QUEUED_SECONDS:
             raise RestoreError(
