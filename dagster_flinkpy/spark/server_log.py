@@ -18,7 +18,7 @@ _QUOTED_LINES = 20
 _LINE_CHARACTERS = 300
 _TAIL_BYTES = 256 << 10
 _FRAME = re.compile(r"\s+(at \S|\.\.\. \d+ (more|common frames))")
-_NO_MEMORY = "java.lang.OutOfMemoryError"
+_NO_MEMORY = re.compile(r"OutOfMemoryError|OutOfMemoryException|OutOfDirectMemoryError")  # of Java, Arrow and Netty
 
 
 def new_log(state_path: Path) -> Path:
@@ -75,7 +75,7 @@ class ServerLog:
         if not lines:
             return f"Spark's log is {self.path}"
         advice = ""
-        if any(_NO_MEMORY in line for line in lines):
+        if any(_NO_MEMORY.search(line) for line in lines):
             advice = (
                 "Spark's JVM ran out of memory: give it more, for example with "
                 'SparkResource(conf={"spark.driver.memory": "4g"}). '

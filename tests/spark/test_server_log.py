@@ -53,9 +53,17 @@ def test_what_was_there_before_is_not_quoted(tmp_path: Path) -> None:
     assert log.quote() == f"The end of Spark's log {path}:\n  {'x' * 300}..."
 
 
-def test_lack_of_memory_is_explained(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line",
+    [
+        "java.lang.OutOfMemoryError: Java heap space",
+        "org.apache.arrow.memory.OutOfMemoryException: Failure allocating buffer.",
+        "Caused by: io.netty.util.internal.OutOfDirectMemoryError: failed to allocate 629146192 byte(s)",
+    ],
+)
+def test_lack_of_memory_is_explained(tmp_path: Path, line: str) -> None:
     path = tmp_path / "spark.log"
-    path.write_text("java.lang.OutOfMemoryError: Java heap space\n")
+    path.write_text(f"{line}\n")
     assert "spark.driver.memory" in ServerLog(path).quote()
 
 
