@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import TypeMismatchError
@@ -26,11 +27,11 @@ from dagster_flinkpy.state.layout import (
     merge_runs,
 )
 from dagster_flinkpy.state.operator_state import read_partitions
-from dagster_flinkpy.state.run_file import clip_rows, read_run
+from dagster_flinkpy.state.run_file import clip_rows, read_columns, read_run
 from dagster_flinkpy.state.runs import in_layout
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_table", "table_schema"]
+__all__ = ["KeySet", "operator_state_schema", "read_operator_state", "read_rows", "read_table", "table_schema"]
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,48 @@ def read_table(
     schema = table_schema(table)
     arrays = [pa.array(key_groups_of(sort_keys)), pa.array(hashes_of(sort_keys))]
     return pa.table([*arrays, *(merged.column(name) for name in schema.names[2:])], schema=schema)
+
+
+def read_rows(table: TableSnapshot, store: ObjectStore, columns: Sequence[str]) -> pa.Table:
+    """Returns some columns of the live rows of a state, in any order, which takes less time than :func:`read_table`.
+
+    Args:
+        table: A table of one subtask's snapshot.
+        store: The object store, rooted at the prefix that the paths of the runs are relative to.
+        columns: Names of columns of :func:`table_schema`.
+
+    Raises:
+        CorruptStateError: A file is missing, damaged, or of another state; the message names it.
+    """
+    layout = TableLayout.of(table)
+    schema = pa.schema([table_schema(table).field(name) for name in columns])
+    if len(table.runs) == 1 and table.runs[0].is_whole:
+        stored = read_columns(table.runs[0], store, layout, [*columns, "deleted"])
+        if stored is not None:
+            deleted = stored.column("deleted")
+            if pc.any(deleted).as_py():
+                stored = stored.filter(pc.invert(deleted))
+            return stored.select(schema.names).cast(schema)
+    if layout.kind == "LIST":  # whose rows may append to older ones
+        return read_table(table, store).select(schema.names)
+    runs = [in_layout(Run.of(read_run(h, store)[0], h.key_groups), h, layout, store) for h in reversed(table.runs)]
+    parts = [_live(run, runs[:i], layout, schema) for i, run in enumerate(runs)]
+    return pa.concat_tables([schema.empty_table(), *parts])
+
+
+def _live(run: Run, newer: Sequence[Run], layout: TableLayout, schema: pa.Schema) -> pa.Table:
+    """Returns the rows of a run that are no tombstones, and that no newer run replaces."""
+    live = ~run.column("deleted").to_numpy(zero_copy_only=False)
+    for other in newer:
+        theirs, ours = run.find(other.sort_keys)
+        same = equal_rows(
+            [run.take(name, ours) for name in layout.identity], [other.take(name, theirs) for name in layout.identity]
+        )
+        live[ours[same]] = False
+    rows = np.flatnonzero(live)
+    keys: dict[str, Callable[[SortKeys], Any]] = {"key_group": key_groups_of, "key_hash": hashes_of}
+    arrays = [pa.array(keys[n](run.sort_keys[rows])) if n in keys else run.take(n, rows) for n in schema.names]
+    return pa.table(arrays, schema=schema)
 
 
 def operator_state_schema(types: Mapping[str, Json]) -> pa.Schema:

@@ -13,7 +13,8 @@ import hashlib
 import io
 import json
 import mmap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -40,7 +41,7 @@ from dagster_flinkpy.state.state_files import state_file
 from dagster_flinkpy.state.transfers import fetch
 from dagster_flinkpy.storage import ObjectStore
 
-__all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_run", "upload_run"]
+__all__ = ["as_file", "clip_rows", "encode_run", "inline", "read_columns", "read_run", "upload_run"]
 
 ROW_GROUP_ROWS = 32_768
 """After this many rows, a row group ends at the next key group, or at once if the key group is larger."""
@@ -199,24 +200,57 @@ def read_run(handle: RunHandle, store: ObjectStore, only: SortKeys | None = None
     Raises:
         CorruptStateError: The file is missing, truncated, or not the one that was written. The message names it.
     """
-    where = f"{store.url}/{handle.path}"
-    if handle.data is not None:
-        where = f"a state run in the metadata of {store.url}"
-    try:
+    where = _place(handle, store)
+    with _naming_file(where):
         if handle.bytes < WHOLE_BELOW or (handle.is_whole and only is None):
-            return _read_whole(handle, store, where), True
+            file = _open_whole(handle, store, where)
+            return _localise(file, file.read(), where), True
         return _read_part(handle, store, where, only), False
+
+
+def _place(handle: RunHandle, store: ObjectStore) -> str:
+    """Says where a run is, for messages."""
+    return f"{store.url}/{handle.path}" if handle.data is None else f"a state run in the metadata of {store.url}"
+
+
+@contextmanager
+def _naming_file(where: str) -> Iterator[None]:
+    try:
+        yield
     except ObjectNotFoundError as error:
         raise CorruptStateError(f"state file {where} is missing") from error
     except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
         raise CorruptStateError(f"state file {where} cannot be read: {error}") from error
 
 
-def _read_whole(handle: RunHandle, store: ObjectStore, where: str) -> pa.Table:
+def read_columns(handle: RunHandle, store: ObjectStore, layout: TableLayout, columns: Sequence[str]) -> pa.Table | None:
+    """Reads some columns of all rows of a file, as they are stored: decoding fewer columns takes less time.
+
+    Args:
+        handle: The handle of a whole file.
+        store: The object store, rooted at the prefix that its path is relative to.
+        layout: The layout of the table.
+        columns: Names of the columns of ``layout.file_schema`` to read.
+
+    Returns:
+        The columns, or None if the file was written with another layout; then :func:`read_run` can read it.
+
+    Raises:
+        CorruptStateError: The file is missing or damaged; the message names it.
+    """
+    where = _place(handle, store)
+    with _naming_file(where):
+        file = _open_whole(handle, store, where)
+        _metadata(file, where)
+        if not file.schema_arrow.remove_metadata().equals(layout.file_schema):
+            return None
+        return file.read(columns=list(columns))
+
+
+def _open_whole(handle: RunHandle, store: ObjectStore, where: str) -> pq.ParquetFile:
     data = fetch(store, handle.path, 0, handle.bytes) if handle.data is None else handle.data
     _check(data, handle.bytes, handle.sha256, where)
-    file = pq.ParquetFile(pa.BufferReader(data))
-    return _localise(file, file.read(), where)
+    return pq.ParquetFile(pa.BufferReader(data))
 
 
 def _read_part(handle: RunHandle, store: ObjectStore, where: str, only: SortKeys | None) -> pa.Table:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from dagster_flinkpy.common.typeinfo import (
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.state_processor.reader import SavepointReader
+from dagster_flinkpy.state_processor.sql_plan import QueryPlan, plan_query
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows, StoredState
 
 if TYPE_CHECKING:
@@ -25,11 +26,16 @@ if TYPE_CHECKING:
 
 __all__ = ["key_from_text", "query_state"]
 
+_PARSE = "select json_serialize_sql(?, skip_empty := true, skip_null := true)"
+_INTEGERS = (Types.BYTE(), Types.SHORT(), Types.INT(), Types.LONG())
+
 
 def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] = ()) -> pa.Table:
     """Runs a query over the states of a savepoint. Each state is a view ``uid.state``: ``select * from totals.total``.
 
-    Only the states that occur in the query are read.
+    Only the states that occur in the query are read, and of these only the columns that it names. A condition
+    ``key = 42`` or ``key in (...)`` of a query over a single state reads the rows of these keys only, and only the
+    parts of large files that can contain them.
 
     Args:
         savepoint: The savepoint or checkpoint.
@@ -49,18 +55,17 @@ def query_state(savepoint: SavepointReader, query: str, *, keys: Iterable[str] =
     keys = list(keys)
     with duckdb.connect(":memory:", config={"enable_external_access": False}) as connection:
         try:
-            tree = json.loads(connection.execute("select json_serialize_sql(?)", [query]).fetchall()[0][0])
+            tree = json.loads(connection.execute(_PARSE, [query]).fetchall()[0][0])
             if tree["error"]:
                 raise ConfigurationError(f"this is not a query: {tree['error_message']}")
-            wanted = set(_tables(tree))
-            for state in savepoint.states:
-                if {(state.uid, state.name), ("", state.name)} & wanted:
+            plan = plan_query(tree)
+            for number, state in enumerate(savepoint.states):
+                if {(state.uid, state.name), ("", state.name)} & plan.tables:
                     connection.execute(f"create schema if not exists {_quoted(state.uid)}")
-                    connection.register("_rows", _rows(state, keys))
+                    connection.register(f"_state_{number}", _rows(state, keys, plan))
                     target = f"{_quoted(state.uid)}.{_quoted(state.name)}"
-                    connection.execute(f"create table {target} as from _rows")
-                    connection.unregister("_rows")
-            return connection.execute(query).to_arrow_table()
+                    connection.execute(f"create view {target} as from _state_{number}")
+            return connection.sql(query).to_arrow_table()
         except duckdb.CatalogException as e:
             names = ", ".join(f"{_shown(s.uid)}.{_shown(s.name)}" for s in savepoint.states) or "none"
             raise ConfigurationError(f"{str(e).splitlines()[0]} The states are: {names}") from e
@@ -102,22 +107,28 @@ def _typed(value: Any, kind: TypeInformation) -> Any:
     return float(value) if isinstance(value, Decimal) and not decimals else value
 
 
-def _rows(state: StoredState, keys: list[str]) -> pa.Table:
-    if keys and isinstance(state, KeyedStateRows):
+def _rows(state: StoredState, texts: list[str], plan: QueryPlan) -> pa.Table:
+    """Reads what a query needs of a state."""
+    columns = plan.columns(state.schema.names)
+    if isinstance(state, KeyedStateRows):
         key_type = state.types["key"]
-        state = state.for_keys([key_from_text(key, key_type) for key in keys])
-    return state.to_arrow()
+        if texts:
+            state = state.for_keys([key_from_text(text, key_type) for text in texts])
+        elif plan.keys is not None and _are_keys(plan.keys, key_type):
+            state = state.for_keys(plan.keys)
+    return state.read_columns(columns)
 
 
-def _tables(node: Any) -> Iterator[tuple[str, str]]:
-    """Yields schema and name of all tables in a parsed query."""
-    if isinstance(node, dict):
-        if node.get("type") == "BASE_TABLE":
-            yield node.get("schema_name", ""), node["table_name"]
-        node = list(node.values())
-    if isinstance(node, list):
-        for each in node:
-            yield from _tables(each)
+def _are_keys(values: Sequence[int | str], key_type: TypeInformation) -> bool:
+    """Returns whether DuckDB compares keys with these values without a conversion."""
+    plain = str if key_type == Types.STRING() else int if key_type in _INTEGERS else None
+    if plain is None or not all(type(value) is plain for value in values):
+        return False
+    try:
+        key_type.to_arrow(values)
+    except TypeMismatchError:  # out of range: no row has it
+        return False
+    return True
 
 
 def _quoted(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +15,14 @@ from dagster_flinkpy.checkpoint.savepoint import has_pickled_values
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import DistributionMode, OperatorStateHandle, TableSnapshot
-from dagster_flinkpy.state.reader import KeySet, operator_state_schema, read_operator_state, read_table, table_schema
+from dagster_flinkpy.state.reader import (
+    KeySet,
+    operator_state_schema,
+    read_operator_state,
+    read_rows,
+    read_table,
+    table_schema,
+)
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["KeyedStateRows", "OperatorStateRows", "StoredState"]
@@ -87,6 +94,17 @@ class StoredState(ABC):
         with ThreadPoolExecutor(max_workers=_THREADS) as threads:
             parts = list(threads.map(self.read_subtask, range(len(self.subtasks))))
         return pa.concat_tables([self.schema.empty_table(), *parts])
+
+    def read_columns(self, columns: Sequence[str]) -> pa.Table:
+        """Reads some columns of all rows, in any order, which takes less time than :meth:`to_arrow`.
+
+        Args:
+            columns: Names of columns of :attr:`schema`.
+
+        Raises:
+            CorruptStateError: A file is missing or damaged; the message names it.
+        """
+        return self.to_arrow().select(list(columns))
 
     def to_pandas(self) -> Any:
         """Reads all rows like :meth:`to_arrow`, as a pandas DataFrame."""
@@ -174,6 +192,14 @@ class KeyedStateRows(StoredState):
     def read_subtask(self, position: int) -> pa.Table:
         _, table = self._wanted()[position]
         return read_table(table, self.files.open(), keys=self.keys).cast(self.schema)
+
+    def read_columns(self, columns: Sequence[str]) -> pa.Table:
+        if self.keys is not None:
+            return super().read_columns(columns)
+        schema, store = pa.schema([self.schema.field(name) for name in columns]), self.files.open()
+        with ThreadPoolExecutor(max_workers=_THREADS) as threads:
+            parts = list(threads.map(lambda table: read_rows(table, store, columns), [t for _, t in self._wanted()]))
+        return pa.concat_tables([schema.empty_table(), *(part.cast(schema) for part in parts)])
 
     def for_keys(self, keys: Iterable[Any]) -> KeyedStateRows:
         return replace(self, keys=KeySet.of(keys, self.types["key"], self.max_parallelism))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 from click.testing import CliRunner
 
@@ -13,8 +15,9 @@ from dagster_flinkpy.cli import main
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.common.types import Row
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
-from dagster_flinkpy.state_processor import SavepointReader, read_savepoint
-from dagster_flinkpy.state_processor.sql import key_from_text, query_state
+from dagster_flinkpy.state_processor import SavepointReader, read_savepoint, sql
+from dagster_flinkpy.state_processor.sql import _PARSE, key_from_text, query_state
+from dagster_flinkpy.state_processor.sql_plan import plan_query
 from dagster_flinkpy.state_processor.stored_state import KeyedStateRows
 from tests.runtime.harness import HarnessAttempt
 from tests.state_processor.programs import RECORDS, all_kinds
@@ -59,8 +62,10 @@ def test_states_can_be_joined(savepoint: SavepointReader) -> None:
 
 def test_only_the_states_that_are_named_are_read(savepoint: SavepointReader, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    to_arrow = KeyedStateRows.to_arrow
-    monkeypatch.setattr(KeyedStateRows, "to_arrow", lambda self: read.append(self.name) or to_arrow(self))
+    columns_of = KeyedStateRows.read_columns
+    monkeypatch.setattr(
+        KeyedStateRows, "read_columns", lambda self, names: read.append(self.name) or columns_of(self, names)
+    )
     rows_of(savepoint, "with big as (select * from kinds.total where value.sum > 3) select count(*) from big")
     assert read == ["total"]
 
@@ -74,6 +79,92 @@ def test_with_keys_only_theirs_are_read(savepoint: SavepointReader, monkeypatch:
         {"key": key, "value": TOTALS[key]}
     ]
     assert asked == [[key]]
+
+
+NAMES = ["key_group", "key_hash", "key", "value"]
+
+PLANS: list[tuple[str, list[str], tuple[int | str, ...] | None]] = [
+    ("select value.shop, count(*) from a.b t group by 1", ["value"], None),
+    ("select count(*) from a.b", ["key_group"], None),
+    ("select KEY, a.b.Value from a.b", ["key", "value"], None),
+    ("select sum(x.value) from a.b x join a.c using (key)", ["key", "value"], None),
+    ("select value from (select * from a.b)", NAMES, None),
+    ("from a.b", NAMES, None),
+    ("select t from a.b t", NAMES, None),
+    ("select b from a.b", NAMES, None),
+    ("select columns('v.*') from a.b", NAMES, None),
+    ("select max(#1) from a.b", NAMES, None),
+    ("select k from a.b t(g, h, k) where key = 1", NAMES, None),
+    ("select a.b.value from a.b natural join a.c where key = 1", NAMES, None),
+    ("select value from a.b where key = 42", ["key", "value"], (42,)),
+    ("select value from a.b where 'x' = b.key", ["key", "value"], ("x",)),
+    ("select value from a.b where a.b.key = -1 and value.n > 3", ["key", "value"], (-1,)),
+    ("select value from a.b t where value.n > 3 and t.key in (1, 2)", ["key", "value"], (1, 2)),
+    ("select count(*) from a.b where key = ''", ["key"], ("",)),
+    # nothing is certain about the keys of these
+    ("select value from a.b where key = 1 or key = 2", ["key", "value"], None),
+    ("select value from a.b where not key = 1", ["key", "value"], None),
+    ("select value from a.b where key not in (1)", ["key", "value"], None),
+    ("select value from a.b where key in (1, value.n)", ["key", "value"], None),
+    ("select value from a.b where key = 1.5", ["key", "value"], None),
+    ("select value from a.b where key = null", ["key", "value"], None),
+    ("select value from a.b where value.key = 1", ["key", "value"], None),
+    ("select value from a.value where value.key = 1", NAMES, None),
+    ("select value from a.b where key = (select max(key) from a.b)", ["key", "value"], None),
+    ("select x.value from a.b x, a.b y where x.key = 1", ["key", "value"], None),
+    ("select value from a.b where key = 1 union all select value from a.b", ["key", "value"], None),
+    ("with t as (select value from a.b) select value from t where key = 1", ["key", "value"], None),
+    ("select value from (select key + 1 as key, value from a.b) where key = 1", ["key", "value"], None),
+    ("select value from a.b tablesample 50% where key = 1", NAMES, None),
+]
+
+
+@pytest.mark.parametrize(("query", "columns", "keys"), PLANS, ids=[query for query, *_ in PLANS])
+def test_what_a_query_reads(query: str, columns: list[str], keys: Any) -> None:
+    tree = json.loads(duckdb.execute(_PARSE, [query]).fetchall()[0][0])
+    assert not tree["error"]
+    plan = plan_query(tree)
+    assert (plan.columns(NAMES), plan.keys) == (columns, keys)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select key, value.sum from kinds.total where key = '{0}' order by 1",
+        "select count(*) from kinds.total where key in ('{0}', '{1}', 'nobody')",
+        "select key, count(*) from kinds.values group by key order by key",
+        "select t from kinds.total t order by t.key",
+        "select total from kinds.total where total.key = '{1}'",
+        "select key from kinds.total where key = '{0}'::text order by 1",
+        "select a.key, b.value.sum from kinds.values a join kinds.total b using (key) where a.key = '{0}'",
+    ],
+)
+def test_reading_less_gives_the_same(savepoint: SavepointReader, monkeypatch: pytest.MonkeyPatch, query: str) -> None:
+    query = query.format(*sorted(TOTALS))
+    found = rows_of(savepoint, query)
+    assert found
+    monkeypatch.setattr(sql, "plan_query", lambda tree: replace(plan_query(tree), _words=None, keys=None))
+    assert found == rows_of(savepoint, query)
+
+
+def test_a_key_in_a_condition_is_all_that_is_read(savepoint: SavepointReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    for_keys = KeyedStateRows.for_keys
+    monkeypatch.setattr(KeyedStateRows, "for_keys", lambda self, keys: asked.append(keys) or for_keys(self, keys))
+    key = min(TOTALS)
+    assert rows_of(savepoint, f"select value.sum as n from kinds.total where key = '{key}'") == [{"n": TOTALS[key]}]
+    with pytest.raises(ConfigurationError, match="the query failed"):  # DuckDB compares text and numbers, or refuses
+        rows_of(savepoint, "select value from kinds.total where key = 5")
+    assert asked == [(key,)]
+
+
+def test_some_columns_in_any_order_are_those_of_all(savepoint: SavepointReader) -> None:
+    for state in savepoint.states:
+        expected = state.to_arrow()
+        for names in (expected.schema.names, *([name] for name in expected.schema.names)):
+            read = state.read_columns(names)
+            assert read.schema == expected.select(names).schema
+            assert sorted(map(repr, read.to_pylist())) == sorted(map(repr, expected.select(names).to_pylist()))
 
 
 @pytest.mark.parametrize(
