@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHECKOUT = ROOT / ".cache" / "flink-2.3.0"
 REPOSITORY, TAG = "https://github.com/apache/flink", "release-2.3.0"
 TESTS = ["flink-python/pyflink/common/tests", "flink-python/pyflink/datastream/tests"]
-TIMEOUT = 300
+TIMEOUT = 900
 """Timeout in seconds for one example, or one file of tests."""
 
 TABLE_API, SERVER = "needs the Table API", "needs a server, and a connector from a jar"
