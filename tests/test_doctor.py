@@ -111,7 +111,7 @@ def test_postgresql_with_a_driver_that_is_not_there(
     monkeypatch.setenv("DAGSTER_HOME", str(tmp_path))
     finding = found()["Dagster"]
     assert finding.verdict is Verdict.BROKEN
-    assert "not the driver that dagster-postgres brings" in finding.detail
+    assert "not the driver that dagster-postgres installs" in finding.detail
     assert "postgresql+psycopg2" in finding.advice
 
 

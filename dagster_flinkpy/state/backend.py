@@ -504,7 +504,7 @@ class ColumnarKeyedStateBackend:
             if known.types != declared.types:
                 both = f"as {describe_schema(known.types)} and as {describe_schema(declared.types)}"
                 raise StateSchemaError(
-                    f"operator {self._operator!r} declares state {declared.name!r} twice, {both}; give one of them "
+                    f"operator {self._operator!r} declares state {declared.name!r} twice: {both}; give one of them "
                     "another name"
                 )
             return
