@@ -322,7 +322,11 @@ def _udf(spark: Any) -> Any:
             TypeMismatchError,
             "operator 'rows': .* must return a Spark DataFrame, not 42, which is int",
         ),
-        (lambda spark: spark.range(1).toDF("n"), TypeMismatchError, "operator 'rows': .* no column 'id', only 'n'"),
+        (
+            lambda spark: spark.range(1).toDF("n"),
+            TypeMismatchError,
+            "operator 'rows': .* no column 'id'; its columns are 'n'",
+        ),
         (
             lambda spark: spark.range(1).selectExpr("id", "id"),
             TypeMismatchError,
@@ -331,7 +335,7 @@ def _udf(spark: Any) -> Any:
         (
             lambda spark: spark.readStream.format("rate").load(),
             TypeMismatchError,
-            "operator 'rows': the DataFrame is a stream of Spark's",
+            "operator 'rows': the DataFrame is a stream of Spark;",
         ),
         (
             lambda spark: spark.sql("select 1e30 id"),
@@ -551,7 +555,7 @@ def test_united_streams_and_side_outputs_are_one_data_frame(tmp_path: Path) -> N
         (
             lambda df: df.select("key"),
             TypeMismatchError,
-            "operator 't': the DataFrame has no column 'total', only 'key'",
+            "operator 't': the DataFrame has no column 'total'; its columns are 'key'",
         ),
         (
             lambda df: df.selectExpr("key", "value total", "current_timestamp() rowtime"),

@@ -142,7 +142,7 @@ def crash() -> None:
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("action", "said"),
-    [(leave, "called os._exit"), (kill, "had no memory left"), (crash, "Fatal Python error: Segmentation fault")],
+    [(leave, "called os._exit"), (kill, "ran out of memory"), (crash, "Fatal Python error: Segmentation fault")],
 )
 def test_a_worker_that_dies_is_reported_with_the_operator(
     run: Callable[..., int], action: Callable[[], None], said: str
