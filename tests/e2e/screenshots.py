@@ -99,7 +99,7 @@ class Pictures:
         page = self._page
         page.goto(f"{self._url}/assets/flights/rotations?view=checks")
         page.get_by_role("button", name="Execute all").click()
-        expect(page.get_by_text("Succeeded")).to_have_count(3)
+        expect(page.get_by_text("Succeeded")).to_have_count(4)
         page.goto(f"{self._url}/assets/flights/rotations?view=checks&checkDetail=restore_drill")
         expect(page.get_by_text("the same at parallelism")).to_be_visible()
         self._save("checks")
