@@ -1,7 +1,7 @@
-"""The master of a job: one thread that decides, and lanes that do (Flink: ``JobMaster``).
+"""The master of a job, which makes all decisions on one thread; lanes do the work (Flink: ``JobMaster``).
 
-Whatever happens outside comes to the master as a stimulus: a Spark job, a write or a commit has ended, or a timer is
-due. Only the master changes the coordinator. It runs on the thread that iterates over :meth:`JobMaster.run`.
+Every event reaches the master as a stimulus: a Spark job, a write or a commit has ended, or a timer is due. Only the
+master changes the coordinator. It runs on the thread that iterates over :meth:`JobMaster.run`.
 
 The region runs epoch n + 1 while checkpoint n is written, completed and committed. Checkpoints complete one by one, in
 order.
@@ -80,15 +80,15 @@ class EpochKind(Enum):
 
 @dataclass(frozen=True)
 class EpochRequest:
-    """Epochs that somebody wants."""
+    """A request for epochs."""
 
     kind: EpochKind = EpochKind.READ
     limit: int | None = 1
-    """How many; there are fewer if the input ends. None: until the input ends, or an epoch has nothing to read."""
+    """The number of epochs; fewer if the input ends. None: until the input ends or an epoch has nothing to read."""
     barriers: int = 1
-    """How many of them one Spark job reads."""
+    """How many epochs one Spark job reads."""
     periodic: bool = False
-    """Whether each waits for the next periodic checkpoint."""
+    """Whether each epoch waits until the next periodic checkpoint is due."""
     stop: bool = False
     """Whether the job stops with the checkpoint."""
 
@@ -99,32 +99,32 @@ class Completion:
 
     metadata: CheckpointMetadata
     duration_ms: int
-    """From its trigger to the end of its commit."""
+    """Time from the trigger to the end of the commit."""
     collected: Mapping[str, list[pa.Array]]
-    """The records that collect operators sent back, by uid. Those of a Spark job are with its last checkpoint."""
+    """The records that collect operators sent back, by uid. The last checkpoint of a Spark job has all of its records."""
 
 
 class _Phase(Enum):
     IDLE = auto()
     TRIGGERING = auto()
-    """A checkpoint gets its id, and the hooks are called."""
+    """The next checkpoint is getting its id, or its hooks are being called."""
     RUNNING = auto()
-    """The region's lane plans or runs."""
+    """The region's lane is planning or running epochs."""
 
 
 class JobMaster:
-    """Drives the coordinator of an execution attempt, and everything that it instructs.
+    """Drives the coordinator of an execution attempt, and has its instructions carried out.
 
     Args:
-        coordinator: Decides.
-        region: Runs epochs, on its lane.
-        steps: Carry out the rest, on the store's lane.
-        mailbox: Has the lanes.
+        coordinator: Decides when checkpoints are taken and completed.
+        region: Plans and runs epochs.
+        steps: Carry out the steps of checkpoints.
+        mailbox: Runs the lanes.
         create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
-        on_completed: Is told of a checkpoint when HEAD names it.
+        on_completed: Called with each checkpoint once HEAD names it.
         abort_lingering: Aborts open transactions that no checkpoint names.
         max_ahead: How many checkpoints may be under completion while the region runs the next epoch.
-        owner: Who asks for checkpoints, for people.
+        owner: Who asks for checkpoints, in words for people.
         now: Tells milliseconds since 1970.
         progress: Takes one-line progress messages.
     """
@@ -146,7 +146,7 @@ class JobMaster:
     ) -> None:
         self.coordinator = coordinator
         self.error: BaseException | None = None
-        """Why the attempt has failed; the first error counts."""
+        """The first error of the attempt, or None."""
         self._region, self._steps, self._mailbox = region, steps, mailbox
         self._planner = region.planner
         self._create_metadata, self._on_completed = create_metadata, on_completed
@@ -159,27 +159,27 @@ class JobMaster:
         # The region.
         self._phase = _Phase.IDLE
         self._epochs: list[Epoch] = []
-        """Planned for the next Spark job."""
+        """The epochs planned for the next Spark job."""
         self._coordinators: dict[int, tuple[str, ...]] = {}
-        """By checkpoint, the operators whose coordinators take part."""
+        """The operators whose coordinators take part, by checkpoint."""
         # Timers.
         self._due_ms = 0
-        """When the next periodic checkpoint is, in milliseconds since 1970."""
+        """The time of the next periodic checkpoint, in milliseconds since 1970."""
         self._timeouts: dict[int, int] = {}
-        """By checkpoint, when its time is over."""
+        """When each pending checkpoint expires, in milliseconds since 1970."""
         # Completing.
         self._to_complete: deque[WriteMetadata] = deque()
         self._completing: CheckpointMetadata | None = None
         self._completion_step: Work | None = None
-        """What is being done, or was done last, to complete a checkpoint."""
+        """The current or last step of completing a checkpoint."""
         self._replacing_head = False
         self._chain_broken = False
-        """Whether a checkpoint was acknowledged that will not complete: those after it must not, either."""
+        """Whether an acknowledged checkpoint will not complete. Later ones must not complete either."""
         self._outcome_unknown = False
-        """Whether HEAD may name a checkpoint that this attempt does not know to be complete."""
+        """Whether HEAD may name a checkpoint without this attempt knowing it."""
         self._subsumed: list[int] = []
         self._to_notify: list[int] = []
-        """Complete checkpoints of which the sources have not been told yet."""
+        """Complete checkpoints that the sources have not been notified of."""
         self._abort_due = False
         self._failing = self._reported = False
         self._causes: dict[int | None, FlinkPyError] = {}
@@ -191,17 +191,17 @@ class JobMaster:
     # --- what callers do ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Tells the coordinator that the job runs."""
+        """Tells the coordinator that the job is running."""
         self._drive(JobStatusChanged(self._now(), running=True))
 
     def run(self, request: EpochRequest) -> Iterator[Completion]:
         """Runs epochs and yields their checkpoints, each when it is committed.
 
-        A caller that ends the iteration early has the epoch that is under way run to its end by :meth:`settle`.
+        If the caller ends the iteration early, the current epoch still runs to its end; :meth:`settle` waits for it.
 
         Raises:
             CheckpointError: A checkpoint was not completed.
-            FlinkPyError: Whatever else made the attempt fail.
+            FlinkPyError: The attempt has failed for another reason.
         """
         self.settle()
         self._request, self._taken, self._enough = request, 0, False
@@ -217,7 +217,7 @@ class JobMaster:
         self._report()
 
     def settle(self) -> None:
-        """Waits until nothing is under way; starts no epoch.
+        """Waits until nothing is running, without starting another epoch.
 
         Raises:
             FlinkPyError: The attempt has failed meanwhile.
@@ -233,7 +233,7 @@ class JobMaster:
             raise self.error
 
     def interrupt(self) -> None:
-        """Ends what is under way, because the caller has failed or was interrupted."""
+        """Ends what is running, because the caller has failed or was interrupted."""
         self._enough = True
         self._region.session.interrupt()
         self._steps.watchdog.interrupt()
@@ -243,7 +243,7 @@ class JobMaster:
     # --- the loop ----------------------------------------------------------------------------------------------------
 
     def _quiet(self) -> bool:
-        """Starts whatever can be started; returns whether nothing is under way, nor to be started later."""
+        """Starts all that can be started. Returns True if nothing is running or waits to be started."""
         try:
             self._advance()
         except BaseException as error:  # an impossible stimulus; nothing must come after it
@@ -344,7 +344,7 @@ class JobMaster:
     # --- the region --------------------------------------------------------------------------------------------------
 
     def _deploy(self, checkpoint_id: int) -> None:
-        """Has the region go up to the barrier of a checkpoint."""
+        """Lets the region run up to the barrier of a checkpoint."""
         assert self._request is not None
         self._phase = _Phase.RUNNING
         if self._epochs:
@@ -402,7 +402,7 @@ class JobMaster:
         return not request.periodic and not any(state.splits for state in states.values())
 
     def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Passes on the acknowledgements of all tasks and enumerators."""
+        """Passes the acknowledgements of all tasks and enumerators to the coordinator."""
         job_id, token = self._planner.config.job_id, self._planner.fencing_token
         for task, state in states.items():
             message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
@@ -435,7 +435,7 @@ class JobMaster:
             self._finish()
 
     def _drive(self, stimulus: Stimulus) -> None:
-        """Carries out what the coordinator instructs. Nothing here waits, or calls the coordinator again."""
+        """Gives the coordinator a stimulus and carries out its instructions, without waiting or calling it again."""
         aborted = None
         for instruction in self.coordinator.handle(stimulus):
             self._perform(instruction)
@@ -509,7 +509,7 @@ class JobMaster:
         return metadata
 
     def _finish(self) -> None:
-        """Hands over a checkpoint that is complete and committed."""
+        """Hands a committed checkpoint to the caller."""
         assert self._completing is not None
         metadata, self._completing, self._replacing_head = self._completing, None, False
         number = metadata.checkpoint_id

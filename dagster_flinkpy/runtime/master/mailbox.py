@@ -1,7 +1,7 @@
 """The mailbox of a job's master, and the lanes that work for it (Flink: ``TaskMailbox``).
 
-The master runs on one thread and never waits for Spark, the store or a sink. It submits work to a lane, and takes from
-its mailbox what came of it.
+The master runs on one thread and never waits for Spark, the store or a sink. It submits work to a lane and takes the
+result from its mailbox.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Work = Callable[[], Any]
 
 
 class Lane(Enum):
-    """Does one thing after the other, beside the other lanes."""
+    """A sequence of work. The work of different lanes runs at the same time."""
 
     REGION = "region"
     """Plans and runs the Spark jobs of a region."""
@@ -37,30 +37,30 @@ class Lane(Enum):
 
 @dataclass(frozen=True)
 class Done:
-    """Work that has ended."""
+    """A piece of work that has ended."""
 
     lane: Lane
     work: Work
-    """As it was submitted."""
+    """The callable that was submitted."""
     result: Any
     error: BaseException | None = None
-    """What it raised, or None."""
+    """The exception that it raised, or None."""
 
 
 class Mailbox(ABC):
-    """Takes work for the lanes, and gives the master what came of it in the order in which it ended."""
+    """Passes work to the lanes, and returns it to the master in the order in which it ends."""
 
     def __init__(self) -> None:
         self.busy: Counter[Lane] = Counter()
-        """How much submitted work the master has not taken back yet."""
+        """The number of submitted pieces of work that the master has not taken back, by lane."""
 
     def submit(self, lane: Lane, work: Work) -> None:
-        """Has a lane do some work when it has done all that was submitted before."""
+        """Queues work behind all earlier work of the lane."""
         self.busy[lane] += 1
         self._submit(lane, work)
 
     def take(self, until_ms: int | None = None) -> Done | None:
-        """Waits for the end of some work.
+        """Waits until a piece of work ends.
 
         Args:
             until_ms: When to give up, in milliseconds since 1970. Default: never.
@@ -74,12 +74,12 @@ class Mailbox(ABC):
         return done
 
     def drain(self, lane: Lane) -> None:
-        """Waits until a lane has done all that was submitted, whatever comes of it."""
+        """Waits until all work of a lane has ended, and drops the results."""
         while self.busy[lane]:
             self.take()
 
     def close(self) -> None:
-        """Ends the lanes. Nothing is taken or submitted afterwards."""
+        """Ends the lanes. Nothing may be submitted or taken afterwards."""
         return
 
     @abstractmethod
@@ -90,7 +90,7 @@ class Mailbox(ABC):
 
 
 class ThreadMailbox(Mailbox):
-    """A lane is a thread, which begins with its first work.
+    """Runs each lane on a thread, which starts with its first work.
 
     Args:
         now: Tells milliseconds since 1970.
@@ -140,10 +140,10 @@ def _done(lane: Lane, work: Work) -> Done:
 
 
 class InlineMailbox(Mailbox):
-    """Works on the master's thread when it takes, for jobs that run in one process.
+    """Runs the work on the master's thread, inside :meth:`take`; for jobs that run in one process.
 
     Args:
-        choose: Says which of the lanes that have work goes first. Default: the last one.
+        choose: Picks one of the lanes that have work. Default: the last one.
         now: Tells milliseconds since 1970.
         wait: Waits for a number of seconds.
     """
