@@ -101,7 +101,7 @@ class Completion:
     duration_ms: int
     """Time from the trigger to the end of the commit."""
     collected: Mapping[str, list[pa.Array]]
-    """The records that collect operators sent back, by uid. The last checkpoint of a Spark job has all of its records."""
+    """The records of collect operators, by uid. The last checkpoint of a Spark job has all of the job's records."""
 
 
 class _Phase(Enum):
