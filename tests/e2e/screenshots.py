@@ -75,10 +75,10 @@ class Pictures:
         (backfill,) = self._deployment.backfills()
         self._deployment.until("its end", lambda: self._deployment.backfills()[0]["status"] == "COMPLETED_SUCCESS")
         page.goto(f"{self._url}/runs/b/{backfill['id']}")
-        expect(page.get_by_text("100% completed")).to_have_count(10)
+        expect(page.get_by_text("100% completed")).to_have_count(6)
         self._save("backfill")
         (run,) = self._deployment.runs(tags=[{"key": "dagster/backfill", "value": backfill["id"]}])
-        page.goto(f"{self._url}/runs/{run['runId']}?logs=partition")
+        page.goto(f"{self._url}/runs/{run['runId']}?logs=end%20state")
         expect(page.get_by_text("starts from the end state of 2013-01-07")).to_be_visible()
         page.wait_for_timeout(3000)  # the steps are drawn a moment later, without any event
         self._save("backfill-run")
