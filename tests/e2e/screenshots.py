@@ -78,7 +78,7 @@ class Pictures:
         expect(page.get_by_text("100% completed")).to_have_count(6)
         self._save("backfill")
         (run,) = self._deployment.runs(tags=[{"key": "dagster/backfill", "value": backfill["id"]}])
-        page.goto(f"{self._url}/runs/{run['runId']}?logs=end%20state")
+        page.goto(f"{self._url}/runs/{run['runId']}?logs=Partition%202013")
         expect(page.get_by_text("starts from the end state of 2013-01-07")).to_be_visible()
         page.wait_for_timeout(3000)  # the steps are drawn a moment later, without any event
         self._save("backfill-run")
