@@ -22,6 +22,7 @@ INTERVAL_SECONDS = 5.0
 _SHARE = 0.05
 """The minimum time between two lines as a share of the time so far, so that a long job does not flood the log."""
 
+_BAR_WIDTH = 20
 _POLL_SECONDS = 1.0
 _GROUP = "spark.jobGroup.id"
 
@@ -35,7 +36,7 @@ class StageProgress:
 
 
 class SparkProgress:
-    """Turns Spark's reports into lines.
+    """Turns Spark's reports into lines with a bar, which shows how many of the tasks of all stages are done.
 
     There is at most one line every five seconds, and later one each time the job has taken 5 % longer. An unchanged
     state is not reported again.
@@ -93,10 +94,12 @@ class SparkProgress:
         if current is None:
             waits = done < self._stages
             return "waiting for Spark to start its tasks" if waits else "Spark is done; fetching the results"
+        filled = int(_BAR_WIDTH * (done + current.num_completed_tasks / current.num_tasks) / self._stages)
+        stage = f"[{'#' * filled:-<{_BAR_WIDTH}}] stage {done + 1} of {self._stages}"
         tasks = f"{current.num_completed_tasks} of {current.num_tasks} tasks done"
         if not running:
-            return f"stage {done + 1} of {self._stages}, {tasks}; waiting for free task slots"
-        return f"stage {done + 1} of {self._stages}, {tasks}, {running} running"
+            return f"{stage}, {tasks}; waiting for free task slots"
+        return f"{stage}, {tasks}, {running} running"
 
 
 @contextmanager

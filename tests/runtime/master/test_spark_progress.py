@@ -42,11 +42,11 @@ def test_a_short_job_says_nothing() -> None:
 def test_a_line_every_few_seconds_and_only_if_something_is_new() -> None:
     told = Told()
     assert told.after(5, [StageProgress(2, 1)], 1) == [
-        "checkpoint 7: stage 1 of 2, 1 of 2 tasks done, 1 running, after 5 s"
+        "checkpoint 7: [#####---------------] stage 1 of 2, 1 of 2 tasks done, 1 running, after 5 s"
     ]
     assert told.after(3, [StageProgress(2, 2), StageProgress(4, 1)], 2) == []
     assert told.after(2, [StageProgress(2, 2), StageProgress(4, 3)], 1) == [
-        "checkpoint 7: stage 2 of 2, 3 of 4 tasks done, 1 running, after 10 s"
+        "checkpoint 7: [#################---] stage 2 of 2, 3 of 4 tasks done, 1 running, after 10 s"
     ]
     assert told.after(60, [StageProgress(2, 2), StageProgress(4, 3)], 1) == []
     assert told.after(1, [StageProgress(2, 2), StageProgress(4, 4)], 0) == [
@@ -86,7 +86,7 @@ def test_a_long_job_says_less() -> None:
     [
         ([], "waiting for Spark to start its tasks"),
         ([StageProgress(0, 0)], "waiting for Spark to start its tasks"),
-        ([StageProgress(2, 0)], "stage 1 of 2, 0 of 2 tasks done; waiting for free task slots"),
+        ([StageProgress(2, 0)], "[--------------------] stage 1 of 2, 0 of 2 tasks done; waiting for free task slots"),
         ([StageProgress(2, 2)], "waiting for Spark to start its tasks"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_driver_in_this_process_is_asked(group: str | None, monkeypatch: pytes
     with watched(session, progress):
         context.jobs[8] = context.group
         assert told.wait(60)
-    assert "checkpoint 7: stage 2 of 3, 2 of 4 tasks done, 1 running, after" in lines[-1]
+    assert "checkpoint 7: [##########----------] stage 2 of 3, 2 of 4 tasks done, 1 running, after" in lines[-1]
     assert context.group == group
 
 
