@@ -81,7 +81,7 @@ def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str
     assert sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist()) == rows
     again = materialize(assets, instance=instance, resources=resources)
     assert again.success
-    assert len(again.get_asset_materialization_events()) == 4
+    assert len(again.get_asset_materialization_events()) == 3
     assert sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist()) == sorted(rows * 2), "read again"
 
 

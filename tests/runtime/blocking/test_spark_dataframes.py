@@ -358,10 +358,13 @@ def test_what_is_wrong_with_a_data_frame_is_said(
 @pytest.mark.parametrize(
     ("column", "message"),
     [
-        ("interval '1' day", "column 'c' of the DataFrame is interval day, which no Types"),
-        ("interval '1' month", "column 'c' of the DataFrame is interval month, which no Types"),
-        ("null", "column 'c' of the DataFrame is void, which no Types"),
-        ("array(named_struct('x', null))", "column 'c' of the DataFrame is array<struct<x:void>>, which no Types"),
+        ("interval '1' day", "column 'c' of the DataFrame is interval day, for which there is no type in Types"),
+        ("interval '1' month", "column 'c' of the DataFrame is interval month, for which there is no type in Types"),
+        ("null", "column 'c' of the DataFrame is void, for which there is no type in Types"),
+        (
+            "array(named_struct('x', null))",
+            "column 'c' of the DataFrame is array<struct<x:void>>, for which there is no type in Types",
+        ),
     ],
 )
 def test_a_column_without_a_type_is_named_when_the_program_is_declared(column: str, message: str) -> None:
@@ -384,8 +387,15 @@ def test_a_data_frame_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
 
     graph = collect_graph(environment().from_spark(waits, type_info=ID).uid("rows"))
     config = {"checkpointing": CoordinatorConfig(timeout=timedelta(seconds=2))}
-    with pytest.raises(CheckpointError, match="tasks answered in 0:00:02"):
-        run(graph, tmp_path, config=config)
+
+    class Threaded(HarnessAttempt):
+        _create_mailbox = JobAttempt._create_mailbox
+
+    with (
+        pytest.raises(CheckpointError, match="tasks answered in 0:00:02"),
+        Threaded(graph, tmp_path, config=config) as attempt,
+    ):
+        attempt.run_epoch()
     # Both slots of the Spark server are free again, although nothing was released.
     stream = environment().from_spark(lambda spark: spark.range(0, 4, 1, 4), type_info=ID).uid("rows")
     assert len(run(collect_graph(stream), tmp_path / "other")) == 4
