@@ -585,7 +585,8 @@ def test_what_is_wrong_with_the_result_is_said(
 
 def test_a_field_that_spark_has_no_type_for_is_named() -> None:
     wide = Types.ROW_NAMED(["n", "m"], [Types.LONG(), Types.LIST(Types.BIG_INT())])
-    with pytest.raises(ConfigurationError, match=r"field 'm' of the stream is Types\.LIST\(Types\.BIG_INT\(\)\).* no type"):
+    message = r"field 'm' of the stream is Types\.LIST\(Types\.BIG_INT\(\)\), for which Spark has no type"
+    with pytest.raises(ConfigurationError, match=message):
         environment().from_collection([Row(1, [2])], wide).transform_spark(lambda df: df)
 
 
