@@ -373,9 +373,7 @@ class DataStream(OperatorSettings):
 
     @overload
     def broadcast(
-        self,
-        broadcast_state_descriptor: MapStateDescriptor,
-        *other_broadcast_state_descriptors: MapStateDescriptor,
+        self, broadcast_state_descriptor: MapStateDescriptor, *other_broadcast_state_descriptors: MapStateDescriptor
     ) -> BroadcastStream[DataStream]: ...
 
     def broadcast(
@@ -398,8 +396,6 @@ class DataStream(OperatorSettings):
     def global_(self) -> DataStream:
         """Sends all records to subtask 0."""
         return self._partitioned(StreamPartitioner(PartitionerKind.GLOBAL))
-
-    # --- ends --------------------------------------------------------------------------------------------------------
 
     def sink_to(self, sink: Sink) -> DataStreamSink:
         """Writes the stream to a sink."""
