@@ -84,7 +84,7 @@ def _sides(peers: tuple[str, ...], runtime: str) -> dict[str, Side]:
     sides = {
         "script": Side(program, environment=ours),
         "local": Side(_PROGRAM.format(package="dagster_flinkpy", configure=local), environment=ours),
-        "pyspark": Side(_BARE),
+        "pyspark": Side(_BARE, environment={"PYSPARK_PYTHON": sys.executable}),
     }
     if "pyflink" in peers:
         from benchmarks.peers import flink
