@@ -1,6 +1,6 @@
 """What Dagster has to wait for: loading the code location, the overhead of a checkpoint run, and a sensor's tick.
 
-Loading compares the reference deployment (21 assets, 34 checks, 14 jobs, 7 sensors) with a location without
+Loading compares the reference deployment (17 assets, 46 checks, 19 jobs, 7 sensors) with a location without
 definitions, in turn: as a plain import in a fresh process, and as Dagster does it, with a code server. Runs are
 launched as the daemon launches them: by the instance's launcher, into a process that the code server starts, with a
 process for the step. Sensors tick over 10,000 retained checkpoints and the 10,000 runs that took them.

@@ -20,6 +20,7 @@ from types import ModuleType
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from dagster import in_process_executor
 
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -124,6 +125,14 @@ def test_the_tutorial_runs_as_it_is_typed(tmp_path: Path) -> None:
         arguments = [shell] if snippet.file is not None else [shell, snippet.code]
         printed = in_process([sys.executable, "-m", "tests.docs.typed", *arguments], tmp_path)
         assert printed == snippet.output, f"line {snippet.line}"
+
+
+def test_the_tutorial_materializes_all_in_one_process(monkeypatch: pytest.MonkeyPatch, without_spark: Path) -> None:
+    snippets = snippets_of(PAGES[TYPED].read_text().partition(IN_DG)[0])
+    module = run([s for s in snippets if s.file == "definitions.py"], PAGES[TYPED].name, monkeypatch)
+    job = module.defs.resolve_implicit_global_asset_job_def()
+    assert job.executor_def is in_process_executor
+    assert [node.name for node in job.graph.nodes] == ["flights"]
 
 
 def test_the_tutorial_runs_in_a_dg_project(tmp_path: Path) -> None:
