@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -44,6 +44,7 @@ from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.region_execution import RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
@@ -388,7 +389,7 @@ class _ActorMailbox(Mailbox):
         super().__init__()
         self._world, self._name = world, name
         self._inbox: deque[Done] = deque()
-        self._todo: dict[Lane, deque[Work]] = {lane: deque() for lane in Lane}
+        self._todo: defaultdict[Lane, deque[Work]] = defaultdict(deque)
         self._at_work: set[Lane] = set()
 
     def _submit(self, lane: Lane, work: Work) -> None:
@@ -396,7 +397,7 @@ class _ActorMailbox(Mailbox):
         if lane not in self._at_work:
             self._at_work.add(lane)
             process = self._world.current.process
-            self._world.spawn(f"{self._name}/{lane.value}", lambda: self._work_off(lane), process)
+            self._world.spawn(f"{self._name}/{lane}", lambda: self._work_off(lane), process)
 
     def _work_off(self, lane: Lane) -> None:
         while self._todo[lane]:
@@ -489,13 +490,13 @@ class SimulatedMaster(JobMaster):
 
     @property
     def _token(self) -> int:
-        return self._planner.fencing_token
+        return self._regions[0].planner.fencing_token
 
-    def _on_region_ended(self, ended: RegionEnded) -> None:
+    def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
         self._results = ended.results
-        super()._on_region_ended(ended)
+        super()._on_region_ended(region, ended)
 
-    def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+    def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Acknowledges in any order, mixed with messages for other checkpoints."""
         rng, chaos = self._world.rng, self._world.chaos
         shuffled = list(states.items())
@@ -508,7 +509,7 @@ class SimulatedMaster(JobMaster):
         self._strays = rng.random() < chaos.stray_messages
         if self._strays:
             self._stray_messages(checkpoint_id, dict(shuffled))
-        super()._acknowledge(checkpoint_id, dict(shuffled))
+        super()._acknowledge(region, checkpoint_id, dict(shuffled))
         if self._strays:
             self._late_messages(checkpoint_id, dict(shuffled))
             for earlier in self._before.items():

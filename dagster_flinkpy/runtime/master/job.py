@@ -60,10 +60,11 @@ from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.job_master import EpochKind, EpochRequest, JobMaster
+from dagster_flinkpy.runtime.master.job_master import EpochRequest, JobMaster
 from dagster_flinkpy.runtime.master.job_session import JobSession
-from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch, operator_reports
@@ -261,18 +262,19 @@ class JobAttempt:
             commit=lambda metadata: self._commit(metadata),
             after_commit=lambda: self._restore.dispose_claimed(self._owner, _now()),
         )
+        runner = RegionRunner(
+            self._epochs,
+            self._session,
+            self._watchdog,
+            lambda job: self._on_spark(job),
+            self._on_results,
+            self._check_leader,
+            self._progress,
+            self._plan().tasks_to_wait_for,
+        )
         self._master = JobMaster(
             self._coordinator,
-            RegionRunner(
-                self._epochs,
-                self._session,
-                self._watchdog,
-                lambda job: self._on_spark(job),
-                self._on_results,
-                self._check_leader,
-                self._progress,
-                self._plan().tasks_to_wait_for,
-            ),
+            [RegionExecution(runner, Lane.region(0), self._mailbox)],
             steps,
             self._mailbox,
             create_metadata=lambda write: self._create_metadata(write),

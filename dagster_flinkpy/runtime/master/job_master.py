@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 
 import pyarrow as pa
@@ -62,20 +61,10 @@ from dagster_flinkpy.errors import CheckpointError, FlinkPyError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded, RegionRunner
+from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
-__all__ = ["Completion", "EpochKind", "EpochRequest", "JobMaster"]
-
-
-class EpochKind(Enum):
-    """What an epoch does."""
-
-    READ = auto()
-    """It reads the next input."""
-    REPEAT = auto()
-    """It reads nothing: its checkpoint has the current state."""
-    DRAIN = auto()
-    """It reads nothing, and ends all input."""
+__all__ = ["Completion", "EpochRequest", "JobMaster"]
 
 
 @dataclass(frozen=True)
@@ -104,20 +93,12 @@ class Completion:
     """The records of collect operators, by uid. The last checkpoint of a Spark job has all of the job's records."""
 
 
-class _Phase(Enum):
-    IDLE = auto()
-    TRIGGERING = auto()
-    """The next checkpoint is getting its id, or its hooks are being called."""
-    RUNNING = auto()
-    """The region's lane is planning or running epochs."""
-
-
 class JobMaster:
     """Drives the coordinator of an execution attempt, and has its instructions carried out.
 
     Args:
         coordinator: Decides when checkpoints are taken and completed.
-        region: Plans and runs epochs.
+        regions: The regions of the job.
         steps: Carry out the steps of checkpoints.
         mailbox: Runs the lanes.
         create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
@@ -132,7 +113,7 @@ class JobMaster:
     def __init__(
         self,
         coordinator: CheckpointCoordinator,
-        region: RegionRunner,
+        regions: Sequence[RegionExecution],
         steps: CheckpointSteps,
         mailbox: Mailbox,
         *,
@@ -147,8 +128,8 @@ class JobMaster:
         self.coordinator = coordinator
         self.error: BaseException | None = None
         """The first error of the attempt, or None."""
-        self._region, self._steps, self._mailbox = region, steps, mailbox
-        self._planner = region.planner
+        self._regions, self._steps, self._mailbox = tuple(regions), steps, mailbox
+        (self._region,) = self._regions
         self._create_metadata, self._on_completed = create_metadata, on_completed
         self._abort_lingering = abort_lingering
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
@@ -156,10 +137,8 @@ class JobMaster:
         self._request: EpochRequest | None = None
         self._taken = 0
         self._enough = True
-        # The region.
-        self._phase = _Phase.IDLE
-        self._epochs: list[Epoch] = []
-        """The epochs planned for the next Spark job."""
+        self._triggering = False
+        """Whether the next checkpoint is getting its id, or its hooks are being called."""
         self._coordinators: dict[int, tuple[str, ...]] = {}
         """The operators whose coordinators take part, by checkpoint."""
         # Timers.
@@ -235,7 +214,7 @@ class JobMaster:
     def interrupt(self) -> None:
         """Ends what is running, because the caller has failed or was interrupted."""
         self._enough = True
-        self._region.session.interrupt()
+        self._interrupt_regions()
         self._steps.watchdog.interrupt()
         self._mailbox.drain(Lane.TRIGGER)
         self._mailbox.drain(Lane.STORE)
@@ -250,17 +229,17 @@ class JobMaster:
             self.error, self._reported = self.error or error, True
             raise
         waits = self._request is not None and not self._enough and self.error is None
-        under_way = self._phase is _Phase.RUNNING or self._completing is not None or self._mailbox.busy.total() > 0
+        under_way = self._completing is not None or self._mailbox.busy.total() > 0
         return not (waits or under_way)
 
     def _advance(self) -> None:
         if self.error is not None and not self._failing:
             self._failing = True
             self._drive(JobStatusChanged(self._now(), running=False))
-        if self._to_notify and not self._epochs and self._phase is not _Phase.RUNNING:
+        if self._to_notify and self._region.idle:
             # Between two epochs: what an enumerator has planned is not read yet.
             for number in self._to_notify:
-                self._mailbox.submit(Lane.REGION, partial(self._region.notify_complete, number))
+                self._region.notify_complete(number)
             self._to_notify.clear()
         self._trigger_next()
         if self._completing is None and self._to_complete:
@@ -273,7 +252,7 @@ class JobMaster:
             # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
             self._mailbox.submit(Lane.STORE, partial(self._steps.subsume, tuple(self._subsumed)))
             self._subsumed.clear()
-        if self._abort_due and self._phase is not _Phase.RUNNING:
+        if self._abort_due and not self._region.running:
             # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
             self._abort_due = False
             if not self._outcome_unknown:
@@ -281,7 +260,7 @@ class JobMaster:
 
     def _trigger_next(self) -> None:
         request = self._request
-        if request is None or self._enough or self.error is not None or self._phase is not _Phase.IDLE:
+        if request is None or self._enough or self.error is not None or self._busy:
             return
         if len(self._to_complete) + (self._completing is not None) > self._max_ahead:
             return
@@ -308,7 +287,7 @@ class JobMaster:
 
     def _next_timer(self) -> int | None:
         timers = list(self._timeouts.values())
-        if self._request is not None and self._request.periodic and not self._enough and self._phase is _Phase.IDLE:
+        if self._request is not None and self._request.periodic and not self._enough and not self._busy:
             timers.append(self._due_ms)
         return min(timers, default=None)
 
@@ -320,17 +299,18 @@ class JobMaster:
 
     def _handle(self, done: Done) -> None:
         if done.error is not None:
-            if done.lane is Lane.REGION:
-                self._phase = _Phase.IDLE
+            if (region := self._region_of(done)) is not None:
+                region.ended()
             elif done.work is self._completion_step:
                 self._break_chain()
             self._fail(done.error)
         elif isinstance(done.result, Outcome):
             self._on_outcome(done.result)
-        elif isinstance(done.result, Epoch):
-            self._on_planned(done.result)
-        elif isinstance(done.result, RegionEnded):
-            self._on_region_ended(done.result)
+        elif (region := self._region_of(done)) is not None:
+            if isinstance(done.result, Epoch):
+                self._on_planned(region, done.result)
+            elif isinstance(done.result, RegionEnded):
+                self._on_region_ended(region, done.result)
 
     def _fail(self, error: BaseException) -> None:
         self.error = self.error or error
@@ -343,81 +323,76 @@ class JobMaster:
 
     # --- the region --------------------------------------------------------------------------------------------------
 
-    def _deploy(self, checkpoint_id: int) -> None:
-        """Lets the region run up to the barrier of a checkpoint."""
-        assert self._request is not None
-        self._phase = _Phase.RUNNING
-        if self._epochs:
-            self._mailbox.submit(Lane.REGION, partial(self._region.plan, checkpoint_id, self._epochs[-1]))
-            return
-        self._region.begin(checkpoint_id)
-        match self._request.kind:
-            case EpochKind.READ:
-                self._mailbox.submit(Lane.REGION, partial(self._region.plan, checkpoint_id, None))
-            case EpochKind.REPEAT:
-                self._mailbox.submit(Lane.REGION, partial(self._region.repeat, checkpoint_id))
-            case EpochKind.DRAIN:
-                drain = [self._planner.plan_drain(checkpoint_id)]
-                self._mailbox.submit(Lane.REGION, partial(self._region.run, drain))
+    @property
+    def _busy(self) -> bool:
+        """Whether the next epoch cannot be triggered yet."""
+        return self._triggering or not self._region.idle
 
-    def _on_planned(self, epoch: Epoch) -> None:
-        self._epochs.append(epoch)
-        request, planned = self._request, len(self._epochs)
+    def _region_of(self, done: Done) -> RegionExecution | None:
+        return next((region for region in self._regions if region.lane == done.lane), None)
+
+    def _interrupt_regions(self) -> None:
+        for region in self._regions:
+            region.runner.session.interrupt()
+
+    def _on_planned(self, region: RegionExecution, epoch: Epoch) -> None:
+        region.planned(epoch)
+        request, planned = self._request, len(region.epochs)
         if self.error is not None:
-            self._phase = _Phase.IDLE
             return
-        more = request is not None and planned < request.barriers and not self._planner.ended[epoch.checkpoint_id]
+        more = request is not None and planned < request.barriers and not region.planner.ended[epoch.checkpoint_id]
         if more and request is not None and (request.limit is None or self._taken + planned < request.limit):
             self._trigger(request)
             return
-        self._mailbox.submit(Lane.REGION, partial(self._region.run, tuple(self._epochs)))
+        region.run()
 
-    def _on_region_ended(self, ended: RegionEnded) -> None:
-        self._phase = _Phase.IDLE
-        self._epochs.clear()
+    def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
+        region.ended()
         if self.error is not None:
             return
         if ended.error is not None:
             self._causes[ended.checkpoint_ids[0]] = ended.error
-            self._drive(self._decline(ended.checkpoint_ids[0], ended.task, ended.error))
+            self._drive(self._decline(region, ended.checkpoint_ids[0], ended.task, ended.error))
             # There is no state from which the region could continue.
             self._fail(ended.error)
             return
         results, last = ended.results, ended.checkpoint_ids[-1]
         self._taken += len(ended.checkpoint_ids)
-        self._enough |= self._has_enough(last, results.states)
-        self._planner.advance(last, results.states)
+        self._enough |= self._has_enough(region, last, results.states)
+        region.acknowledged(last, results.states)
         self._collected[last] = results.collected
         for position, checkpoint_id in enumerate(ended.checkpoint_ids):
             self._printed[checkpoint_id] = results.printed.get(position, [])
         for checkpoint_id, states in sorted(results.acknowledged.items()):
-            self._acknowledge(checkpoint_id, states)
+            self._acknowledge(region, checkpoint_id, states)
 
-    def _has_enough(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> bool:
+    def _has_enough(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> bool:
         request = self._request
-        if request is None or request.kind is not EpochKind.READ or self._planner.ended[checkpoint_id]:
+        if request is None or request.kind is not EpochKind.READ or region.planner.ended[checkpoint_id]:
             return True
         if request.limit is not None:
             return self._taken >= request.limit
         return not request.periodic and not any(state.splits for state in states.values())
 
-    def _acknowledge(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
+    def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Passes the acknowledgements of all tasks and enumerators to the coordinator."""
-        job_id, token = self._planner.config.job_id, self._planner.fencing_token
+        job_id, token = region.planner.config.job_id, region.planner.fencing_token
         for task, state in states.items():
             message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
             self._drive(Acknowledge(self._now(), message))
-        positions = self._planner.splits.take_states(checkpoint_id)
+        positions = region.planner.splits.take_states(checkpoint_id)
         for uid in self._coordinators.pop(checkpoint_id, ()):
             self._drive(CoordinatorSnapshotted(self._now(), checkpoint_id, uid, positions[uid]))
 
-    def _decline(self, checkpoint_id: int, task: Subtask | None, error: FlinkPyError) -> Decline:
-        where = task or self._region.tasks[0]
+    def _decline(
+        self, region: RegionExecution, checkpoint_id: int, task: Subtask | None, error: FlinkPyError
+    ) -> Decline:
+        where = task or region.runner.tasks[0]
         cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
         reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
         if task is not None:
             reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        job_id, token = self._planner.config.job_id, self._planner.fencing_token
+        job_id, token = region.planner.config.job_id, region.planner.fencing_token
         message = DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
         return Decline(self._now(), message)
 
@@ -449,7 +424,7 @@ class JobMaster:
         submit = partial(self._mailbox.submit, Lane.STORE)
         match instruction:
             case AssignCheckpointId():
-                self._phase = _Phase.TRIGGERING
+                self._triggering = True
                 self._mailbox.submit(Lane.TRIGGER, self._steps.assign_checkpoint_id)
             case ArmTimeout(checkpoint_id=checkpoint_id, at_ms=at_ms):
                 self._timeouts[checkpoint_id] = at_ms
@@ -461,9 +436,11 @@ class JobMaster:
                     hook = partial(self._steps.trigger_hook, identifier, checkpoint_id, timestamp)
                     self._mailbox.submit(Lane.TRIGGER, hook)
             case EmitBarriers(checkpoint_id=checkpoint_id):
-                self._deploy(checkpoint_id)
+                assert self._request is not None
+                self._triggering = False
+                self._region.deploy(checkpoint_id, self._request.kind)
             case CancelSparkJob():
-                self._region.session.interrupt()
+                self._interrupt_regions()
             case WriteMetadata() if not self._chain_broken:
                 self._to_complete.append(instruction)
             case WriteMetadata():
@@ -471,7 +448,7 @@ class JobMaster:
             case ReplaceHead():
                 self._replacing_head = True
                 metadata = self._under_completion(instruction.checkpoint_id)
-                partition = self._planner.partition_end(metadata, self._steps.attempt.head.partitions)
+                partition = self._region.planner.partition_end(metadata, self._steps.attempt.head.partitions)
                 self._complete_by(partial(self._steps.replace_head, metadata, partition))
             case NotifyComplete():
                 metadata = self._under_completion(instruction.checkpoint_id)

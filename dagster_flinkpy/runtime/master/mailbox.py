@@ -11,11 +11,10 @@ import queue
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 from dagster_flinkpy.common.clock import current_millis
 
@@ -24,15 +23,28 @@ __all__ = ["Done", "InlineMailbox", "Lane", "Mailbox", "ThreadMailbox", "Work"]
 Work = Callable[[], Any]
 
 
-class Lane(Enum):
+@dataclass(frozen=True, order=True)
+class Lane:
     """A sequence of work. The work of different lanes runs at the same time."""
 
-    REGION = "region"
-    """Plans and runs the Spark jobs of a region."""
-    STORE = "store"
+    name: str
+    number: int = 0
+
+    STORE: ClassVar[Lane]
     """Completes checkpoints and commits sinks."""
-    TRIGGER = "trigger"
+    TRIGGER: ClassVar[Lane]
     """Takes checkpoint ids and calls master hooks."""
+
+    @staticmethod
+    def region(number: int) -> Lane:
+        """Returns the lane that plans and runs the Spark jobs of a region."""
+        return Lane("region", number)
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.number}" if self.name == "region" else self.name
+
+
+Lane.STORE, Lane.TRIGGER = Lane("store"), Lane("trigger")
 
 
 @dataclass(frozen=True)
@@ -107,7 +119,7 @@ class ThreadMailbox(Mailbox):
         if todo is None:
             todo = self._lanes[lane] = queue.SimpleQueue()
             threading.Thread(
-                target=_work_off, args=(lane, todo, self._inbox), name=f"flinkpy-{lane.value}", daemon=True
+                target=_work_off, args=(lane, todo, self._inbox), name=f"flinkpy-{lane}", daemon=True
             ).start()
         todo.put((work, contextvars.copy_context()))
 
@@ -156,13 +168,13 @@ class InlineMailbox(Mailbox):
     ) -> None:
         super().__init__()
         self._choose, self._now, self._wait = choose, now, wait
-        self._todo: dict[Lane, deque[Work]] = {lane: deque() for lane in Lane}
+        self._todo: defaultdict[Lane, deque[Work]] = defaultdict(deque)
 
     def _submit(self, lane: Lane, work: Work) -> None:
         self._todo[lane].append(work)
 
     def _take(self, until_ms: int | None) -> Done | None:
-        lanes = [lane for lane in Lane if self._todo[lane]]
+        lanes = sorted(lane for lane, todo in self._todo.items() if todo)
         if lanes:
             lane = self._choose(lanes)
             return _done(lane, self._todo[lane].popleft())

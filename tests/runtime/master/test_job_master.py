@@ -258,7 +258,7 @@ def test_an_epoch_that_fails_after_the_iteration_has_ended_is_not_forgotten(tmp_
     assert sink.staged() == []
 
 
-@pytest.mark.parametrize("first", [Lane.REGION, Lane.STORE])
+@pytest.mark.parametrize("first", [Lane.region(0), Lane.STORE])
 def test_the_rows_are_the_same_whichever_lane_is_quicker(tmp_path: Path, first: Lane) -> None:
     graph, sink = program(tmp_path)
 
@@ -294,7 +294,7 @@ def test_a_lane_does_one_thing_after_the_other(mailbox: Callable[[], Mailbox]) -
 @pytest.mark.parametrize("mailbox", [ThreadMailbox, InlineMailbox])
 def test_what_work_raises_comes_back(mailbox: Callable[[], Mailbox]) -> None:
     box = mailbox()
-    box.submit(Lane.REGION, lambda: 1 // 0)
+    box.submit(Lane.region(0), lambda: 1 // 0)
     done = box.take()
     assert done is not None and isinstance(done.error, ZeroDivisionError)
     box.close()
@@ -310,8 +310,8 @@ def test_the_time_may_be_over_first(mailbox: Callable[[], Mailbox]) -> None:
 def test_lanes_do_not_wait_for_each_other(held: Gate) -> None:
     box = ThreadMailbox()
     box.submit(Lane.STORE, held.pass_through)
-    box.submit(Lane.REGION, lambda: 7)
-    assert result(box.take()) == (Lane.REGION, 7)
+    box.submit(Lane.region(0), lambda: 7)
+    assert result(box.take()) == (Lane.region(0), 7)
     held.open()
     assert result(box.take()) == (Lane.STORE, None)
     box.close()
