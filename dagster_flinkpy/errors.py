@@ -22,6 +22,7 @@ __all__ = [
     "JobGraphError",
     "MissingUidError",
     "MissingUidWarning",
+    "NoResourceAvailableError",
     "ObjectNotFoundError",
     "ParallelismError",
     "PastTimerError",
@@ -213,6 +214,21 @@ class PythonWorkerLostError(CheckpointError):
         super().__init__(message)
         self.operator = operator
         self.subtask = subtask
+
+
+class NoResourceAvailableError(FlinkPyError):
+    """Spark has fewer task slots than are needed at once (Flink: ``NoResourceAvailableException``).
+
+    Args:
+        message: What needs them.
+        needed: How many slots are needed.
+        had: How many slots there are.
+    """
+
+    def __init__(self, message: str, *, needed: int = 0, had: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.had = had
 
 
 class PastTimerError(FlinkPyError, ValueError):

@@ -49,7 +49,11 @@ class OperatorSettings:
         return self
 
     def slot_sharing_group(self: S, slot_sharing_group: str) -> S:
-        """Puts the operator into a slot-sharing group."""
+        """Puts the operator into a slot-sharing group.
+
+        Operators of one group share task slots: a group needs as many as its highest parallelism. Without a group, an
+        operator is in that of its inputs, or in ``default`` if they differ or there are none.
+        """
         check_name("slot_sharing_group()", slot_sharing_group)
         self._operator.slot_sharing_group = slot_sharing_group
         return self

@@ -151,7 +151,8 @@ class StreamProgram(Generic[S]):
         """
         transformations = _with_upstream(roots)
         uids = _uids(transformations)
-        vertices = [self._vertex(t, uids[id(t)]) for t in transformations]
+        groups = _slot_sharing_groups(transformations)
+        vertices = [self._vertex(t, uids[id(t)], groups[id(t)]) for t in transformations]
         edges: list[JobEdge] = []
         for t in transformations:
             for index, united in enumerate(t.inputs):
@@ -165,7 +166,7 @@ class StreamProgram(Generic[S]):
             graph.require_uids()
         return graph
 
-    def _vertex(self, t: Transformation, uid: str) -> JobVertex:
+    def _vertex(self, t: Transformation, uid: str, slot_sharing_group: str) -> JobVertex:
         default = self.parallelism if t.default_parallelism is None else t.default_parallelism
         parallelism = default if t.parallelism is None else t.parallelism
         max_parallelism = self.max_parallelism if t.max_parallelism is None else t.max_parallelism
@@ -184,7 +185,7 @@ class StreamProgram(Generic[S]):
             side_outputs=tuple(t.side_outputs.items()),
             uid_set=t.uid is not None,
             parallelism_set=t.parallelism is not None,
-            slot_sharing_group=t.slot_sharing_group,
+            slot_sharing_group=slot_sharing_group,
             job_parameters=tuple(self.config.get_global_job_parameters().items()),
             python=self.python,
             strict=self.config.is_strict(),
@@ -344,6 +345,19 @@ def _with_upstream(roots: Sequence[Transformation]) -> list[Transformation]:
     for t in roots:
         visit(t)
     return list(found.values())
+
+
+def _slot_sharing_groups(transformations: Sequence[Transformation]) -> dict[int, str]:
+    """Returns the group of each operator. Without one it is that of all its inputs, or ``default`` if they differ.
+
+    Flink: ``StreamGraphGenerator.determineSlotSharingGroup``.
+    """
+    groups: dict[int, str] = {}
+    for t in transformations:
+        of_inputs = {groups[id(i.transformation)] for united in t.inputs for i in united}
+        inherited = of_inputs.pop() if len(of_inputs) == 1 else "default"
+        groups[id(t)] = inherited if t.slot_sharing_group is None else t.slot_sharing_group
+    return groups
 
 
 def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:

@@ -26,7 +26,8 @@ class Transformation:
     default_parallelism: int | None = None
     """Used if ``parallelism`` is not set: the environment's at the time of declaration, or None for its latest."""
     max_parallelism: int | None = None
-    slot_sharing_group: str = "default"
+    slot_sharing_group: str | None = None
+    """None if it follows from the inputs."""
     side_outputs: dict[str, TypeInformation] = field(default_factory=dict)
 
 

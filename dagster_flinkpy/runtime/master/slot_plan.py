@@ -1,0 +1,224 @@
+"""Plans which subtasks run in which slots, in how many waves, and which regions run side by side.
+
+Operators that are chained run in one Spark task, so they are one co-location group, in the slot-sharing group of the
+first of them. Spark itself chooses the executor of a task; the plan says how many tasks run at once, and what to wait
+for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.datastream.job_graph import JobEdge, JobGraph, JobVertex
+from dagster_flinkpy.errors import NoResourceAvailableError
+from dagster_flinkpy.runtime.master.slots import (
+    CoLocationConstraint,
+    CoLocationGroup,
+    ScheduledUnit,
+    Scheduler,
+    SimpleSlot,
+    SlotSharingGroup,
+    TaskManager,
+    preferred_locations,
+)
+
+__all__ = ["Place", "RegionSlots", "SlotPlan", "plan_slots", "required_slots"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A slot of a task manager."""
+
+    task_manager: str
+    slot: int
+
+
+@dataclass(frozen=True)
+class SlotPlan:
+    """Where the subtasks of a job run."""
+
+    needed: int
+    """How many slots the job needs to run all subtasks at once."""
+    had: int
+    """How many slots there are."""
+    waves: tuple[Mapping[Subtask, Place], ...]
+    """The subtasks that run at once, one wave after the other."""
+
+    @property
+    def description(self) -> str:
+        """One line for people."""
+        line = f"needs {self.needed} {_slots(self.needed)}, has {self.had}"
+        return line if len(self.waves) == 1 else f"{line}: {len(self.waves)} waves"
+
+
+class _Tasks:
+    """The subtasks of a graph with their groups.
+
+    Args:
+        graph: The graph.
+    """
+
+    def __init__(self, graph: JobGraph) -> None:
+        self._graph = graph
+        self._chained: dict[str, JobEdge] = {}
+        """The edge that chains an operator to the one before it."""
+        self._head: dict[str, JobVertex] = {}
+        """The first operator of the chain that an operator is in."""
+        for vertex in graph.vertices:
+            chained = next((e for e in graph.inputs(vertex.uid) if graph.is_chained(e)), None)
+            self._head[vertex.uid] = vertex if chained is None else self._head[chained.source]
+
+    @property
+    def vertices(self) -> Sequence[JobVertex]:
+        """The operators, inputs first."""
+        return self._graph.vertices
+
+    def group(self, vertex: JobVertex) -> str:
+        """Returns the slot-sharing group of an operator."""
+        return self._head[vertex.uid].slot_sharing_group
+
+    @cached_property
+    def required(self) -> dict[str, int]:
+        """How many slots each group needs: the highest parallelism in it."""
+        slots: dict[str, int] = {}
+        for vertex in self.vertices:
+            group = self.group(vertex)
+            slots[group] = max(slots.get(group, 0), vertex.parallelism)
+        return slots
+
+    def allocate(
+        self,
+        scheduler: Scheduler,
+        groups: Mapping[str, SlotSharingGroup],
+        first: Mapping[str, int],
+        prior: Mapping[Subtask, str],
+    ) -> dict[Subtask, SimpleSlot]:
+        """Allocates slots for as many subtasks as there is room for.
+
+        Args:
+            scheduler: Has the slots.
+            groups: The slot-sharing groups, by name.
+            first: For each operator, the first subtask that has not run.
+            prior: The task manager where a subtask ran last.
+        """
+        constraints: dict[tuple[str, int], CoLocationConstraint] = {}
+        slots: dict[Subtask, SimpleSlot] = {}
+        for vertex in self.vertices:
+            group, head = groups[self.group(vertex)], self._head[vertex.uid].uid
+            edges = self._graph.inputs(vertex.uid)
+            all_of = {e.source: self._locations(e.source, slots) for e in edges if not self._graph.is_chained(e)}
+            for i in range(first.get(vertex.uid, 0), vertex.parallelism):
+                task = Subtask(vertex.uid, i)
+                constraint = constraints.setdefault((head, i), CoLocationConstraint(CoLocationGroup(head)))
+                preferred = preferred_locations(all_of.values(), prior.get(task))
+                try:
+                    slots[task] = scheduler.allocate_slot(ScheduledUnit(task, group, constraint, preferred))
+                except NoResourceAvailableError:
+                    break  # the next subtasks of the operator need the same
+        return slots
+
+    def _locations(self, uid: str, slots: Mapping[Subtask, SimpleSlot]) -> list[str]:
+        tasks = (Subtask(uid, i) for i in range(self._graph.vertex(uid).parallelism))
+        return list(dict.fromkeys(slots[task].location for task in tasks if task in slots))
+
+
+def required_slots(graph: JobGraph) -> dict[str, int]:
+    """Returns how many slots each slot-sharing group needs: the highest parallelism of its operators, as in Flink."""
+    return _Tasks(graph).required
+
+
+def plan_slots(
+    graph: JobGraph, executors: Mapping[str, int], *, prior: Mapping[Subtask, str] | None = None
+) -> SlotPlan:
+    """Returns where the subtasks of a job run.
+
+    Args:
+        graph: The job.
+        executors: The number of slots of each executor.
+        prior: The executor where each subtask ran last, because its state may be cached there. Default: unknown.
+
+    Raises:
+        NoResourceAvailableError: There is no slot at all.
+    """
+    tasks = _Tasks(graph)
+    needed, had = sum(tasks.required.values()), sum(executors.values())
+    if not had:
+        raise NoResourceAvailableError(f"{needed} slots are needed, and Spark has no executor", needed=needed)
+    first = {vertex.uid: 0 for vertex in graph.vertices}
+    waves: list[Mapping[Subtask, Place]] = []
+    while any(first[vertex.uid] < vertex.parallelism for vertex in graph.vertices):
+        groups = {name: SlotSharingGroup(name) for name in tasks.required}
+        slots = tasks.allocate(Scheduler(_task_managers(executors)), groups, first, prior or {})
+        waves.append({task: Place(slot.location, slot.parent.root.number) for task, slot in slots.items()})
+        for task in slots:
+            first[task.uid] = task.subtask + 1
+    return SlotPlan(needed, had, tuple(waves))
+
+
+class RegionSlots:
+    """Decides which pipelined regions run side by side.
+
+    Regions with the same slot-sharing groups use the same slots, so they run side by side. A region with a group of its
+    own waits as long as the running ones leave it fewer slots than it would get alone.
+
+    Args:
+        regions: The regions of the job.
+        executors: The number of slots of each executor.
+    """
+
+    def __init__(self, regions: Iterable[JobGraph], executors: Mapping[str, int]) -> None:
+        self._regions = [_Tasks(region) for region in regions]
+        self._held: dict[int, dict[Subtask, SimpleSlot]] = {}
+        self._prior: dict[Subtask, str] = {}
+        self.offer(executors)
+
+    def offer(self, executors: Mapping[str, int]) -> None:
+        """Takes note of the executors that there are now, while no region is running."""
+        assert not self._held, "slots are offered between epochs"
+        self._scheduler = Scheduler(_task_managers(executors))
+        self._groups = {name: SlotSharingGroup(name) for tasks in self._regions for name in tasks.required}
+        self._alone = [self._slots_alone(index) for index in range(len(self._regions))]
+
+    def _slots_alone(self, region: int) -> dict[str, int]:
+        slots = self._allocate(region)
+        counts = {name: self._groups[name].assignment.number_of_slots for name in self._regions[region].required}
+        _release(slots)
+        return counts
+
+    def _allocate(self, region: int) -> dict[Subtask, SimpleSlot]:
+        return self._regions[region].allocate(self._scheduler, self._groups, {}, self._prior)
+
+    def acquire(self, region: int) -> bool:
+        """Takes the slots of a region that is to run. Returns False if it has to wait for another one to end.
+
+        Args:
+            region: The index of the region.
+        """
+        slots = self._allocate(region)
+        alone = self._alone[region].items()
+        if self._held and any(self._groups[name].assignment.number_of_slots < count for name, count in alone):
+            _release(slots)
+            return False
+        self._held[region] = slots
+        self._prior.update((task, slot.location) for task, slot in slots.items())
+        return True
+
+    def release(self, region: int) -> None:
+        """Gives back the slots of a region that has ended."""
+        _release(self._held.pop(region))
+
+
+def _release(slots: Mapping[Subtask, SimpleSlot]) -> None:
+    for slot in slots.values():
+        slot.release()
+
+
+def _task_managers(executors: Mapping[str, int]) -> list[TaskManager]:
+    return [TaskManager(resource_id, slots) for resource_id, slots in executors.items()]
+
+
+def _slots(number: int) -> str:
+    return "slot" if number == 1 else "slots"
