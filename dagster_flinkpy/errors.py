@@ -17,6 +17,7 @@ __all__ = [
     "FencedError",
     "FlinkPyError",
     "HeadLostError",
+    "IllegalStateTransitionError",
     "InputAfterEndError",
     "JavaNotFoundError",
     "JobGraphError",
@@ -233,6 +234,10 @@ class NoResourceAvailableError(FlinkPyError):
 
 class PastTimerError(FlinkPyError, ValueError):
     """A strict program registered a timer for a time in the past."""
+
+
+class IllegalStateTransitionError(FlinkPyError):
+    """A job or task was told to enter a state that cannot follow its current one: an error in the library."""
 
 
 class SourceReadError(FlinkPyError):

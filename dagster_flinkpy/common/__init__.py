@@ -3,6 +3,7 @@
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.execution_config import ExecutionConfig
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
+from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.common.serialization import (
     ByteArraySchema,
     DeserializationSchema,
@@ -25,6 +26,7 @@ __all__ = [
     "ExecutionConfig",
     "Instant",
     "JobExecutionResult",
+    "JobStatus",
     "Row",
     "RowKind",
     "SerializationSchema",

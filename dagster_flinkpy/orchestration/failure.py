@@ -9,39 +9,19 @@ from contextlib import contextmanager
 from dagster import Failure, MetadataValue
 
 from dagster_flinkpy import errors
-from dagster_flinkpy.errors import (
-    CommittableLostError,
-    ConfigurationError,
-    FencedError,
-    FlinkPyError,
-    HeadLostError,
-    InputAfterEndError,
-    PythonWorkerLostError,
-    RestoreError,
-    StateSchemaError,
-    UserFunctionError,
-    shorten,
-)
+from dagster_flinkpy.errors import FlinkPyError, PythonWorkerLostError, UserFunctionError, shorten
+from dagster_flinkpy.runtime.master.failover import ThrowableType, throwable_type
 
 __all__ = ["as_failure", "flink_failures", "retry_is_pointless"]
 
 _MESSAGE_CHARACTERS = 2_000
 _TRACEBACK_CHARACTERS = 20_000
-_RETRY_IS_POINTLESS = (
-    CommittableLostError,
-    ConfigurationError,
-    FencedError,
-    HeadLostError,
-    InputAfterEndError,
-    RestoreError,
-    StateSchemaError,
-)
 
 
 def retry_is_pointless(error: str) -> bool:
     """Returns whether a retry cannot fix an error of this type, which `as_failure` named."""
     kind = getattr(errors, error, None)
-    return isinstance(kind, type) and issubclass(kind, _RETRY_IS_POINTLESS)
+    return isinstance(kind, type) and throwable_type(kind) is ThrowableType.NON_RECOVERABLE_ERROR
 
 
 def as_failure(error: FlinkPyError, advice: str = "") -> Failure:
@@ -65,7 +45,7 @@ def as_failure(error: FlinkPyError, advice: str = "") -> Failure:
     else:
         trace = shorten("".join(traceback.format_exception(error)), _TRACEBACK_CHARACTERS)
     metadata["traceback"] = MetadataValue.md(f"```\n{trace.rstrip()}\n```")
-    retry = not isinstance(error, _RETRY_IS_POINTLESS)
+    retry = throwable_type(error) is not ThrowableType.NON_RECOVERABLE_ERROR
     message = str(error.args[0] if error.args else error)
     first_line = shorten(message.partition("\n")[0], _MESSAGE_CHARACTERS)
     return Failure(f"{first_line} {advice}".rstrip(), metadata, allow_retries=retry)

@@ -14,6 +14,7 @@ from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
 from dagster_flinkpy.runtime.failure import error_from_json
+from dagster_flinkpy.runtime.master.failover import cause_rank
 from dagster_flinkpy.runtime.shuffle.wire import PRINTED, SEQ_BITS, Kind, WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, UserLogs
 
@@ -86,11 +87,7 @@ class EpochResults:
     @property
     def failure(self) -> TaskFailure | None:
         """The failure to report, or None. Errors of tasks come before missing input, which they cause."""
-        return min(
-            self.failures,
-            key=lambda f: (isinstance(f.error, CheckpointError), f.task.uid, f.task.subtask),
-            default=None,
-        )
+        return min(self.failures, key=lambda f: (cause_rank(f.error), f.task), default=None)
 
     def check_complete(self, checkpoint_ids: Iterable[int], tasks: Collection[Subtask]) -> None:
         """Checks that all tasks have acknowledged all checkpoints.

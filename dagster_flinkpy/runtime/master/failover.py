@@ -1,0 +1,316 @@
+"""Decides what restarts after a failure, and whether a restart can help (Flink: ``ExecutionFailureHandler``).
+
+A failover strategy says which regions run again and from where; a restart strategy says whether and when
+(:mod:`~dagster_flinkpy.runtime.master.restart_strategies`). Both are pure functions of what the master knows.
+
+Flink restarts a region's consumers whenever it restarts the region, because a region has one result, and its consumers
+may have read some of it. Here a region has a result per epoch, which its consumers read once the region has
+acknowledged the epoch. So nobody has read the result of an epoch that failed, and only the region itself runs it again.
+"""
+
+from __future__ import annotations
+
+import random
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import ClassVar
+
+from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CheckpointTimeoutError,
+    CommittableLostError,
+    ConditionalWritesUnsupportedError,
+    ConfigurationError,
+    CorruptMetadataError,
+    CorruptStateError,
+    FencedError,
+    HeadLostError,
+    IllegalStateTransitionError,
+    InputAfterEndError,
+    JavaNotFoundError,
+    PathEscapesPrefixError,
+    PythonWorkerLostError,
+    RestoreError,
+    SparkUnavailableError,
+    StateSchemaError,
+)
+from dagster_flinkpy.runtime.master.restart_strategies import RestartStrategy
+
+__all__ = [
+    "ExecutionFailureHandler",
+    "FailoverStrategy",
+    "FailureHandlingResult",
+    "LocalRestartAllStrategy",
+    "RegionFailure",
+    "RegionTopology",
+    "RestartAllStrategy",
+    "RestartIndividualStrategy",
+    "RestartPipelinedRegionStrategy",
+    "RestartPlan",
+    "ThrowableType",
+    "cause_rank",
+    "failover_strategy_of",
+    "root_cause",
+    "throwable_type",
+]
+
+_OPTION = "jobmanager.execution.failover-strategy"
+
+
+# --- errors -----------------------------------------------------------------------------------------------------------
+
+
+class ThrowableType(Enum):
+    """What a restart can do about an error (Flink: ``ThrowableType``)."""
+
+    RECOVERABLE_ERROR = auto()
+    """Trying again may help: a worker was lost, the store or a source had a hiccup, a user function raised."""
+    ENVIRONMENT_ERROR = auto()
+    """Trying again in this attempt of the job does not help; another attempt may."""
+    NON_RECOVERABLE_ERROR = auto()
+    """Trying again fails in the same way until somebody changes something."""
+
+
+_NON_RECOVERABLE = (
+    CommittableLostError,
+    ConfigurationError,
+    FencedError,
+    HeadLostError,
+    InputAfterEndError,
+    RestoreError,
+    StateSchemaError,
+)
+_ENVIRONMENT = (
+    CheckpointTimeoutError,  # a step of the driver still hangs, and may go on at any time
+    ConditionalWritesUnsupportedError,
+    CorruptMetadataError,
+    CorruptStateError,
+    IllegalStateTransitionError,
+    JavaNotFoundError,
+    PathEscapesPrefixError,
+)
+
+
+def throwable_type(error: BaseException | type[BaseException]) -> ThrowableType:
+    """Returns what a restart can do about an error, or an error of a type (Flink: ``ThrowableClassifier``).
+
+    Errors of user functions and sources are recoverable, as in Flink: they may depend on the world outside. What is no
+    `Exception`, such as a termination from outside, is not.
+    """
+    kind = error if isinstance(error, type) else type(error)
+    if issubclass(kind, _NON_RECOVERABLE) or not issubclass(kind, Exception):
+        return ThrowableType.NON_RECOVERABLE_ERROR
+    if issubclass(kind, _ENVIRONMENT):
+        return ThrowableType.ENVIRONMENT_ERROR
+    return ThrowableType.RECOVERABLE_ERROR
+
+
+def cause_rank(error: BaseException) -> int:
+    """Returns a number that is lower for errors that cause others, and higher for their consequences."""
+    if isinstance(error, FencedError):
+        return 0  # whoever took over may have deleted what others miss
+    if isinstance(error, (PythonWorkerLostError, SparkUnavailableError)):
+        return 1  # tasks downstream of a lost worker miss its output
+    # A missing barrier, a missing acknowledgement and a canceled Spark job follow from an error elsewhere.
+    return 3 if isinstance(error, CheckpointError) else 2
+
+
+def root_cause(errors: Sequence[BaseException]) -> BaseException:
+    """Returns the error to report; of several that may have caused the others, the first.
+
+    Args:
+        errors: The errors in the order in which they became known, at least one.
+    """
+    return min(errors, key=cause_rank)
+
+
+# --- who restarts -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RegionTopology:
+    """The pipelined regions of a job and the blocking edges between them (Flink: ``SchedulingTopology``)."""
+
+    regions: int
+    """The number of regions; their indexes start at 0."""
+    edges: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """The producer and the consumer of each blocking edge, by the edge's uid."""
+
+    def inputs(self, region: int) -> list[str]:
+        """Returns the edges that a region reads."""
+        return [uid for uid, (_, consumer) in self.edges.items() if consumer == region]
+
+    def consumers(self, region: int) -> list[int]:
+        """Returns the regions that read the results of a region."""
+        return sorted({consumer for producer, consumer in self.edges.values() if producer == region})
+
+
+@dataclass(frozen=True)
+class RegionFailure:
+    """The failure of a region, and what the master knows about the epochs of all regions.
+
+    An epoch is identified by its checkpoint.
+    """
+
+    region: int
+    """The region that failed."""
+    epoch: int
+    """The first epoch of its Spark job."""
+    begun: Mapping[int, int]
+    """The last epoch whose input each region has begun to read. A region that has begun nothing is missing."""
+    lost: Mapping[str, Iterable[int]] = field(default_factory=dict)
+    """The epochs whose segments are gone, by the uid of their blocking edge."""
+
+
+@dataclass(frozen=True)
+class RestartPlan:
+    """Which regions run again."""
+
+    epochs: Mapping[int, int]
+    """The first epoch that each region runs again. Empty if all regions go back to the last completed checkpoint."""
+
+    @property
+    def everything(self) -> bool:
+        """Whether all regions go back to the last completed checkpoint."""
+        return not self.epochs
+
+
+class FailoverStrategy(ABC):
+    """A rule that decides which regions restart (Flink: ``FailoverStrategy``); immutable."""
+
+    retries_tasks: ClassVar[bool] = False
+    """Whether Spark runs a single task again whose function raised, before the region counts as failed."""
+    prefers_prior_location: ClassVar[bool] = False
+    """Whether restarted tasks prefer the executors that have their state."""
+
+    @abstractmethod
+    def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
+        """Returns which regions restart after a failure."""
+
+
+class RestartAllStrategy(FailoverStrategy):
+    """All regions go back to the last completed checkpoint (Flink: ``RestartAllFailoverStrategy``)."""
+
+    def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
+        return RestartPlan({})
+
+
+class LocalRestartAllStrategy(RestartAllStrategy):
+    """Restarts all, and tasks prefer the executors that have their state (``LocalRestartAllStrategy``)."""
+
+    prefers_prior_location = True
+
+
+class RestartPipelinedRegionStrategy(FailoverStrategy):
+    """Restarts the region that failed, and others as necessary (Flink: ``RestartPipelinedRegionFailoverStrategy``).
+
+    1. The region that failed runs its epoch again.
+    2. If it needs a segment that is gone, the producer runs again from the epoch of that segment on. So does the
+       producer of a lost segment that this producer needs, and so on.
+    3. A region that has begun to read what a producer writes anew runs again from the same epoch.
+    """
+
+    def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
+        epochs: dict[int, int] = {}
+        to_visit = deque([(failure.region, failure.epoch)])
+        while to_visit:
+            region, epoch = to_visit.popleft()
+            if epochs.get(region, epoch + 1) <= epoch:
+                continue
+            epochs[region] = epoch
+            for uid in topology.inputs(region):
+                needed = [lost for lost in failure.lost.get(uid, ()) if lost >= epoch]
+                if needed:
+                    to_visit.append((topology.edges[uid][0], min(needed)))
+            for consumer in topology.consumers(region):
+                if failure.begun.get(consumer, epoch - 1) >= epoch:
+                    to_visit.append((consumer, epoch))
+        return RestartPlan(epochs)
+
+
+class RestartIndividualStrategy(RestartPipelinedRegionStrategy):
+    """Spark runs a failed task again, without delay; if that does not help, its region restarts.
+
+    Flink: ``RestartIndividualStrategy``. Spark tries a task ``spark.task.maxFailures`` times.
+    """
+
+    retries_tasks = True
+
+
+_STRATEGIES: Mapping[str, type[FailoverStrategy]] = {
+    "full": RestartAllStrategy,
+    "full-local": LocalRestartAllStrategy,
+    "region": RestartPipelinedRegionStrategy,
+    "individual": RestartIndividualStrategy,
+}
+
+
+def failover_strategy_of(configuration: Configuration) -> FailoverStrategy:
+    """Returns the strategy that a program sets with ``jobmanager.execution.failover-strategy``. Default: ``region``.
+
+    Args:
+        configuration: The options of the program.
+
+    Raises:
+        ConfigurationError: There is no such strategy.
+    """
+    name = configuration.get_string(_OPTION, "region").lower()
+    if name not in _STRATEGIES:
+        raise ConfigurationError(f"{_OPTION} is {name!r}; write {', '.join(map(repr, _STRATEGIES))}")
+    return _STRATEGIES[name]()
+
+
+# --- what to do -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FailureHandlingResult:
+    """What to do about a failure (Flink: ``FailureHandlingResult``)."""
+
+    error: BaseException
+    """The failure."""
+    plan: RestartPlan | None
+    """What restarts; None if the job fails for good."""
+    at_ms: int
+    """The time of the restart, in milliseconds since 1970."""
+    reason: str
+    """The number of the restart, or why there is none, for people."""
+
+
+class ExecutionFailureHandler:
+    """Applies the failover strategy and the restart strategy of a job to its failures.
+
+    Args:
+        topology: The regions of the job.
+        failover: Decides what restarts.
+        restart: Decides whether and when.
+        seed: Seed of the jitter.
+    """
+
+    def __init__(
+        self, topology: RegionTopology, failover: FailoverStrategy, restart: RestartStrategy, seed: str = ""
+    ) -> None:
+        self._topology, self._failover, self._restart, self._seed = topology, failover, restart, seed
+        self._failures_ms: list[int] = []
+
+    def handle(self, error: BaseException, failure: RegionFailure | None, now_ms: int) -> FailureHandlingResult:
+        """Decides about a failure.
+
+        Args:
+            error: The root cause.
+            failure: Which region has failed; None if the job has failed as a whole.
+            now_ms: Milliseconds since 1970.
+        """
+        if throwable_type(error) is not ThrowableType.RECOVERABLE_ERROR:
+            return FailureHandlingResult(error, None, now_ms, f"no restart mends a {type(error).__name__}")
+        self._failures_ms.append(now_ms)
+        # The same random numbers for the same failures, because a strategy goes through all of them each time.
+        decision = self._restart.decide(self._failures_ms, random=random.Random(self._seed).random)
+        if not decision.restart:
+            return FailureHandlingResult(error, None, now_ms, decision.reason)
+        plan = RestartPlan({}) if failure is None else self._failover.plan(self._topology, failure)
+        return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
