@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import time
 
-from dagster import DagsterInstance, DagsterRun, DefaultSensorStatus, SensorDefinition
+from dagster import (
+    AssetExecutionContext,
+    AssetMaterialization,
+    DagsterInstance,
+    DagsterRun,
+    DefaultSensorStatus,
+    SensorDefinition,
+)
 
 # Data versions: Dagster uses these tags to decide whether an asset is stale. It does not set them on events that are
 # recorded by hand, as for partitions of a range and for assets that a run materializes without being selected.
@@ -67,8 +74,24 @@ __all__ = [
     "extract_data_version_from_entry",
     "get_input_data_version_tag",
     "get_input_event_pointer_tag",
+    "record_at_once",
     "switch_sensor",
 ]
+
+
+def record_at_once(context: AssetExecutionContext, event: AssetMaterialization) -> None:
+    """Stores an event in the log of the run, and does not keep it for the executor until the step yields a result.
+
+    A step that runs for days would keep all of its events in memory. Nothing but tests needs them there.
+    ``consume_events`` is meant for Dagster itself.
+
+    Args:
+        context: Context of the step.
+        event: The event.
+    """
+    context.log_event(event)
+    for _ in context.consume_events():
+        pass
 
 
 def switch_sensor(instance: DagsterInstance, run: DagsterRun, sensor: SensorDefinition, *, on: bool) -> bool:

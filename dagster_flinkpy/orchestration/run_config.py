@@ -74,6 +74,12 @@ class FlinkRunConfig(_StartConfig):
         default=False,
         description="Take a checkpoint at the program's interval. Default: one right after the other.",
     )
+    materialize_interval: float = Field(
+        default=60.0,
+        ge=0,
+        description="Seconds between two materializations of the assets while the run goes on. The last checkpoint is "
+        "always materialized, also if the run fails. 0: each checkpoint.",
+    )
     parallelism: int | None = Field(
         default=None,
         ge=1,

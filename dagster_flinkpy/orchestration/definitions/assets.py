@@ -35,8 +35,6 @@ from dagster_flinkpy.orchestration.runs.partition_check import (
 from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
-from dagster_flinkpy.orchestration.runs.report import asset_metadata, data_version
-from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
@@ -285,12 +283,8 @@ def _region_assets(
         if context.selected_asset_keys:  # else only checks are to run
             run = RegionRun.begin(context, assets)
             with flink_failures():
-                epoch, token = run_epochs(run, config, job, storage, spark)
-            if epoch is not None:
-                version = data_version(epoch)
-                for uid, spec in assets.specs.items():
-                    rows = table_rows(run, job.graph.vertex(uid))
-                    yield from run.materialize(spec, version, {**asset_metadata(epoch, assets, uid, token), **rows})
+                events = run_epochs(run, config, job, storage, spark)
+            yield from events.results()
         yield from checks.run(context, storage)
 
     return region

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetMaterialization,
+    AssetRecordsFilter,
     AssetSpec,
     DagsterInstance,
     DataVersion,
+    EventLogRecord,
     MaterializeResult,
 )
 
@@ -48,7 +50,7 @@ class RegionRun:
     assets: JobAssets
     """All assets of the region."""
     outside: Mapping[AssetKey, Mapping[str, str]]
-    """The input tags of the assets outside the region, as they were when the step began."""
+    """The input tags of the assets outside the region, as they were when the step began; see `with_inputs_of`."""
 
     @property
     def specs(self) -> Mapping[str, AssetSpec]:
@@ -111,7 +113,30 @@ class RegionRun:
         self, spec: AssetSpec, metadata: Mapping[str, Any], tags: Mapping[str, str], *, partition: str | None
     ) -> None:
         """Records an event that is not a result of the step."""
-        self.context.log_event(AssetMaterialization(spec.key, metadata=metadata, partition=partition, tags=tags))
+        self.context.log_event(self.event(spec, metadata, tags, partition=partition))
+
+    @staticmethod
+    def event(
+        spec: AssetSpec, metadata: Mapping[str, Any], tags: Mapping[str, str], *, partition: str | None = None
+    ) -> AssetMaterialization:
+        """Returns a materialization of an asset, with the tags that `tags` has returned."""
+        return AssetMaterialization(spec.key, metadata=metadata, partition=partition, tags=tags)
+
+    def with_inputs_of(self, trigger_ms: int) -> RegionRun:
+        """Returns this run with the input tags of the assets outside as they were when a checkpoint was triggered.
+
+        The epoch of the checkpoint has read what was there then. Assets that were materialized since the step began are
+        thus its input, but those that were materialized after the trigger may not be.
+
+        Args:
+            trigger_ms: When the checkpoint was triggered, in milliseconds since 1970.
+        """
+        instance = self.context.instance
+        outside = {
+            key: _tags_of(key, record) if (record := _newest(instance, key, trigger_ms / 1000)) else began
+            for key, began in self.outside.items()
+        }
+        return replace(self, outside=outside)
 
     def tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
         """Returns all tags from which Dagster later derives whether an asset is stale."""
@@ -120,9 +145,14 @@ class RegionRun:
             DATA_VERSION_IS_USER_PROVIDED_TAG: "true",
             CODE_VERSION_TAG: spec.code_version or self.context.run.run_id,
         }
+        return tags | self.outside_tags(spec) | self.input_tags(spec, version)
+
+    def outside_tags(self, spec: AssetSpec) -> dict[str, str]:
+        """Returns the input tags of the assets outside the region on which an asset depends."""
+        tags = dict[str, str]()
         for dep in spec.deps:
             tags |= self.outside.get(dep.asset_key, {})
-        return tags | self.input_tags(spec, version)
+        return tags
 
     def input_tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
         """Returns the input tags of an asset inside the region: this version, in the newest event."""
@@ -136,7 +166,19 @@ class RegionRun:
 
 
 def _input_tags(instance: DagsterInstance, key: AssetKey) -> dict[str, str]:
-    record = instance.get_latest_data_version_record(key)
+    return _tags_of(key, instance.get_latest_data_version_record(key))
+
+
+def _newest(instance: DagsterInstance, key: AssetKey, before: float) -> EventLogRecord | None:
+    """Returns the newest materialization of an asset, or else its newest observation, before a time in seconds."""
+    earlier = AssetRecordsFilter(key, before_timestamp=before)
+    for fetch in (instance.fetch_materializations, instance.fetch_observations):
+        for record in fetch(earlier, limit=1).records:
+            return record
+    return None
+
+
+def _tags_of(key: AssetKey, record: EventLogRecord | None) -> dict[str, str]:
     version = extract_data_version_from_entry(record.event_log_entry) if record else None
     return {
         get_input_data_version_tag(key): (version or DEFAULT_DATA_VERSION).value,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.orchestration.runs.job_runs import first_try
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
-from dagster_flinkpy.orchestration.runs.report import checkpoint_line
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
-
-if TYPE_CHECKING:
-    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 
 __all__ = ["run_epochs"]
 
 
 def run_epochs(
     run: RegionRun, config: FlinkRunConfig, job: FlinkJob, storage: CheckpointStorageResource, spark: SparkResource
-) -> tuple[CompletedEpoch | None, int]:
+) -> EpochEvents:
     """Runs epochs until the config is satisfied, the input has ended, or the job is stopped.
+
+    If the run fails, the last checkpoint that it completed is materialized before the error is raised.
 
     Args:
         run: The step.
@@ -34,9 +31,9 @@ def run_epochs(
         InputAfterEndError: The job is finished, but more input has arrived.
 
     Returns:
-        The last completed epoch, or None if there was no input left; and the fencing token of the attempt.
+        The completed checkpoints. Their last one is to be materialized with `EpochEvents.results`.
     """
-    context = run.context
+    context, events = run.context, EpochEvents(run, config.materialize_interval)
     attempt = job.attempt(
         storage,
         spark,
@@ -52,17 +49,22 @@ def run_epochs(
         on_progress=context.log.info,
         on_log=to_run(context.log),
     )
-    epoch = None
-    with attempt:
-        attempt.refuse_input_after_end()
-        if not attempt.finished:
-            barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job
-            for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
-                context.log.info(checkpoint_line(job, epoch))
-    if epoch is None:
+    taken = 0
+    try:
+        with attempt:
+            attempt.refuse_input_after_end()
+            if not attempt.finished:
+                barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job
+                for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
+                    taken += 1
+                    events.completed(epoch, attempt.token, is_last=attempt.finished or taken == config.epochs)
+    except BaseException:
+        events.record_last()
+        raise
+    if not taken:
         context.log.warning(
             f"Job {job.job_id} was stopped with a savepoint. Restore a savepoint to continue it."
             if attempt.stopped
             else f"The input of job {job.job_id} has ended; there is no checkpoint left to take."
         )
-    return epoch, attempt.token
+    return events

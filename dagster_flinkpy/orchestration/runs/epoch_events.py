@@ -1,0 +1,83 @@
+"""Materializes the checkpoints of a run without partitions: while it runs, when it ends, and when it fails."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from dagster import MaterializeResult
+
+from dagster_flinkpy.orchestration.dagster_internals import record_at_once
+from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
+from dagster_flinkpy.orchestration.runs.table_rows import table_rows
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+
+__all__ = ["EpochEvents"]
+
+
+class EpochEvents:
+    """Records the completed checkpoints of a run.
+
+    Each checkpoint is a line in the run's log. While the run goes on, the assets are materialized at most once per
+    interval, and always with the last checkpoint, whether the run succeeds or fails. A step yields one result per
+    asset, so all materializations but those of `results` are events in the log of the run.
+
+    Args:
+        run: The step.
+        interval: Seconds from one materialization to the next. The first is due after this time. 0: with each
+            checkpoint.
+        clock: Tells seconds.
+    """
+
+    def __init__(self, run: RegionRun, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._run, self._interval, self._clock = run, interval, clock
+        self._recorded_at = clock()
+        self._last: tuple[CompletedEpoch, int] | None = None
+        """The last completed checkpoint, and the fencing token of its attempt."""
+        self._is_recorded = False
+
+    def completed(self, epoch: CompletedEpoch, attempt: int, *, is_last: bool) -> None:
+        """Records a checkpoint that was just completed.
+
+        Args:
+            epoch: The checkpoint.
+            attempt: Fencing token of the attempt.
+            is_last: Whether the run certainly takes no other checkpoint. Then `results` materializes it.
+        """
+        self._run.context.log.info(checkpoint_line(self._run.assets.job, epoch))
+        self._last, self._is_recorded = (epoch, attempt), False
+        if not is_last and self._clock() - self._recorded_at >= self._interval:
+            self.record_last()
+
+    def record_last(self) -> None:
+        """Materializes the assets with the last completed checkpoint, unless that has been done."""
+        if self._last is None or self._is_recorded:
+            return
+        epoch, attempt = self._last
+        version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
+        for uid, spec in run.specs.items():
+            record_at_once(run.context, run.event(spec, self._facts(uid, epoch, attempt), run.tags(spec, version)))
+        self._is_recorded, self._recorded_at = True, self._clock()
+
+    def results(self) -> Iterator[MaterializeResult[Any]]:
+        """Yields the results of a step that has succeeded: the assets with the last checkpoint, if there is one."""
+        if self._last is None:
+            return
+        epoch, attempt = self._last
+        version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
+        for uid, spec in run.specs.items():
+            facts = self._facts(uid, epoch, attempt)
+            if run.is_selected(spec):
+                # Dagster would say that the step has read what was there when it began.
+                tags = {**run.outside_tags(spec), **run.input_tags(spec, version)}
+                yield MaterializeResult(asset_key=spec.key, data_version=version, metadata=facts, tags=tags)
+            else:
+                run.record(spec, facts, run.tags(spec, version), partition=None)
+
+    def _facts(self, uid: str, epoch: CompletedEpoch, attempt: int) -> dict[str, Any]:
+        assets = self._run.assets
+        return {**asset_metadata(epoch, assets, uid, attempt), **table_rows(self._run, assets.job.graph.vertex(uid))}

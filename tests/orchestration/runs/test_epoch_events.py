@@ -1,0 +1,172 @@
+"""Materializations of a run that takes several checkpoints, and of one that fails. Tasks run in the harness."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dagster import (
+    AssetKey,
+    AssetMaterialization,
+    AssetRecordsFilter,
+    DagsterEventType,
+    DagsterInstance,
+    DataVersion,
+    Definitions,
+    ExecuteInProcessResult,
+    MaterializeResult,
+    asset,
+)
+from dagster._core.definitions.data_version import DATA_VERSION_TAG, CachingStaleStatusResolver, StaleStatus
+from dagster._core.loader import LoadingContextForTest
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
+from dagster_flinkpy.orchestration.runs import unpartitioned_run
+from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from tests.orchestration.programs import Count, word_count
+from tests.runtime.harness import run_rows
+
+UIDS = ["words", "count", "table"]
+FILES = AssetKey("files")
+
+
+class Words:
+    """A word count of one word per epoch, behind an asset of files."""
+
+    def __init__(self, path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
+        self.path, self.instance, self.resources = path, instance, resources
+        self.during: Callable[[int], None] = lambda checkpoint_id: None
+        """Called while the epoch of a checkpoint runs."""
+
+    def definitions(self, words: str) -> Definitions:
+        @asset
+        def files() -> MaterializeResult[Any]:
+            return MaterializeResult(data_version=DataVersion("0"))
+
+        env = word_count(self.path / "table", list(words), function=Count(poison="!"), per_epoch=1)
+        assets = flink_assets(env, name="words", checks=FlinkAssetChecks(), deps={"words": ["files"]})
+        return Definitions([files, *assets], resources=self.resources)
+
+    def run(self, words: str, *uids: str, **config: Any) -> ExecuteInProcessResult:
+        job = self.definitions(words).resolve_implicit_global_asset_job_def()
+        return job.execute_in_process(
+            {"ops": {"words": {"config": config}}},
+            self.instance,
+            asset_selection=[AssetKey(["words", uid]) for uid in uids or UIDS],
+            raise_on_error=False,
+        )
+
+    def checkpoints(self, uid: str) -> list[int]:
+        """Returns the checkpoints with which an asset was materialized, oldest first."""
+        records = self.instance.fetch_materializations(AssetRecordsFilter(AssetKey(["words", uid])), limit=99).records
+        made = [record.asset_materialization for record in records]
+        return [one.metadata["flink/checkpoint_id"].value for one in reversed(made) if one]  # type: ignore[misc]
+
+    def rows(self) -> list[Any]:
+        table = AssetRecordsFilter(AssetKey(["words", "table"]))
+        made = [one.asset_materialization for one in self.instance.fetch_materializations(table, limit=99).records]
+        return [one.metadata["dagster/row_count"].value for one in reversed(made) if one]
+
+    def stale(self) -> list[str]:
+        graph = self.definitions("").get_repository_def().asset_graph
+        resolver = CachingStaleStatusResolver(self.instance, graph, LoadingContextForTest(self.instance))
+        return [uid for uid in UIDS if resolver.get_status(AssetKey(["words", uid])) != StaleStatus.FRESH]
+
+    def write_files(self, version: str) -> None:
+        """Materializes the asset before the job, as another run does."""
+        event = AssetMaterialization(FILES, tags={DATA_VERSION_TAG: version})
+        self.instance.report_runless_asset_event(event)
+        written = current_millis()
+        while current_millis() <= written + 1:
+            pass  # the next checkpoint is triggered later
+
+
+@pytest.fixture
+def words(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> Words:
+    deployment = Words(tmp_path, instance, resources)
+
+    def on_spark(attempt: JobAttempt, job: EpochJob) -> Any:
+        deployment.during(job.checkpoint_id)
+        return run_rows(job)
+
+    monkeypatch.setattr(JobAttempt, "_on_spark", on_spark)
+    deployment.write_files("0")
+    return deployment
+
+
+def test_each_checkpoint_is_materialized_once_without_an_interval(words: Words) -> None:
+    result = words.run("abcde", epochs=3, materialize_interval=0)
+    assert result.success
+    assert [words.checkpoints(uid) for uid in UIDS] == [[1, 2, 3]] * 3
+    assert words.rows()[-1] == 3
+    assert words.stale() == []
+    events = result.get_asset_materialization_events()
+    assert len(events) == len(UIDS), "the others must not fill the memory of a run that goes on"
+    assert {check.metadata["flink/checkpoint_id"].value for check in result.get_asset_check_evaluations()} == {3}
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(1, [1]), (4, [3, 4]), (5, [3, 5]), (6, [3, 6]), (0, [3, 6, 7])])
+def test_there_is_one_materialization_per_interval(
+    words: Words, epochs: int, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0
+
+    class Slow(EpochEvents):
+        def completed(self, *args: Any, **kwargs: Any) -> None:
+            nonlocal now
+            now += 10
+            super().completed(*args, **kwargs)
+
+    monkeypatch.setattr(unpartitioned_run, "EpochEvents", partial(Slow, clock=lambda: now))
+    assert words.run("abcdefg", epochs=epochs, materialize_interval=30).success
+    assert words.checkpoints("count") == expected
+
+
+def test_quick_epochs_are_materialized_once(words: Words) -> None:
+    assert words.run("abcde", epochs=4).success
+    assert words.checkpoints("count") == [4]
+
+
+@pytest.mark.parametrize("interval", [0, 60])
+@pytest.mark.parametrize("selected", [UIDS, ["count"]], ids="-".join)
+def test_a_run_that_fails_has_its_last_checkpoint(words: Words, interval: int, selected: list[str]) -> None:
+    failed = words.run("ab!", *selected, epochs=0, materialize_interval=interval)
+    assert not failed.success
+    expected = [2] if interval else [1, 2]
+    assert [words.checkpoints(uid) for uid in UIDS] == [expected] * 3
+    assert words.rows()[-1] == 2
+    assert words.stale() == []
+    logged = words.instance.all_logs(failed.run_id)
+    types = {entry.dagster_event.event_type for entry in logged if entry.dagster_event}
+    assert DagsterEventType.ASSET_FAILED_TO_MATERIALIZE not in types
+    assert words.run("abc", *selected).success
+    assert words.checkpoints("table") == [*expected, 4], "id 3 was that of the epoch that failed"
+    assert words.rows()[-1] == 3
+
+
+def test_a_run_that_fails_at_once_has_no_materialization(words: Words) -> None:
+    assert not words.run("!").success
+    assert words.checkpoints("count") == []
+
+
+def test_input_counts_as_read_by_the_checkpoints_that_were_triggered_after_it(words: Words) -> None:
+    def write(checkpoint_id: int) -> None:
+        if checkpoint_id == 2:
+            words.write_files("1")
+
+    words.during = write
+    words.run("abcde", epochs=2, materialize_interval=0)
+    assert words.stale() == ["words"], "checkpoint 2 had begun before the files were there"
+    words.run("abcde")
+    assert words.stale() == []
+    words.during = lambda checkpoint_id: words.write_files("2") if checkpoint_id == 4 else None
+    words.run("abcde", epochs=2)
+    assert words.stale() == [], "they came before checkpoint 5, though after the step began"
