@@ -20,7 +20,9 @@ __all__ = [
     "IllegalStateTransitionError",
     "InputAfterEndError",
     "JavaNotFoundError",
+    "JobCancelledError",
     "JobGraphError",
+    "JobNotRunningError",
     "MissingUidError",
     "MissingUidWarning",
     "NoResourceAvailableError",
@@ -30,6 +32,9 @@ __all__ = [
     "PathEscapesPrefixError",
     "PreconditionFailedError",
     "PythonWorkerLostError",
+    "RequestFailedError",
+    "RequestOutcomeUnknownError",
+    "RequestTimeoutError",
     "RestoreError",
     "SinkCommitError",
     "SourceReadError",
@@ -37,6 +42,7 @@ __all__ = [
     "StateSchemaError",
     "StorageError",
     "TypeMismatchError",
+    "UnknownRequestError",
     "UnsupportedKeyTypeError",
     "UploadNotFoundError",
     "UserFunctionError",
@@ -163,6 +169,33 @@ class RestoreError(FlinkPyError):
 
 class FencedError(FlinkPyError):
     """A newer execution attempt has taken over, so this one must stop."""
+
+
+# --- requests to a running job ----------------------------------------------------------------------------------------
+
+
+class JobCancelledError(FlinkPyError):
+    """Somebody asked for the job to be cancelled (Flink: ``JobCancellationException``)."""
+
+
+class RequestFailedError(FlinkPyError):
+    """A running job could not do what it was asked for; the message has its reason."""
+
+
+class UnknownRequestError(RequestFailedError):
+    """A running job does not know this kind of request, or cannot read it. Its release may be older."""
+
+
+class JobNotRunningError(RequestFailedError):
+    """No run of the job is at work that could carry out a request. The request was not carried out."""
+
+
+class RequestTimeoutError(RequestFailedError):
+    """A request was not answered in time; the message says whether it can still be carried out."""
+
+
+class RequestOutcomeUnknownError(RequestFailedError):
+    """The run that took a request ended before it answered. No other run carries the request out."""
 
 
 # --- running ----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from itertools import islice
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore, EntryStatus
 from dagster_flinkpy.checkpoint.stored_savepoints import list_savepoints
 from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
@@ -42,6 +43,8 @@ def sweep(
     on_deleted: Callable[[int], None] = lambda files: None,
 ) -> SweepResult:
     """Deletes the orphans of a job: files below its prefix that no retained checkpoint and no savepoint names.
+
+    Requests whose asker has not fetched the answer are deleted, too.
 
     It may be called at any time, even while the job runs: the files of a running epoch are younger than the grace time
     until a checkpoint names them. Segments of blocking edges are not touched. Objects are listed page by page and
@@ -80,6 +83,9 @@ def sweep(
         # A savepoint gets its metadata last. One without metadata was not finished, or its files were claimed.
         if store.head(folder + METADATA_NAME) is None:
             orphans.delete(info for info in store.list(folder) if info.key not in named)
+    # Requests go before their answers, because a request without an answer may be carried out.
+    orphans.delete(info for info in store.list(REQUESTS_FOLDER) if not info.key.endswith("/answer"))
+    orphans.delete(info for info in store.list(REQUESTS_FOLDER) if info.key.endswith("/answer"))
     return SweepResult(orphans.files, orphans.bytes, checkpoints)
 
 
