@@ -19,6 +19,7 @@ class ExecutionConfig:
         self._object_reuse = False
         self._latency_tracking_interval = 0
         self._strict = False
+        self._require_all_slots = False
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ExecutionConfig) and vars(self) == vars(other)
@@ -74,6 +75,20 @@ class ExecutionConfig:
         built), and a timer for a time in the past (`PastTimerError`). The option is ``pipeline.strict``.
         """
         self._strict = strict
+        return self
+
+    def is_require_all_slots(self) -> bool:
+        """Returns whether a run needs slots for all subtasks at once; False by default."""
+        return self._require_all_slots
+
+    def set_require_all_slots(self, require_all_slots: bool) -> ExecutionConfig:
+        """Sets whether a run fails if Spark cannot run all subtasks at once. Not in PyFlink.
+
+        Flink's streaming jobs always need all of their slots. Here subtasks that find no slot run in a later wave. If
+        all slots are required and there are fewer, a run raises a `NoResourceAvailableError` before it reads or writes
+        anything. The option is ``execution.require-all-slots``. Without effect with ``execution.local``.
+        """
+        self._require_all_slots = require_all_slots
         return self
 
     def enable_object_reuse(self) -> ExecutionConfig:

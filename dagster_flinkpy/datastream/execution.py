@@ -42,6 +42,8 @@ class ExecutionSettings:
     """Whether state without an operator may be left behind, or the uids whose state may."""
     latency_tracking_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source; with zero none are sent."""
+    require_all_slots: bool = False
+    """Whether the run fails if Spark cannot run all subtasks at once."""
     local: bool = False
     """Whether tasks run in this process instead of on Spark (option ``execution.local``)."""
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -223,6 +223,7 @@ class StreamProgram(Generic[S]):
             savepoint_path=self.savepoint_path,
             allow_non_restored_state=self.allow_non_restored_state,
             latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
+            require_all_slots=self.config.is_require_all_slots(),
             local=self.local,
             checkpointing=self.checkpoint_config,
         )

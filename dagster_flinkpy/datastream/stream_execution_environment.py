@@ -101,6 +101,7 @@ class StreamExecutionEnvironment:
         Supported are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
         ``state.backend.type`` (``columnar`` by default, or ``hashmap``),
         ``execution.checkpointing.interval``, ``execution.checkpointing.dir``, ``pipeline.strict``,
+        ``execution.require-all-slots``,
         ``execution.checkpointing.barriers-per-job`` and
         ``execution.checkpointing.externalized-checkpoint-retention``; and for ``env.execute()`` only
         ``execution.local`` (tasks run in this process, without Spark), ``execution.state-recovery.path``,
@@ -115,6 +116,9 @@ class StreamExecutionEnvironment:
             self.set_max_parallelism(configuration.get_integer("pipeline.max-parallelism", 128))
         if "pipeline.strict" in options:
             self._program.config.set_strict(configuration.get_boolean("pipeline.strict", False))
+        if "execution.require-all-slots" in options:
+            required = configuration.get_boolean("execution.require-all-slots", False)
+            self._program.config.set_require_all_slots(required)
         if "execution.runtime-mode" in options:
             self.set_runtime_mode(RuntimeExecutionMode[options["execution.runtime-mode"].upper()])
         if "execution.local" in options:

@@ -49,6 +49,8 @@ class FlinkJob:
     """Set by the program with ``env.enable_checkpointing`` and ``env.get_checkpoint_config``."""
     latency_tracking_interval: timedelta
     """Set by the program with ``env.get_config().set_latency_tracking_interval``."""
+    require_all_slots: bool
+    """Set by the program with ``env.get_config().set_require_all_slots``."""
     program: str
     """Name of the program. Blocking edges are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
@@ -90,6 +92,7 @@ class FlinkJob:
             spark.settings(),
             CoordinatorConfig.of_program(self.checkpointing, num_retained=storage.num_retained),
             latency_tracking_interval=self.latency_tracking_interval,
+            require_all_slots=self.require_all_slots,
             partition_retention=self.partition_retention,
             blocking_edges=location.child(self.program).child("exchange"),
         )
@@ -145,6 +148,7 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
             region,
             env.get_checkpoint_config(),
             latency,
+            env.get_config().is_require_all_slots(),
             name,
         )
         for region in regions

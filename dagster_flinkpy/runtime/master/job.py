@@ -9,8 +9,6 @@ The module is longer than others because half of it is documentation for callers
 
 from __future__ import annotations
 
-import hashlib
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,7 +26,7 @@ from dagster_flinkpy.checkpoint.instructions import (
 from dagster_flinkpy.checkpoint.messages import (
     Subtask,
 )
-from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, STOPPED, CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
@@ -62,12 +60,13 @@ from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_master import EpochRequest, JobMaster
 from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch, operator_reports
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.master.starting_point import Restore
@@ -119,6 +118,7 @@ class JobAttempt:
         ConditionalWritesUnsupportedError: The store does not support the conditional writes that fencing needs.
         RestoreError: The state does not fit the program.
         CommittableLostError: Something that the last checkpoint has to commit is gone, and nothing else is restored.
+        NoResourceAvailableError: The job must have all slots at once, and Spark has fewer.
         HeadLostError: The job has run before, but its HEAD is missing.
         CorruptMetadataError: The checkpoint cannot be read.
     """
@@ -194,6 +194,7 @@ class JobAttempt:
 
     def __enter__(self) -> JobAttempt:
         try:
+            self._require_slots()
             self._attempt: Attempt = self._watchdog.run(f"taking over job {self.config.job_id!r}", self._take_over)
         except BaseException:
             self._watchdog.close()
@@ -204,6 +205,10 @@ class JobAttempt:
             self._end()
             raise
         return self
+
+    def _require_slots(self) -> None:
+        if self.config.require_all_slots and not self.config.in_process:
+            require_all_slots(self.config.job_id, self.graph, self.config.spark, self._session)
 
     def _take_over(self) -> Attempt:
         job_store = self._location.open()
@@ -232,6 +237,8 @@ class JobAttempt:
         self.graph = self._restore.settle_parallelism(self._program, self.restored)
         if self.restored is not None:
             self.graph, plan = self._restore.assign(self.graph, self.restored)
+            self._require_slots()  # the parallelism may be another one
+        self._slots = JobSlots(self.config.job_id, self.graph, self.graph.regions(), self.config.spark, self._progress)
         context = SplitEnumeratorContext(
             self.config.job_id, self.token, self._session.open, self._run_id, self._progress
         )
@@ -557,17 +564,9 @@ class JobAttempt:
         if self._master.error is not None:
             raise CheckpointError("this attempt has failed; start another one") from self._master.error
         for completion in self._master.run(request):
-            metadata = completion.metadata
             self.collected = completion.collected
-            yield CompletedEpoch(
-                checkpoint_id=metadata.checkpoint_id,
-                metadata=metadata,
-                metadata_path=f"{self._location.url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
-                digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
-                duration_ms=completion.duration_ms,
-                operators=operator_reports(metadata, set(self._committers.uids)),
-                statistics=self._coordinator.statistics,
-            )
+            statistics, sinks = self._coordinator.statistics, set(self._committers.uids)
+            yield completed_epoch(completion.metadata, self._location.url, completion.duration_ms, sinks, statistics)
 
     # --- the region's lane -------------------------------------------------------------------------------------------
 
@@ -580,6 +579,7 @@ class JobAttempt:
             return list(run_in_process(job))
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
         with self._session.open() as spark, RecordCounts(self.config.spark.on_this_machine) as counts:
+            self._slots.look(spark)
             progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
             with watched(spark, progress):
                 return list(run_region(spark, replace(job, counts=counts.folder)))
@@ -633,10 +633,6 @@ class JobAttempt:
 
     def _savepoint_location(self, target: str | None) -> StorageLocation:
         return self._location if target is None else replace(self.config.storage, url=target)
-
-
-def _wait(seconds: float) -> None:
-    time.sleep(seconds)
 
 
 def _now() -> int:

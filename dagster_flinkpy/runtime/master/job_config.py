@@ -24,6 +24,8 @@ class JobConfig:
     checkpointing: CoordinatorConfig = field(default_factory=CoordinatorConfig)
     latency_tracking_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source. Default: 0, which sends none."""
+    require_all_slots: bool = False
+    """Whether an attempt fails if Spark cannot run all subtasks at once. Default: they run in waves."""
     blocking_edges: StorageLocation | None = None
     """Location of blocking edges, which several jobs share. Default: ``exchange/`` below the job's own prefix."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)

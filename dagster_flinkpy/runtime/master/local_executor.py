@@ -86,6 +86,7 @@ class LocalExecutor:
                         storage,
                         checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
                         latency_tracking_interval=settings.latency_tracking_interval,
+                        require_all_slots=settings.require_all_slots,
                         in_process=settings.local,
                         blocking_edges=storage.child(base_id).child("exchange"),
                     ),

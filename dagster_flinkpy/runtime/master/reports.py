@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.errors import JobGraphError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 
-__all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "operator_reports"]
+__all__ = ["CompletedEpoch", "OperatorReport", "SubtaskReport", "completed_epoch", "operator_reports"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,29 @@ class CompletedEpoch:
             if report.uid == uid:
                 return report
         raise JobGraphError(f"no operator has uid {uid!r}; the uids are {[r.uid for r in self.operators]}")
+
+
+def completed_epoch(
+    metadata: CheckpointMetadata, job_url: str, duration_ms: int, sinks: set[str], statistics: CheckpointStatistics
+) -> CompletedEpoch:
+    """Returns the report of a completed checkpoint.
+
+    Args:
+        metadata: The checkpoint.
+        job_url: The URL of the job's folder.
+        duration_ms: Time from the trigger to the end of the commit.
+        sinks: The uids of the operators that commit rows.
+        statistics: The job's statistics.
+    """
+    return CompletedEpoch(
+        checkpoint_id=metadata.checkpoint_id,
+        metadata=metadata,
+        metadata_path=f"{job_url}/chk-{metadata.checkpoint_id}/{METADATA_NAME}",
+        digest=hashlib.sha256(metadata.to_bytes()).hexdigest(),
+        duration_ms=duration_ms,
+        operators=operator_reports(metadata, sinks),
+        statistics=statistics,
+    )
 
 
 def operator_reports(metadata: CheckpointMetadata, sinks: set[str]) -> tuple[OperatorReport, ...]:

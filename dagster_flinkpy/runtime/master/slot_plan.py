@@ -63,13 +63,14 @@ class _Tasks:
 
     def __init__(self, graph: JobGraph) -> None:
         self._graph = graph
-        self._chained: dict[str, JobEdge] = {}
-        """The edge that chains an operator to the one before it."""
         self._head: dict[str, JobVertex] = {}
         """The first operator of the chain that an operator is in."""
         for vertex in graph.vertices:
-            chained = next((e for e in graph.inputs(vertex.uid) if graph.is_chained(e)), None)
+            chained = next((e for e in graph.inputs(vertex.uid) if self._is_chained(e)), None)
             self._head[vertex.uid] = vertex if chained is None else self._head[chained.source]
+
+    def _is_chained(self, edge: JobEdge) -> bool:
+        return self._graph.is_chained(edge) and not edge.blocking
 
     @property
     def vertices(self) -> Sequence[JobVertex]:
@@ -109,7 +110,7 @@ class _Tasks:
         for vertex in self.vertices:
             group, head = groups[self.group(vertex)], self._head[vertex.uid].uid
             edges = self._graph.inputs(vertex.uid)
-            all_of = {e.source: self._locations(e.source, slots) for e in edges if not self._graph.is_chained(e)}
+            all_of = {e.source: self._locations(e.source, slots) for e in edges if not self._is_chained(e)}
             for i in range(first.get(vertex.uid, 0), vertex.parallelism):
                 task = Subtask(vertex.uid, i)
                 constraint = constraints.setdefault((head, i), CoLocationConstraint(CoLocationGroup(head)))
@@ -173,11 +174,6 @@ class RegionSlots:
         self._regions = [_Tasks(region) for region in regions]
         self._held: dict[int, dict[Subtask, SimpleSlot]] = {}
         self._prior: dict[Subtask, str] = {}
-        self.offer(executors)
-
-    def offer(self, executors: Mapping[str, int]) -> None:
-        """Takes note of the executors that there are now, while no region is running."""
-        assert not self._held, "slots are offered between epochs"
         self._scheduler = Scheduler(_task_managers(executors))
         self._groups = {name: SlotSharingGroup(name) for tasks in self._regions for name in tasks.required}
         self._alone = [self._slots_alone(index) for index in range(len(self._regions))]

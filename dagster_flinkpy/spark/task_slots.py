@@ -1,0 +1,113 @@
+"""Asks a cluster how many tasks it runs at once. Spark Connect has no ``SparkContext`` that could tell."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.spark.sessions import SparkSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["TaskSlots", "ask_for_slots", "await_slots", "slots_of_local_master"]
+
+_LOCAL = re.compile(r"local(?:\[(\d+)(?:,\d+)?\])?")
+_SPLITS = re.compile(r"splits=(?:Some\()?(\d+)")
+_REGISTRATION_SECONDS = 30
+"""Spark itself waits this long for executors (``spark.scheduler.maxRegisteredResourcesWaitingTime``)."""
+_AGAIN_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class TaskSlots:
+    """The task slots of a cluster."""
+
+    executors: Mapping[str, int]
+    """How many tasks each executor runs at once. One has all slots if Spark does not say how many there are."""
+    limit: int | None
+    """How many slots there can be: more than now if Spark adds executors as tasks wait (dynamic allocation). None for
+    no limit."""
+
+    @property
+    def number(self) -> int:
+        """How many slots there are."""
+        return sum(self.executors.values())
+
+
+def slots_of_local_master(settings: SparkSettings) -> TaskSlots | None:
+    """Returns the slots of ``local`` or ``local[4]``, without asking; None for another master."""
+    found = _LOCAL.fullmatch(settings.master) if settings.mode != "remote" else None
+    if found is None or "spark.task.cpus" in settings.conf:
+        return None
+    number = int(found[1] or 1)
+    return TaskSlots({"driver": number}, number)
+
+
+def ask_for_slots(spark: SparkSession) -> TaskSlots | None:
+    """Asks Spark for its task slots. No task is run.
+
+    Spark divides a range into as many parts as it has cores, and shows the number in the query plan. On a cluster it is
+    at least 2.
+
+    Returns:
+        The slots, or None if the session overrides the number of parts.
+    """
+    conf = spark.conf
+    if any(conf.get(key, None) for key in ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")):
+        return None
+    splits = _SPLITS.search(str(spark.sql("EXPLAIN SELECT * FROM range(1)").collect()[0][0]))
+    if splits is None:
+        return None
+    cpus = int(conf.get("spark.task.cpus", None) or 1)
+    number = int(splits[1]) // cpus
+    master = str(conf.get("spark.master", None) or "")
+    if re.fullmatch(r"local(\[[^-].*\])?", master):
+        return TaskSlots({"driver": number}, number)
+    cores = conf.get("spark.executor.cores", None)
+    per_executor = int(cores) // cpus if cores else number
+    limit: int | None = number
+    if str(conf.get("spark.dynamicAllocation.enabled", None)).lower() == "true":
+        most = conf.get("spark.dynamicAllocation.maxExecutors", None)
+        limit = max(number, int(most) * (int(cores or 1) // cpus)) if most else None
+    return TaskSlots(_executors(number, per_executor), limit)
+
+
+def _executors(number: int, per_executor: int) -> dict[str, int]:
+    if not 0 < per_executor < number:
+        return {"cluster": number}
+    full, rest = divmod(number, per_executor)
+    sizes = [per_executor] * full + ([rest] if rest else [])
+    return {str(i + 1): size for i, size in enumerate(sizes)}
+
+
+def await_slots(
+    ask: Callable[[], TaskSlots | None],
+    needed: int,
+    *,
+    seconds: float = _REGISTRATION_SECONDS,
+    wait: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> TaskSlots | None:
+    """Asks until there can be enough slots, because the executors of a new cluster register one by one.
+
+    Args:
+        ask: Returns the slots that there are.
+        needed: How many are needed.
+        seconds: How long to go on asking.
+        wait: Waits a number of seconds.
+        clock: Returns monotonic time in seconds.
+
+    Returns:
+        The last answer.
+    """
+    deadline = clock() + seconds
+    while True:
+        slots = ask()
+        enough = slots is None or slots.limit is None or slots.limit >= needed or "driver" in slots.executors
+        if enough or clock() >= deadline:
+            return slots
+        wait(_AGAIN_SECONDS)
