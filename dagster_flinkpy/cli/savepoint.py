@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.job_metrics import operator_metrics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
@@ -319,15 +320,17 @@ def _operator(metadata: CheckpointMetadata, uid: str) -> OperatorState:
 
 
 def _print_subtasks(operator: OperatorState, console: Console) -> None:
-    table = plain_table("#subtask", "key groups", "#rows", "#bytes", "#records in", "#records out", "rows")
+    measured = operator_metrics(operator).subtasks
+    shown = {title: name for title, name in _BY_SUBTASK.items() if any(name in each for each in measured)}
+    table = plain_table("#subtask", "key groups", "#rows", "#bytes", *(f"#{title}" for title in shown), "rows")
     loads = [subtask.keyed.rows if subtask.keyed else 0 for subtask in operator.subtasks]
     for subtask, rows in zip(operator.subtasks, loads, strict=True):
-        groups, numbers = subtask.keyed.key_groups if subtask.keyed else None, subtask.metrics
+        groups, numbers = subtask.keyed.key_groups if subtask.keyed else None, measured[subtask.index]
         table.add_row(
             str(subtask.index),
             "-" if groups is None else f"{groups.start}..{groups.end}",
             *(f"{value:,}" for value in (rows, subtask.state_bytes)),
-            *(f"{int(numbers.get(name, 0)):,}" for name in ("records_in", "records_out")),
+            *(f"{int(numbers.get(name, 0)):,}" for name in shown.values()),
             bar(rows, max(loads)),
         )
     console.print(table)
@@ -341,6 +344,17 @@ def _print_subtasks(operator: OperatorState, console: Console) -> None:
     for what, values in (("subtasks", loads), ("key groups", by_group)):
         if (uneven := skew(values)) is not None:
             console.print(f"skew of {what}: the largest is {uneven:.2f} times the mean")
+
+
+_BY_SUBTASK = {
+    "records in": "numRecordsIn",
+    "records out": "numRecordsOut",
+    "bytes in": "numBytesIn",
+    "bytes out": "numBytesOut",
+    "busy ms/s": "busyTimeMsPerSecond",
+    "idle ms/s": "idleTimeMsPerSecond",
+    "back-pressured ms/s": "backPressuredTimeMsPerSecond",
+}
 
 
 def _metrics(subtasks: Iterable[SubtaskState]) -> dict[str, int | float]:

@@ -43,6 +43,17 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     parallelism: int | None = None
     records_in: int | None = None
     records_out: int | None = None
+    bytes_in: int | None = None
+    """Encoded records that came through a shuffle. Operators that are chained to the one in front of them have none."""
+    bytes_out: int | None = None
+    busy_ms_per_second: int | None = None
+    """How long the operator's own code ran, per second of its tasks' time. 1000 is all the time."""
+    back_pressured_ms_per_second: int | None = None
+    """How long it waited, per second, until its output was taken."""
+    watermark_lag_ms: int | None = None
+    """How far its event time was behind the clock at the barrier."""
+    metrics: TableMetadataValue | None = None
+    """All metrics of the operator and of the job, by Flink's names."""
     rows_committed: int | None = None
     """Sinks only."""
     table_files: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
@@ -30,6 +30,7 @@ from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSe
 from dagster_flinkpy.orchestration.runs.skew_chart import skew_chart
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.job_metrics import OperatorMetrics
     from dagster_flinkpy.checkpoint.operator_states import OperatorState
     from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch, OperatorReport, SubtaskReport
@@ -37,6 +38,13 @@ if TYPE_CHECKING:
 __all__ = ["asset_metadata", "checkpoint_line", "data_version", "operator_metadata", "place", "watermark"]
 
 _HISTORY_SHOWN = 10
+_BY_SUBTASK = {
+    "bytes_in": "numBytesIn",
+    "bytes_out": "numBytesOut",
+    "busy_ms_per_second": "busyTimeMsPerSecond",
+    "idle_ms_per_second": "idleTimeMsPerSecond",
+    "back_pressured_ms_per_second": "backPressuredTimeMsPerSecond",
+}
 _END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
 
 
@@ -78,7 +86,11 @@ def asset_metadata(epoch: CompletedEpoch, assets: JobAssets, uid: str, attempt: 
 
 def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: int) -> dict[str, Any]:
     """Returns the metadata of an operator in a checkpoint. The metrics of user functions keep their own names."""
+    from dagster_flinkpy.checkpoint.job_metrics import operator_metrics
+
     state = epoch.metadata.operator(report.uid)
+    metrics = operator_metrics(state) if state else None
+    numbers: Mapping[str, int | float] = metrics.total if metrics else {}
     facts = FlinkCheckpointMetadataSet(
         checkpoint_id=epoch.checkpoint_id,
         checkpoint_metadata=place(epoch.metadata_path),
@@ -86,6 +98,12 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         parallelism=state.parallelism if state else None,
         records_in=report.records_in,
         records_out=report.records_out,
+        bytes_in=_whole(numbers, "numBytesIn"),
+        bytes_out=_whole(numbers, "numBytesOut"),
+        busy_ms_per_second=_whole(numbers, "busyTimeMsPerSecond"),
+        back_pressured_ms_per_second=_whole(numbers, "backPressuredTimeMsPerSecond"),
+        watermark_lag_ms=_whole(numbers, "watermarkLag"),
+        metrics=_metrics_table(epoch, metrics) if metrics else None,
         rows_committed=report.rows_committed,
         late_records_dropped=report.late_records_dropped,
         key_count=report.keys,
@@ -95,7 +113,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         key_groups=_key_groups(state) if state else None,
         watermark=watermark(report.watermark),
         duration_ms=epoch.duration_ms,
-        subtasks=_subtask_table(report.subtasks),
+        subtasks=_subtask_table(report.subtasks, metrics),
         checkpoints_completed=epoch.statistics.counts.completed or None,
         checkpoints_failed=epoch.statistics.counts.failed,
         job_state_bytes=_last(epoch.statistics, "state_bytes"),
@@ -213,9 +231,27 @@ def _history_table(statistics: CheckpointStatistics) -> TableMetadataValue | Non
     return MetadataValue.table(records, schema) if records else None
 
 
-def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
+def _whole(numbers: Mapping[str, int | float], name: str) -> int | None:
+    return int(numbers[name]) if name in numbers else None
+
+
+def _metrics_table(epoch: CompletedEpoch, metrics: OperatorMetrics) -> TableMetadataValue:
+    scopes = {"operator": metrics.total, "job": epoch.metrics.job}
+    return MetadataValue.table(
+        [
+            TableRecord({"metric": name, "of": scope, "value": float(value)})
+            for scope, values in scopes.items()
+            for name, value in values.items()
+        ],
+        TableSchema([TableColumn("metric", "string"), TableColumn("of", "string"), TableColumn("value", "float")]),
+    )
+
+
+def _subtask_table(subtasks: Sequence[SubtaskReport], metrics: OperatorMetrics | None) -> TableMetadataValue:
     kinds = {"subtask": "int", "key_groups": "string", "keys": "int", "skew": "float"}
     kinds |= dict.fromkeys(("state_bytes", "delta_bytes", "records_in", "records_out"), "int")
+    measured = metrics.subtasks if metrics and metrics.subtasks else ({},) * len(subtasks)
+    kinds |= {name: "int" for name, flink in _BY_SUBTASK.items() if any(flink in each for each in measured)}
     if any(s.late_records_dropped is not None for s in subtasks):
         kinds["late_records_dropped"] = "int"
     own = dict.fromkeys(name for s in subtasks for name in s.user_metrics if name not in kinds)
@@ -232,11 +268,12 @@ def _subtask_table(subtasks: Sequence[SubtaskReport]) -> TableMetadataValue:
                     "delta_bytes": s.delta_bytes,
                     "records_in": s.records_in,
                     "records_out": s.records_out,
+                    **{name: numbers.get(flink) for name, flink in _BY_SUBTASK.items() if name in kinds},
                     **({"late_records_dropped": s.late_records_dropped} if "late_records_dropped" in kinds else {}),
                     **{name: s.user_metrics.get(name) for name in own},
                 }
             )
-            for s in subtasks
+            for s, numbers in zip(subtasks, measured, strict=True)
         ],
         TableSchema([TableColumn(name, kind) for name, kind in (kinds | dict.fromkeys(own, "float")).items()]),
     )

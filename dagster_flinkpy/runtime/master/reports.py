@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, job_metrics
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
@@ -76,6 +77,11 @@ class CompletedEpoch:
     def has_read(self) -> bool:
         """Whether the epoch had any input."""
         return any(subtask.splits for operator in self.metadata.operators for subtask in operator.subtasks)
+
+    @property
+    def metrics(self) -> JobMetrics:
+        """The metrics of the job and of its operators, by Flink's names."""
+        return job_metrics(self.metadata, self.statistics)
 
     def operator(self, uid: str) -> OperatorReport:
         """Returns the report of an operator.

@@ -106,6 +106,8 @@ class RecordWriter:
         self._pending: dict[int, list[pa.RecordBatch]] = {lane: [] for lane in self._lanes}
         self._seq = dict.fromkeys(self._targets, 0)
         self._markers = subtask
+        self.bytes_out = 0
+        """The size of all encoded records sent so far, to each subtask that they were sent to."""
         self._selector = self._create_selector(*replay) if len(self._targets) > 1 else None
         # Fields that may contain the timestamps. One that once did not is not tried again: the schema seldom changes.
         record = edge.type_info.arrow_type
@@ -225,6 +227,7 @@ class RecordWriter:
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
         for start in range(0, records.num_rows, rows):
             payload = encode_buffer(records.slice(start, rows))
+            self.bytes_out += payload.size * len(self._lanes[lane])
             for target in self._lanes[lane]:
                 self._row(target, Kind.BUFFER, payload)
 

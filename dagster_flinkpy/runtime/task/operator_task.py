@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -46,7 +47,9 @@ from dagster_flinkpy.runtime.task.barrier_handlers import (
     Unblock,
 )
 from dagster_flinkpy.runtime.task.channel_state import ChannelStateWriter, InFlight, read_channel_state
-from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyStats
+from dagster_flinkpy.runtime.task.io_metrics import OperatorIOMetrics
+from dagster_flinkpy.runtime.task.latency import LatencyMarker
+from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from dagster_flinkpy.runtime.task.watermark_valve import BEFORE, WatermarkValve
 
 __all__ = ["Cancelled", "ChainingOutput", "OperatorTask", "Output", "RecordWriterOutput", "watermark_origins"]
@@ -65,8 +68,8 @@ class Cancelled(Exception):
 class ParentTask(Protocol):
     """What operators need of the task that they are in."""
 
-    current: str
-    """Uid of the running operator."""
+    times: TaskTimes
+    """Where the task's time goes."""
 
     count: TaskCount
     """Counts the records that the task reads."""
@@ -74,6 +77,12 @@ class ParentTask(Protocol):
     @property
     def output_digest(self) -> str:
         """Returns a digest of everything that the task has sent so far."""
+
+    def enter(self, uid: str) -> None:
+        """An operator starts, perhaps inside another one."""
+
+    def leave(self) -> None:
+        """The operator that started last ends."""
 
     def acknowledge(self, ack: dict[str, Any]) -> None:
         """Takes the acknowledgement of an operator's snapshot."""
@@ -255,9 +264,8 @@ class OperatorTask:
         """The watermarks that were sent, by origin."""
         self._idle: set[str] = set()
         """Origins that were reported downstream as idle until the next barrier."""
-        self._records_in = 0
-        self._records_out = 0
-        self._latency = LatencyStats()
+        self._metrics = OperatorIOMetrics()
+        self._shuffled = {e.id for e in self._edges.values() if not graph.is_chained(e)}
         self._consumed: dict[int, dict[str, str]] = {}
         """Digests of the consumed output, by checkpoint and ``uid/subtask`` of the upstream subtask."""
         self._taken: dict[int, _Taken] = {}
@@ -268,7 +276,7 @@ class OperatorTask:
         self.operator: StreamOperator = create_operator(self.context)
 
     def _emit(self, tag: str | None, batch: StreamBatch) -> None:
-        self._records_out += len(batch)
+        self._metrics.records_out += len(batch)
         if self._is_source:
             self._task.count.add(len(batch))
         outputs = [output for output in self.outputs if output.edge.side_output == tag]
@@ -315,6 +323,7 @@ class OperatorTask:
             Cancelled: An upstream task has failed.
             CheckpointError: A barrier arrived out of order.
         """
+        self._task.enter(self.vertex.uid)
         if isinstance(event, Barrier):
             self._first_barrier.setdefault(event.checkpoint_id, self._job.clock.now())
         for action in self._barriers.handle(event):
@@ -338,6 +347,7 @@ class OperatorTask:
                     )
                 case Block() | Unblock():
                     pass  # the handler keeps the elements of a blocked channel
+        self._task.leave()
 
     def check_timeout(self) -> None:
         """Makes the checkpoint unaligned if alignment takes too long."""
@@ -376,6 +386,8 @@ class OperatorTask:
         if kind is Kind.BUFFER:
             edge = self._edges[channel[0]]
             if encoded:
+                if edge.id in self._shuffled:
+                    self._metrics.bytes_in += value.size
                 value = decode_buffer(value, edge.type_info)
                 value.producer = edge.source
                 self._task.count.add(len(value))
@@ -388,11 +400,9 @@ class OperatorTask:
                 self._on_event_time(channel, kind, each, what, epoch)
 
     def _on_records(self, input_index: int, batch: StreamBatch) -> None:
-        self._records_in += len(batch)
-        before, self._task.current = self._task.current, self.vertex.uid
+        self._metrics.records_in += len(batch)
         self.operator.process(input_index, batch)
         self.on_processing_time()
-        self._task.current = before
         self._send_own_watermark()
 
     def on_processing_time(self) -> None:
@@ -416,11 +426,9 @@ class OperatorTask:
         else:
             risen = self._valve.on_status(channel, origin, bool(what), epoch)
         if risen:
-            before, self._task.current = self._task.current, self.vertex.uid
             self.on_processing_time()
             self.context.watermark = self._valve.watermark
             self.operator.on_watermark(self._valve.watermark)
-            self._task.current = before
         self._send_event_time(origin)
 
     def _send_event_time(self, origin: str) -> None:
@@ -462,7 +470,7 @@ class OperatorTask:
 
     def on_latency_marker(self, marker: LatencyMarker) -> None:
         """Measures a marker and forwards it without calling user functions."""
-        self._latency.report(marker, self._job.clock.now())
+        self._metrics.latency.report(marker, self._job.clock.now())
         self.send_latency_marker(marker)
 
     def send_latency_marker(self, marker: LatencyMarker) -> None:
@@ -491,11 +499,14 @@ class OperatorTask:
         attempts of a task that sent different records.
         """
         self.on_processing_time()
+        started = time.perf_counter_ns()
         operator_state, raw_keyed = self.context.state.snapshot(checkpoint_id)
         taken = self.operator.snapshot()
+        sync_us = (time.perf_counter_ns() - started) // 1_000
         for output in self.outputs:
             output.flush()
         digest = self._task.output_digest
+        self._metrics.bytes_out = sum(o.writer.bytes_out for o in self.outputs if isinstance(o, RecordWriterOutput))
         state = SubtaskState(
             index=self._subtask,
             keyed=taken.keyed,
@@ -505,14 +516,17 @@ class OperatorTask:
             watermark=self.watermark,
             committables=tuple(taken.committables),
             metrics={
-                "records_in": self._records_in,
-                "records_out": self._records_out,
-                **self._latency.take(),
+                **self._metrics.take(
+                    self._task.times.take(self.vertex.uid),
+                    now_ms=self._job.clock.now(),
+                    input_watermark=self._valve.watermark,
+                    output_watermark=self.watermark,
+                ),
+                "sync_us": sync_us,
                 **taken.metrics,
                 **self.context.metrics.take(),
             },
         )
-        self._records_in = self._records_out = 0
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.written_by)
         self._taken[checkpoint_id] = _Taken(state, digest, channel_state)
         for output in self.outputs:

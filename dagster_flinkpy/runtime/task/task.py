@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -34,6 +35,7 @@ from dagster_flinkpy.runtime.shuffle.wire import (
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
 from dagster_flinkpy.runtime.task.operator_task import Cancelled, ChainingOutput, OperatorTask, RecordWriterOutput
+from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from dagster_flinkpy.runtime.user_logs import UserLogs
 
 __all__ = ["StageTask"]
@@ -64,16 +66,28 @@ class StageTask:
         self._breadcrumb = Breadcrumb(index)
         self.count = TaskCount(job.counts, stage, index)
         """Counts the records that the task reads."""
+        self.times = TaskTimes()
+        """Where the task's time goes."""
         self._current: str = self._vertices[0].uid
         self._here = {e.id for e in graph.edges if graph.stages[e.target] == stage and not graph.is_chained(e)}
 
     @property
     def current(self) -> str:
-        """Uid of the running operator."""
+        """Uid of the running operator, or of the last one."""
         return self._current
 
-    @current.setter
-    def current(self, uid: str) -> None:
+    def enter(self, uid: str) -> None:
+        """An operator starts, perhaps inside another one. If it raises, it stays the current one."""
+        self.times.enter(uid)
+        self._set_current(uid)
+
+    def leave(self) -> None:
+        """The current operator ends."""
+        self.times.leave()
+        if self.times.running:
+            self._set_current(self.times.running[-1])
+
+    def _set_current(self, uid: str) -> None:
         if os.getpid() != self._pid:
             end_forked_process(self._current)
         self._current = uid
@@ -115,7 +129,7 @@ class StageTask:
                 self.open()
                 for _ in self._read_sources() if self.stage == 0 else self._read_rows(rows):
                     if self._output.ready:
-                        yield from self._output.drain()
+                        yield from self._drain()
                 self.close()
             except BaseException as e:
                 if os.getpid() != self._pid:
@@ -131,7 +145,10 @@ class StageTask:
         else:
             for ack in self._acks:
                 self._output.add(self.index, NO_EDGE, self.index, 0, Kind.ACK, json.dumps(ack).encode())
-        yield from self._output.drain()
+        yield from self._drain()
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        return self.times.given(self._output.drain())
 
     # --- life --------------------------------------------------------------------------------------------------------
 
@@ -139,8 +156,9 @@ class StageTask:
         """Creates the operators and opens their functions."""
         graph = self.job.graph
         for vertex in self._vertices:
-            self.current = vertex.uid
+            self.enter(vertex.uid)
             self._tasks[vertex.uid] = OperatorTask(self, vertex, self.job, self.index, self.execution)
+            self.leave()
         for task in self._tasks.values():
             for edge in graph.outputs(task.vertex.uid):
                 if graph.is_chained(edge):
@@ -158,28 +176,35 @@ class StageTask:
                         pool=self._pool,
                     )
                     task.outputs.append(RecordWriterOutput(edge, writer))
-        for task in self._tasks.values():
-            self.current = task.vertex.uid
+        for task in self._entered(self._tasks.values()):
             task.operator.open()
-        for task in self._tasks.values():
-            self.current = task.vertex.uid
+        for task in self._entered(self._tasks.values()):
             task.resume()
         # Downstream operators come first: their own in-flight data precedes what upstream in-flight data produces.
-        for task in reversed(self._tasks.values()):
-            self.current = task.vertex.uid
+        for task in self._entered(reversed(self._tasks.values())):
             task.replay()
-        for task in self._tasks.values():
-            self.current = task.vertex.uid
+        for task in self._entered(self._tasks.values()):
             task.on_processing_time()
+
+    def _entered(self, tasks: Iterable[OperatorTask]) -> Iterator[OperatorTask]:
+        """Yields operators, each of which is the current one until the next is asked for."""
+        for task in tasks:
+            self.enter(task.vertex.uid)
+            yield task
+            self.leave()
 
     def close(self) -> None:
         """Closes the functions, and waits until everything that the snapshots refer to is stored."""
-        for task in self._tasks.values():
-            self.current = task.vertex.uid
+        for task in self._entered(self._tasks.values()):
             task.operator.close()
-        for task in self._tasks.values():
-            self.current = task.vertex.uid
+        waited = dict[str, int]()
+        for task in self._entered(self._tasks.values()):
+            started = time.perf_counter_ns()
             task.operator.finish()
+            waited[task.vertex.uid] = (time.perf_counter_ns() - started) // 1_000
+        for ack in self._acks:
+            if ack["checkpoint_id"] == self.job.epochs[-1].checkpoint_id:
+                ack["state"].setdefault("metrics", {})["async_us"] = waited[ack["uid"]]
 
     def _abort(self) -> None:
         for task in self._tasks.values():
@@ -214,7 +239,8 @@ class StageTask:
         timers = {task.vertex.uid: LatencyTimer(self.job.latency_interval) for task, _ in sources}
         for epoch in self.job.epochs:
             for task, source in sources:
-                self.current = uid = task.vertex.uid
+                uid = task.vertex.uid
+                self.enter(uid)
                 task.send_status(uid, source.is_idle(epoch))
                 for watermark in source.run(epoch):
                     task.send_watermark(uid, watermark)
@@ -224,16 +250,15 @@ class StageTask:
                     yield
                 if source.is_idle_when_read(epoch):
                     task.send_status(uid, idle=True)
-            for task, _ in sources:
-                self.current = task.vertex.uid
+                self.leave()
+            for task in self._entered(task for task, _ in sources):
                 task.trigger(epoch.checkpoint_id)
 
     def _read_rows(self, rows: Iterable[WireRow]) -> Iterator[None]:
         for row in rows:
             self.receive(row)
             yield
-        for task in self._tasks.values():
-            self.current = task.vertex.uid
+        for task in self._entered(self._tasks.values()):
             task.check_complete()
 
     def _relay(self, row: WireRow) -> None:
@@ -246,7 +271,6 @@ class StageTask:
             self._relay(row)
             return
         task = self._tasks[self.job.graph.edges[row.edge].target]
-        self.current = task.vertex.uid
         channel = (row.edge, row.channel)
         if row.kind is Kind.BARRIER:
             task.receive_barrier(channel, row.payload)
@@ -256,7 +280,6 @@ class StageTask:
             task.receive(channel, row.kind, row.payload, row.seq >> SEQ_BITS)
         if self.job.alignment_timeout is not None:
             for each in self._tasks.values():
-                self.current = each.vertex.uid
                 each.check_timeout()
 
     # --- output ------------------------------------------------------------------------------------------------------

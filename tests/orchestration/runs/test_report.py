@@ -95,3 +95,32 @@ def test_statistics_are_metadata(tmp_path: Path) -> None:
         "CHECKPOINT_EXPIRED",
         "2/3",
     )
+
+
+def test_metrics_are_numbers_that_the_page_plots_and_a_table_of_all(tmp_path: Path) -> None:
+    attempt = FakeAttempt.factory()(word_count(tmp_path, ["a"]).get_job_graph(), None)  # type: ignore[arg-type]
+    epoch = attempt.run_epoch()
+    counted = {
+        "records_in": 6,
+        "bytes_in": 480,
+        "bytes_out": 0,
+        "busy_us": 700,
+        "idle_us": 200,
+        "back_pressured_us": 100,
+    }
+    subtasks = tuple(SubtaskState(i, watermark=50, metrics={**counted, "watermark_lag_ms": 9 * i}) for i in range(2))
+    operator = OperatorState("count", "Count", 2, 16, subtasks=subtasks)
+    epoch = replace(epoch, metadata=replace(epoch.metadata, operators=(operator,)))
+    facts = operator_metadata(epoch, epoch.operator("count"), 7)
+    assert {name: facts[f"flink/{name}"] for name in ("bytes_in", "bytes_out", "watermark_lag_ms")} == {
+        "bytes_in": 960,
+        "bytes_out": 0,
+        "watermark_lag_ms": 9,
+    }
+    assert (facts["flink/busy_ms_per_second"], facts["flink/back_pressured_ms_per_second"]) == (700, 100)
+    (row, _) = records(facts["flink/subtasks"])
+    assert (row["bytes_in"], row["busy_ms_per_second"], row["idle_ms_per_second"]) == (480, 700, 200)
+    table = {(row["of"], row["metric"]): row["value"] for row in records(facts["flink/metrics"])}
+    assert table["operator", "idleTimeMsPerSecond"] == 200
+    assert table["operator", "currentOutputWatermark"] == 50
+    assert table["job", "lastCompletedCheckpointId"] == epoch.checkpoint_id

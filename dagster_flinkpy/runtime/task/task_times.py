@@ -1,0 +1,89 @@
+"""Where the time of a task goes (Flink: ``TimerGauge`` and the times in ``TaskIOMetricGroup``).
+
+A task has one thread, so at each moment each of its operators is in exactly one of three states. It is *busy* if the
+thread runs its own code. It is *back-pressured* if it has sent records and waits until they are taken: by the operators
+that are chained behind it, or by Spark. Otherwise it is *idle*: its input is still to come, or the thread runs other
+operators.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = ["OperatorTimes", "TaskTimes"]
+
+T = TypeVar("T")
+
+_NANOS_PER_MICRO = 1_000
+
+
+@dataclass(frozen=True)
+class OperatorTimes:
+    """How long an operator was in each state, in microseconds."""
+
+    busy_us: int
+    idle_us: int
+    back_pressured_us: int
+
+
+class TaskTimes:
+    """Measures the operators of one task. It looks at the clock when an operator starts or ends, never per record.
+
+    Args:
+        nanos: Returns a time in nanoseconds that never goes back. Default: the monotonic clock of the process.
+    """
+
+    def __init__(self, nanos: Callable[[], int] = time.perf_counter_ns) -> None:
+        self._nanos = nanos
+        self._since = nanos()
+        self.running: list[str] = []
+        """The operators that the thread is in, the innermost last."""
+        self._busy: Counter[str] = Counter()
+        self._held: Counter[str] = Counter()
+        """The time in operators behind, by operator."""
+        self._total = self._blocked = 0
+        self._taken: dict[str, tuple[int, int, int]] = {}
+
+    def enter(self, uid: str) -> None:
+        """An operator starts. It must not be running already, and ends before those that started earlier."""
+        self._advance()
+        self.running.append(uid)
+
+    def leave(self) -> None:
+        """The operator that started last ends."""
+        self._advance()
+        self.running.pop()
+
+    def given(self, outputs: Iterable[T]) -> Iterator[T]:
+        """Yields what the task sends. The time until the consumer comes back is back-pressure of all its operators."""
+        for output in outputs:
+            self._advance()
+            yield output
+            self._blocked += self._elapsed()
+
+    def take(self, uid: str) -> OperatorTimes:
+        """Returns the times of an operator since the last call, or since the beginning."""
+        self._advance()
+        now = (self._total, self._busy[uid], self._held[uid] + self._blocked)
+        before = self._taken.get(uid, (0, 0, 0))
+        self._taken[uid] = now
+        total, busy, held = ((a - b) // _NANOS_PER_MICRO for a, b in zip(now, before, strict=True))
+        return OperatorTimes(busy, total - busy - held, held)
+
+    def _elapsed(self) -> int:
+        now = self._nanos()
+        elapsed, self._since = now - self._since, now
+        self._total += elapsed
+        return elapsed
+
+    def _advance(self) -> None:
+        elapsed = self._elapsed()
+        if self.running:
+            *outer, innermost = self.running
+            self._busy[innermost] += elapsed
+            for uid in outer:
+                self._held[uid] += elapsed
