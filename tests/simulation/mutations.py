@@ -44,6 +44,17 @@ __all__ = ["MUTATIONS"]
 
 Wrapped = Callable[..., Any]
 
+_CALM = dict.fromkeys(
+    (
+        *("crash", "pause", "fail_before", "fail_after", "outage", "retried", "late_list", "clock_jump"),
+        *("task_fails", "task_hangs", "step_hangs", "speculation", "stray_messages"),
+    ),
+    0.0,
+)
+"""Nothing fails: a rule about a rare event is noticed sooner where that event is the only trouble."""
+_ONE_STREAM = {**_CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
+"""Attempts only run epochs."""
+
 
 @dataclass(frozen=True)
 class Mutation:
@@ -188,12 +199,12 @@ def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
     JobMaster,
     "_perform",
     "was aborted, but completed checkpoint",
-    task_fails=0.1,
+    **{**_ONE_STREAM, "task_fails": 0.2, "switch": 0.95},
 )
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
     if isinstance(instruction, NotifyAborted):
-        master._mailbox.submit(Lane.STORE, master._abort_lingering)
+        master._mailbox.submit(Lane.TRIGGER, master._abort_lingering)
 
 
 @_mutation(
@@ -201,8 +212,7 @@ def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     JobMaster,
     "_break_chain",
     "but the files have",
-    fail_before=0.04,
-    outage=0,
+    **{**_CALM, "fail_before": 0.04, "partitioned": 0},
 )
 def _(real: Wrapped, master: JobMaster) -> None:
     waiting = list(master._to_complete)
@@ -237,6 +247,7 @@ def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
     JobMaster,
     "_perform",
     "which does not exist",
+    **{**_CALM, "partitioned": 0, "restore": 0, "savepoint": 0.1},
 )
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
@@ -265,6 +276,8 @@ def _(real: Wrapped, *args: Any) -> Any:
     "which does not exist",
     pause=0.03,
     late_list=0,
+    savepoint=0.8,
+    stop=0,
 )
 def _(real: Wrapped, store: ObjectStore) -> Any:
     return Head(0, unclaimed=tuple(range(1_000))), ""
@@ -326,10 +339,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoi
     JobAttempt,
     "__init__",
     "which an earlier try has restored",
-    retry=0.8,
-    step_hangs=0.04,
-    restore=0.8,
-    partitioned=0,
+    **{**_CALM, "retry": 0.5, "restore": 1, "savepoint": 0.9, "stop": 0, "deleting": 0, "partitioned": 0},
 )
 def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
     real(attempt, *args, **{**options, "run_id": None})
@@ -354,7 +364,13 @@ def _(real: Wrapped, region: RegionRunner, error: Any) -> Any:
     return error
 
 
-@_mutation("a sweep deletes what an active epoch has written", upkeep, "sweep", "which does not exist", upkeep=0.8)
+@_mutation(
+    "a sweep deletes what an active epoch has written",
+    upkeep,
+    "sweep",
+    "which does not exist",
+    **{**_CALM, "upkeep": 0.8},
+)
 def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> Any:
     return real(store, timedelta(0), **options)
 
@@ -364,7 +380,15 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     return real(*args, **{**options, "dry_run": True})
 
 
-@_mutation("draining does not end the input of the tasks", EpochPlanner, "plan_drain", "still holds", partitioned=0)
+@_mutation(
+    "draining does not end the input of the tasks",
+    EpochPlanner,
+    "plan_drain",
+    "still holds",
+    partitioned=0,
+    stop=0.5,
+    drain=1,
+)
 def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> Any:
     return replace(real(planner, checkpoint_id), ended_sources=frozenset())
 
@@ -443,8 +467,7 @@ def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     JobAttempt,
     "_commit",
     "CommittableLostError",
-    pause=0.03,
-    partitioned=1,
+    **{**_CALM, "crash": 0.01, "pause": 0.03, "partitioned": 1},
 )
 def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
     return attempt._committers.commit(metadata)

@@ -252,13 +252,13 @@ class Supervisor:
 
     def _savepoints(self, attempt: SimulatedAttempt, run: _Run, asked: Asked) -> bool:
         """Sometimes takes a savepoint. Returns whether the job was stopped with it."""
-        rng, savepoints = self._world.rng, self._invariants.savepoints
-        if run.peaceful or rng.random() > 0.35:
+        rng, chaos, savepoints = self._world.rng, self._world.chaos, self._invariants.savepoints
+        if run.peaceful or rng.random() > chaos.savepoint:
             return False
         target, format_type = self._upkeep.draw_savepoint()
         self._world.current.process.sluggish = 10
-        if rng.random() < 0.2:
-            asked.ends_input = rng.random() < 0.3
+        if rng.random() < chaos.stop:
+            asked.ends_input = rng.random() < chaos.drain
             savepoints.add(attempt.stop_with_savepoint(target, format_type, drain=asked.ends_input))
             return True
         savepoints.add(attempt.savepoint(target, format_type))

@@ -70,6 +70,12 @@ class Chaos:
     """Per attempt: it starts from a savepoint, if there is one."""
     retry: float = 0.3
     """Per attempt: the next one retries it."""
+    savepoint: float = 0.35
+    """Per epoch: the attempt takes a savepoint afterwards."""
+    stop: float = 0.2
+    """Per savepoint: the attempt stops with it."""
+    drain: float = 0.3
+    """Per stop: it ends the input."""
     upkeep: float = 0.5
     """Per attempt: an actor sweeps, disposes or the like at the same time."""
     lost_head: float = 0.2
