@@ -41,3 +41,5 @@ register("file_enumerator", "dagster_flinkpy.connectors.file_source:FileEnumerat
 register("file_reader", "dagster_flinkpy.connectors.file_source:read_lines")
 register("file_writer", "dagster_flinkpy.connectors.file_sink:FileWriter")
 register("file_committer", "dagster_flinkpy.connectors.file_sink:file_committer")
+register("transaction_writer", "dagster_flinkpy.connectors.transactions:TransactionWriter")
+register("transaction_committer", "dagster_flinkpy.connectors.transactions:TransactionCommitter")

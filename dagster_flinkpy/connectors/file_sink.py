@@ -14,7 +14,12 @@ from dagster_flinkpy.connectors.staged_files import (
     file_name,
     partition_folder,
 )
-from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, Json, SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitterInitContext,
+    CommittingSinkWriter,
+    Json,
+    WriterInitContext,
+)
 from dagster_flinkpy.datastream.connectors.file_system import FileSink
 from dagster_flinkpy.storage import StorageLocation
 
@@ -27,7 +32,7 @@ def file_committer(sink: FileSink, context: CommitterInitContext) -> StagedFileC
     return StagedFileCommitter(StorageLocation(sink.base_path).open(), context, prefix=prefix)
 
 
-class FileWriter(SinkWriter):
+class FileWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask: one file, or several if a file reaches the part size.
 
     Args:

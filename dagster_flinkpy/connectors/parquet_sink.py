@@ -12,7 +12,7 @@ from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformatio
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitterInitContext,
-    SinkWriter,
+    CommittingSinkWriter,
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
@@ -45,7 +45,7 @@ class ParquetSink(TwoPhaseCommittingSink):
             )
         check_has_scale(type_info, f"the Parquet sink {self.location.url}")
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         from dagster_flinkpy.connectors.parquet_writer import ParquetWriter
 
         self.validate(type_info)

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.staged_files import PART_BYTES, StagedUpload, file_name, partition_folder
-from dagster_flinkpy.datastream.connectors.base import Json, SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.storage import ObjectStore
 
 __all__ = ["ParquetWriter"]
@@ -16,7 +16,7 @@ _GROUP_BYTES = 64 << 20
 _GROUP_ROWS = 1 << 17
 
 
-class ParquetWriter(SinkWriter):
+class ParquetWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask to a staged upload, which begins with the first record.
 
     Args:

@@ -8,20 +8,18 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 from urllib.parse import quote, unquote
 
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
+    Committer,
     CommitterInitContext,
     Json,
-    SinkCommitter,
     WriterInitContext,
 )
 from dagster_flinkpy.errors import (
@@ -36,6 +34,7 @@ from dagster_flinkpy.storage import ObjectStore, UploadedPart, UploadInfo, check
 
 __all__ = [
     "PART_BYTES",
+    "FileNames",
     "StagedFile",
     "StagedFileCommitter",
     "StagedUpload",
@@ -47,7 +46,6 @@ __all__ = [
 PART_BYTES = 8 << 20
 """Size of the parts of an upload, in bytes. S3 requires at least 5 MiB in every part but the last."""
 
-_COMMIT_TRIES = 10
 _COMMIT_THREADS = 8
 
 
@@ -156,60 +154,38 @@ class StagedUpload(io.RawIOBase):
                 self._store.abort_upload(self._key, self._upload_id)
 
 
-class StagedFileCommitter(SinkCommitter):
-    """Completes staged uploads in the order of checkpoints, and the files of one checkpoint in parallel.
+class StagedFileCommitter(Committer):
+    """Completes staged uploads, several at a time.
 
     Args:
         store: Store rooted at the sink's location.
         context: Who is committing.
         prefix: Prefix of the sink's file names, before job and uid.
-        wait: Waits for a number of seconds between two tries.
     """
 
-    def __init__(
-        self,
-        store: ObjectStore,
-        context: CommitterInitContext,
-        *,
-        prefix: str = "",
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
+    def __init__(self, store: ObjectStore, context: CommitterInitContext, *, prefix: str = "") -> None:
         self._store = store
-        starts = {start(context.job_id, context.uid) for start in (_name_start, _former_name_start)}
-        start = rf"{re.escape(prefix)}(?:{'|'.join(re.escape(each) for each in starts if each)})"
-        self._mine = re.compile(rf"{start}(?P<checkpoint>\d+)\.\d+\.(?P<token>\d+)-")
-        self._fencing_token = context.fencing_token
-        self._wait = wait
+        self._names = FileNames(context, prefix)
 
-    def commit(self, requests: Sequence[CommitRequest]) -> int:
-        before = 0
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
         with ThreadPoolExecutor(_COMMIT_THREADS, "file-commit") as pool:
-            for _, group in groupby(sorted(requests, key=_checkpoint), key=_checkpoint):
-                pending = [pool.submit(self._commit_one, request) for request in group]
-                # All files are tried, so that one lost file does not hide the others.
-                before += sum([future.result() for future in pending if future.exception() is None])
-                if errors := [error for future in pending if (error := future.exception()) is not None]:
-                    raise min(errors, key=lambda error: isinstance(error, CommittableLostError))
-        return before
+            for done in [pool.submit(self._commit_one, request) for request in requests]:
+                done.result()
 
-    def _commit_one(self, request: CommitRequest) -> bool:
-        """Commits one file, and returns whether it was committed before."""
-        file = StagedFile.from_json(request.committable)
-        where = f"{self._store.url}/{file.key} of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
-        there: bool | None = None
-        for tries in range(1, _COMMIT_TRIES + 1):
-            try:
-                if there is None:
-                    there = self._exists(file.key)
-                self._complete(file, where, request.checkpoint_id)
-                return there
-            except StorageError as error:
-                if tries == _COMMIT_TRIES:
-                    raise SinkCommitError(
-                        f"cannot commit {where} after {tries} tries: {error}. The checkpoint keeps it; run again."
-                    ) from error
-                self._wait(min(0.1 * 2 ** (tries - 1), 10.0))
-        raise AssertionError("unreachable")
+    def _commit_one(self, request: CommitRequest) -> None:
+        try:
+            file = StagedFile.from_json(request.committable)
+            where = f"{self._store.url}/{file.key} of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
+            there = self._exists(file.key)
+            self._complete(file, where, request.checkpoint_id)
+            if there and request.number_of_retries == 0:  # a retry may find what this attempt has completed
+                request.signal_already_committed()
+        except CommittableLostError as error:
+            request.signal_failed_with_known_reason(error)
+        except SinkCommitError as error:
+            request.signal_failed_with_unknown_reason(error)
+        except StorageError as error:
+            request.retry_later(StorageError(f"{self._store.url}/{file.key}: {error}"))
 
     def _complete(self, file: StagedFile, where: str, checkpoint_id: int) -> None:
         try:
@@ -249,14 +225,14 @@ class StagedFileCommitter(SinkCommitter):
         older = [
             info.key
             for info in self._store.list(partition_folder(partition))
-            if (name := self._mine.match(info.key.rpartition("/")[2])) and int(name["checkpoint"]) < checkpoint_id
+            if (checkpoint := self._names.checkpoint(info.key)) is not None and checkpoint < checkpoint_id
         ]
         self._store.delete_many(older)
         return len(older)
 
     def last_committed(self) -> int | None:
-        names = (self._mine.match(info.key.rpartition("/")[2]) for info in self._store.list())
-        return max((int(name["checkpoint"]) for name in names if name), default=None)
+        found = (self._names.checkpoint(info.key) for info in self._store.list())
+        return max((checkpoint for checkpoint in found if checkpoint is not None), default=None)
 
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return len(self._lingering(keep))
@@ -272,17 +248,33 @@ class StagedFileCommitter(SinkCommitter):
         return [
             upload
             for upload in self._store.list_uploads()
-            if self._is_mine(upload.key) and (upload.key, upload.upload_id) not in kept
+            if self._names.mine(upload.key) and (upload.key, upload.upload_id) not in kept
         ]
 
-    def _is_mine(self, key: str) -> bool:
+
+class FileNames:
+    """Recognises the files of a job and sink by the names that `file_name` gave them.
+
+    Args:
+        context: The job, sink and attempt.
+        prefix: Prefix of the sink's file names, before job and uid.
+    """
+
+    def __init__(self, context: CommitterInitContext, prefix: str = "") -> None:
+        starts = {start(context.job_id, context.uid) for start in (_name_start, _former_name_start)}
+        start = rf"{re.escape(prefix)}(?:{'|'.join(re.escape(each) for each in starts if each)})"
+        self._pattern = re.compile(rf"{start}(?P<checkpoint>\d+)\.\d+\.(?P<token>\d+)-")
+        self._fencing_token = context.fencing_token
+
+    def checkpoint(self, key: str) -> int | None:
+        """Returns the checkpoint of a file of this job and sink, or None for another file."""
+        name = self._pattern.match(key.rpartition("/")[2])
+        return None if name is None else int(name["checkpoint"])
+
+    def mine(self, key: str) -> bool:
         """Returns whether a file is of this job and sink, but not of a newer attempt, which a fenced one must spare."""
-        name = self._mine.match(key.rpartition("/")[2])
+        name = self._pattern.match(key.rpartition("/")[2])
         return name is not None and int(name["token"]) <= self._fencing_token
-
-
-def _checkpoint(request: CommitRequest) -> int:
-    return request.checkpoint_id
 
 
 def _plain(text: str) -> str:

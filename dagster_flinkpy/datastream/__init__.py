@@ -53,6 +53,7 @@ from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.time_domain import TimeDomain
 from dagster_flinkpy.datastream.timerservice import TimerService
+from dagster_flinkpy.datastream.two_phase_commit_sink_function import TwoPhaseCommitSinkFunction
 from dagster_flinkpy.datastream.window import (
     ContinuousEventTimeTrigger,
     ContinuousProcessingTimeTrigger,
@@ -163,6 +164,7 @@ __all__ = [
     "TriggerResult",
     "TumblingEventTimeWindows",
     "TumblingProcessingTimeWindows",
+    "TwoPhaseCommitSinkFunction",
     "Window",
     "WindowAssigner",
     "WindowFunction",

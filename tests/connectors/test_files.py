@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from dagster_flinkpy.common import Duration, Encoder, Types
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.datastream.connectors.file_system import (
     BucketAssigner,
     FileSink,
@@ -17,6 +17,7 @@ from dagster_flinkpy.datastream.connectors.file_system import (
     StreamFormat,
 )
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 
 FORMAT = StreamFormat.text_line_format()
 
@@ -164,6 +165,10 @@ def sink_into(folder: Path, policy: RollingPolicy | None = None) -> FileSink:
     )
 
 
+def commit(committer: Committer, requests: list[CommitRequest]) -> int:
+    return commit_requests(committer, requests, "sink")
+
+
 def visible(folder: Path) -> list[Path]:
     return sorted(p for p in folder.rglob("pre-*.txt") if p.is_file())
 
@@ -176,9 +181,9 @@ def test_files_are_visible_after_the_commit_only_and_once(tmp_path: Path) -> Non
     assert visible(tmp_path) == []
     requests = [CommitRequest(1, 0, c) for c in committables]
     committer = sink.create_committer(CommitterInitContext("job", "sink", 1))
-    assert committer.commit(requests) == 0
+    assert commit(committer, requests) == 0
     assert [p.read_text() for p in visible(tmp_path)] == ["a\nü\n"]
-    assert committer.commit(requests) == 1
+    assert commit(committer, requests) == 1
     assert len(visible(tmp_path)) == 1
 
 
@@ -188,7 +193,9 @@ def test_a_full_file_is_followed_by_another(tmp_path: Path) -> None:
     writer.write(pa.array([1, 2, 3, 4, 5], type=pa.int32()))
     committables = writer.prepare_commit()
     assert [c["rows"] for c in committables] == [2, 2, 1]
-    sink.create_committer(CommitterInitContext("job", "sink", 1)).commit([CommitRequest(1, 0, c) for c in committables])
+    commit(
+        sink.create_committer(CommitterInitContext("job", "sink", 1)), [CommitRequest(1, 0, c) for c in committables]
+    )
     assert [p.read_text() for p in visible(tmp_path)] == ["1\n2\n", "3\n4\n", "5\n"]
 
 
@@ -204,9 +211,9 @@ def test_what_dead_attempts_left_is_aborted_and_what_others_write_is_not(tmp_pat
         files.append(writer.prepare_commit()[0])
     committer = sink.create_committer(CommitterInitContext("job", "sink", 2))
     assert committer.abort_lingering([CommitRequest(1, 0, files[0])]) == 1
-    assert committer.commit([CommitRequest(1, 0, files[0])]) == 0
+    assert commit(committer, [CommitRequest(1, 0, files[0])]) == 0
     other = sink.create_committer(CommitterInitContext("job", "sink2", 2))
-    assert other.commit([CommitRequest(1, 0, files[2])]) == 0
+    assert commit(other, [CommitRequest(1, 0, files[2])]) == 0
 
 
 def test_an_aborted_writer_leaves_nothing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dagster_flinkpy.errors import (
     SinkCommitError,
     StorageError,
 )
+from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 
@@ -52,6 +53,11 @@ def committer(location):
     return ParquetSink(location).create_committer(COMMITTER)
 
 
+def commit(location, requests, **options):
+    """Commits as the driver does, and returns how many were committed before."""
+    return commit_requests(committer(location), requests, "table", **options)
+
+
 def visible(location):
     store = location.open()
     tables = [pq.read_table(io.BytesIO(store.get(info.key)[0])) for info in store.list()]
@@ -66,16 +72,16 @@ def test_rows_are_seen_after_the_commit_and_not_before(location):
     requests = [*stage(location, [1, 2], subtask=0), *stage(location, [3], subtask=1)]
     assert visible(location) == []
     assert [request.committable["rows"] for request in requests] == [2, 1]
-    assert committer(location).commit(requests) == 0
+    assert commit(location, requests) == 0
     assert visible(location) == [1, 2, 3]
     assert uploads(location) == []
 
 
 def test_committing_again_changes_nothing(location):
     requests = [*stage(location, [1, 2]), *stage(location, [3], checkpoint_id=2)]
-    committer(location).commit(requests[:1])  # then the driver crashes
-    assert committer(location).commit(requests) == 1
-    assert committer(location).commit(requests) == 2
+    commit(location, requests[:1])  # then the driver crashes
+    assert commit(location, requests) == 1
+    assert commit(location, requests) == 2
     assert visible(location) == [1, 2, 3]
 
 
@@ -87,7 +93,7 @@ def test_lingering_uploads_are_aborted_and_kept_ones_commit(location):
     stage(location, [5], job_id="job.table")
     assert committer(location).abort_lingering(kept) == 2
     assert len(uploads(location)) == 3
-    assert committer(location).commit(kept) == 0
+    assert commit(location, kept) == 0
     assert visible(location) == [1]
     assert committer(location).abort_lingering([]) == 0
 
@@ -139,7 +145,7 @@ def test_lost_upload_is_an_error_that_names_the_file_and_the_checkpoint(location
     key = lost[0].committable["key"]
     committer(location).abort_lingering([])
     with pytest.raises(CommittableLostError, match=rf"{key} of checkpoint 7.*2 rows are lost"):
-        committer(location).commit(lost)
+        commit(location, lost)
     assert visible(location) == []
 
 
@@ -148,7 +154,7 @@ def test_a_lost_file_stops_later_checkpoints_but_not_its_neighbours(location):
     later = stage(location, [3], checkpoint_id=2)
     committer(location).abort_lingering([neighbour, *later])
     with pytest.raises(SinkCommitError, match="lost"):
-        committer(location).commit([*later, lost, neighbour])
+        commit(location, [*later, lost, neighbour])
     assert visible(location) == [2]
 
 
@@ -156,18 +162,18 @@ def test_another_object_of_that_name_is_an_error(location):
     requests = stage(location, [1])
     location.open().put(requests[0].committable["key"], b"something else")
     with pytest.raises(SinkCommitError, match="another object has this name"):
-        committer(location).commit(requests)
+        commit(location, requests)
     assert uploads(location) == [requests[0].committable["key"]]
 
 
 def test_a_file_that_is_there_byte_by_byte_counts_as_committed(location):
     """This happens after a commit to an encrypted bucket, where ETags do not identify the content of an object."""
     requests = stage(location, [1])
-    committer(location).commit(requests)
+    commit(location, requests)
     store, key = location.open(), requests[0].committable["key"]
     data, _ = store.get(key)
     store.put(key, data)  # on S3 this changes the ETag
-    assert committer(location).commit(requests) == 1
+    assert commit(location, requests) == 1
 
 
 def test_abort_drops_what_was_written(location):
@@ -194,7 +200,7 @@ def test_large_output_goes_out_in_parts_and_row_groups(location):
         writer.write(column.slice(start, 8192))
     [committable] = writer.prepare_commit()
     assert len(committable["parts"]) > 1
-    committer(location).commit([CommitRequest(1, 0, committable)])
+    commit(location, [CommitRequest(1, 0, committable)])
     data, _ = location.open().get(committable["key"])
     file = pq.ParquetFile(io.BytesIO(data))
     assert len(data) == committable["bytes"]
@@ -222,7 +228,7 @@ def test_every_type_has_columns(tmp_path, type_info, values, expected):
     location = StorageLocation(str(tmp_path))
     writer = ParquetSink(location).create_writer(CONTEXT, type_info)
     writer.write(type_info.to_arrow(values))
-    committer(location).commit([CommitRequest(1, 0, c) for c in writer.prepare_commit()])
+    commit(location, [CommitRequest(1, 0, c) for c in writer.prepare_commit()])
     [info] = location.open().list()
     assert pq.read_table(tmp_path / info.key).to_pydict() == expected
 
@@ -239,7 +245,7 @@ def test_damaged_committable_is_refused(tmp_path, change):
     [request] = stage(location, [1])
     damaged = replace(request, committable={**request.committable, **change})
     with pytest.raises(SinkCommitError, match="not a committable"):
-        committer(location).commit([damaged])
+        commit(location, [damaged])
     assert visible(location) == []
 
 
@@ -262,7 +268,9 @@ class Flaky(LocalObjectStore):
 def test_commit_is_tried_again_with_growing_pauses(tmp_path):
     requests = stage(StorageLocation(str(tmp_path)), [1])
     waited = []
-    assert StagedFileCommitter(Flaky(tmp_path, 4), COMMITTER, wait=waited.append).commit(requests) == 0
+    assert (
+        commit_requests(StagedFileCommitter(Flaky(tmp_path, 4), COMMITTER), requests, "table", wait=waited.append) == 0
+    )
     assert waited == [0.1, 0.2, 0.4, 0.8]
     assert visible(StorageLocation(str(tmp_path))) == [1]
 
@@ -282,7 +290,9 @@ class Contended(LocalObjectStore):
 def test_commit_is_tried_again_when_another_attempt_completes_the_upload(tmp_path):
     requests = stage(StorageLocation(str(tmp_path)), [1])
     waited = []
-    assert StagedFileCommitter(Contended(tmp_path), COMMITTER, wait=waited.append).commit(requests) == 0
+    assert (
+        commit_requests(StagedFileCommitter(Contended(tmp_path), COMMITTER), requests, "table", wait=waited.append) == 0
+    )
     assert waited == [0.1]
     assert visible(StorageLocation(str(tmp_path))) == [1]
 
@@ -301,13 +311,15 @@ def test_what_can_be_tried_again_is_told_before_what_is_lost(tmp_path):
     lost, waiting = [*stage(location, [1]), *stage(location, [2], subtask=1)]
     committer(location).abort_lingering([waiting])
     with pytest.raises(SinkCommitError, match="503 Slow Down"):
-        StagedFileCommitter(OneLost(tmp_path), COMMITTER, wait=lambda seconds: None).commit([lost, waiting])
+        commit_requests(
+            StagedFileCommitter(OneLost(tmp_path), COMMITTER), [lost, waiting], "table", wait=lambda _: None
+        )
 
 
-def test_commit_gives_up_after_ten_tries_and_can_be_repeated(tmp_path):
+def test_commit_gives_up_after_ten_retries_and_can_be_repeated(tmp_path):
     requests = stage(StorageLocation(str(tmp_path)), [1], checkpoint_id=5)
     waited = []
-    with pytest.raises(SinkCommitError, match=r"checkpoint 5 .*after 10 tries: 503 Slow Down"):
-        StagedFileCommitter(Flaky(tmp_path, 99), COMMITTER, wait=waited.append).commit(requests)
-    assert len(waited) == 9
-    assert committer(StorageLocation(str(tmp_path))).commit(requests) == 0
+    with pytest.raises(SinkCommitError, match=r"checkpoint 5 .*after 11 tries: .*503 Slow Down"):
+        commit_requests(StagedFileCommitter(Flaky(tmp_path, 99), COMMITTER), requests, "table", wait=waited.append)
+    assert len(waited) == 10
+    assert commit(StorageLocation(str(tmp_path)), requests) == 0

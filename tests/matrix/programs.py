@@ -22,8 +22,8 @@ from dagster_flinkpy.datastream import (
 )
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
+    Committer,
     CommitterInitContext,
-    SinkCommitter,
     Source,
     SourceSplit,
     SplitEnumerator,
@@ -124,18 +124,18 @@ class Program:
 
 
 class _Sink(FolderSink):
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+    def create_committer(self, context: CommitterInitContext) -> Committer:
         return _Committer(super().create_committer(context))
 
 
-class _Committer(SinkCommitter):
+class _Committer(Committer):
     """Replaces nothing, because each partition runs once."""
 
-    def __init__(self, inner: SinkCommitter) -> None:
+    def __init__(self, inner: Committer) -> None:
         self._inner = inner
 
-    def commit(self, requests: Sequence[CommitRequest]) -> int:
-        return self._inner.commit(requests)
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        self._inner.commit(requests)
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         return self._inner.abort_lingering(keep)

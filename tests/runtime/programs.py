@@ -15,9 +15,9 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
+    Committer,
     CommitterInitContext,
-    SinkCommitter,
-    SinkWriter,
+    CommittingSinkWriter,
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
@@ -126,11 +126,11 @@ class FolderSink(TwoPhaseCommittingSink):
     def validate(self, type_info: TypeInformation | None) -> None:
         pass
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         name = f"{context.checkpoint_id}.{context.subtask}.{context.execution}"
         return _FolderWriter(self._staged / name, type_info, self._fail_on)
 
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+    def create_committer(self, context: CommitterInitContext) -> Committer:
         return _FolderCommitter(self._staged, self._committed)
 
     def staged(self) -> list[Path]:
@@ -143,7 +143,7 @@ class FolderSink(TwoPhaseCommittingSink):
         return sorted(tuple(json.loads(line)) for line in lines)
 
 
-class _FolderWriter(SinkWriter):
+class _FolderWriter(CommittingSinkWriter):
     def __init__(self, path: Path, type_info: TypeInformation, fail_on: Any) -> None:
         self._path, self._type_info, self._fail_on = path, type_info, fail_on
         path.touch()
@@ -162,19 +162,17 @@ class _FolderWriter(SinkWriter):
         self._path.unlink()
 
 
-class _FolderCommitter(SinkCommitter):
+class _FolderCommitter(Committer):
     def __init__(self, staged: Path, committed: Path) -> None:
         self._staged, self._committed = staged, committed
 
-    def commit(self, requests: Sequence[CommitRequest]) -> int:
-        before = 0
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
         for request in requests:
             name = request.committable["name"]
             if (self._committed / name).exists():
-                before += 1
+                request.signal_already_committed()
             else:
                 (self._staged / name).rename(self._committed / name)
-        return before
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         kept = {request.committable["name"] for request in keep}

@@ -22,7 +22,7 @@ from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import Traces
-from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
+from dagster_flinkpy.connectors.staged_files import FileNames, StagedFileCommitter
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop
@@ -125,7 +125,7 @@ MUTATIONS |= {
         EpochJob, "written_by", "", "names it"
     ),
     "an attempt aborts what newer ones have staged, and is not fenced": _unfenced(
-        StagedFileCommitter, "_is_mine", lambda committer, key: True, "whose upload is gone"
+        FileNames, "mine", lambda names, key: True, "whose upload is gone"
     ),
 }
 

@@ -17,9 +17,9 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream import KeyedProcessFunction, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
     CommitterInitContext,
-    SinkCommitter,
-    SinkWriter,
+    CommittingSinkWriter,
     Source,
     SourceSplit,
     SplitEnumerator,
@@ -194,11 +194,11 @@ class _Files(TwoPhaseCommittingSink):
     def validate(self, type_info: TypeInformation | None) -> None:
         pass
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         raise AssertionError("simulated tasks write for themselves")
 
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
-        return StagedFileCommitter(SimulatedStore(here(), OUT), context, wait=here().sleep)
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        return StagedFileCommitter(SimulatedStore(here(), OUT), context)
 
 
 @cache

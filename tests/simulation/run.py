@@ -13,6 +13,7 @@ from unittest import mock
 
 from dagster_flinkpy.checkpoint import savepoint
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
+from dagster_flinkpy.runtime.master import commit_retries
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
@@ -49,6 +50,7 @@ def _one_thread(world: World) -> Iterator[None]:
                 stack.enter_context(mock.patch.object(module, "ThreadPoolExecutor", SerialExecutor))
         stack.enter_context(mock.patch.object(Watchdog, "run", _watchdog(world)))
         stack.enter_context(mock.patch.object(job_loop, "_now", world.clock))
+        stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
         stack.enter_context(mock.patch.object(job_loop, "JobMaster", SimulatedMaster))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
         for module in (savepoint, lease):

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -20,9 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CommitRequest",
+    "CommitRequestState",
+    "Committer",
     "CommitterInitContext",
+    "CommittingSinkWriter",
     "Sink",
-    "SinkCommitter",
     "SinkWriter",
     "Source",
     "SourceSplit",
@@ -211,19 +214,33 @@ class WriterInitContext:
 
 
 class SinkWriter(ABC):
-    """Writes one epoch of one subtask. Nothing may become visible before the commit."""
+    """Writes one epoch of one subtask (Flink: ``SinkWriter``).
+
+    A writer that only extends this class writes at least once: what it writes is visible at once, and is written again
+    if the epoch runs again. Extend `CommittingSinkWriter` for exactly once.
+    """
 
     @abstractmethod
     def write(self, column: pa.Array) -> None:
         """Writes a column of records of the stream's type."""
 
-    @abstractmethod
-    def prepare_commit(self) -> list[Json]:
-        """Flushes, and returns the committables for the checkpoint, as JSON (Flink: ``PrecommittingSinkWriter``)."""
+    def flush(self) -> None:  # noqa: B027 - a writer that keeps nothing back has nothing to flush
+        """Is called at the barrier, after the last record of the epoch. Everything must be written when it returns."""
 
     @abstractmethod
     def abort(self) -> None:
-        """Discards what was written."""
+        """Is called if the epoch fails. Discards what was written, as far as that is possible."""
+
+
+class CommittingSinkWriter(SinkWriter):
+    """Writes where no reader looks, until the commit makes it visible (Flink: ``CommittingSinkWriter``)."""
+
+    @abstractmethod
+    def prepare_commit(self) -> list[Json]:
+        """Is called at the barrier, after `flush`, and returns the committables for the checkpoint, as JSON.
+
+        From then on the output must survive the death of the process.
+        """
 
 
 class Sink(ABC):
@@ -256,31 +273,106 @@ class CommitterInitContext:
 
     job_id: str
     uid: str
+    """The uid of the sink's operator."""
     fencing_token: int
+    """The fencing token of the execution attempt."""
+    type_info: TypeInformation | None = None
+    """The type of the records, or None if it is unknown."""
 
 
-@dataclass(frozen=True)
+class CommitRequestState(Enum):
+    """What became of a `CommitRequest` (Flink: ``CommitRequestState``)."""
+
+    RECEIVED = "received"
+    """Nothing was signalled. When `Committer.commit` returns, this means that it is committed."""
+    ALREADY_COMMITTED = "already committed"
+    RETRY = "retry"
+    FAILED_WITH_KNOWN_REASON = "failed with known reason"
+    FAILED_WITH_UNKNOWN_REASON = "failed with unknown reason"
+
+
+@dataclass
 class CommitRequest:
-    """A committable and its origin (Flink: ``Committer.CommitRequest``)."""
+    """A committable and its origin, with which a committer says what became of it (Flink: ``Committer.CommitRequest``).
+
+    If `Committer.commit` returns and has called none of the methods, the request is committed.
+    """
 
     checkpoint_id: int
+    """The checkpoint whose output it is."""
     subtask: int
+    """The index of the writer's subtask."""
     committable: Json
+    """What `CommittingSinkWriter.prepare_commit` returned."""
+    number_of_retries: int = 0
+    """How often this attempt has tried before."""
+    state: CommitRequestState = field(default=CommitRequestState.RECEIVED, init=False)
+    """What was signalled last."""
+    error: Exception | None = field(default=None, init=False)
+    """Why it is not committed, if that was signalled."""
+
+    def retry_later(self, error: Exception | None = None) -> None:
+        """Asks to commit it again after a pause. After 10 retries the job fails, and its next attempt tries again.
+
+        Args:
+            error: Why it is not committed, for the message of that failure. Flink has no such argument.
+        """
+        self._signal(CommitRequestState.RETRY, error)
+
+    def update_and_retry_later(self, committable: Json, error: Exception | None = None) -> None:
+        """Asks to commit another committable instead after a pause, for example what is left of this one.
+
+        The update is not stored: another attempt gets the committable of the checkpoint.
+
+        Args:
+            committable: The other committable.
+            error: As in `retry_later`.
+        """
+        self.committable = committable
+        self._signal(CommitRequestState.RETRY, error)
+
+    def signal_already_committed(self) -> None:
+        """Says that it was committed before, for example by an attempt that died during the commit."""
+        self._signal(CommitRequestState.ALREADY_COMMITTED, None)
+
+    def signal_failed_with_known_reason(self, error: Exception) -> None:
+        """Says that it can never be committed, because its output is lost. The other requests are still committed.
+
+        Then the job fails with a `CommittableLostError`, and so does each attempt after it, until one restores a
+        checkpoint or savepoint that is named explicitly. (Flink logs the error and drops the rows.)
+
+        Args:
+            error: The reason. It should say what to do.
+        """
+        self._signal(CommitRequestState.FAILED_WITH_KNOWN_REASON, error)
+
+    def signal_failed_with_unknown_reason(self, error: Exception) -> None:
+        """Says that it is not committed, or that nobody knows whether it is, and that a retry right now is of no use.
+
+        The job fails with a `SinkCommitError`. The checkpoint keeps the committable, so the next attempt tries again.
+
+        Args:
+            error: The reason. It should say what to do.
+        """
+        self._signal(CommitRequestState.FAILED_WITH_UNKNOWN_REASON, error)
+
+    def _signal(self, state: CommitRequestState, error: Exception | None) -> None:
+        self.state, self.error = state, error
 
 
-class SinkCommitter(ABC):
-    """Runs the second phase, on the driver, after the checkpoint has completed."""
+class Committer(ABC):
+    """Runs the second phase, on the driver, after the checkpoint has completed (Flink: ``Committer``).
+
+    Checkpoints are committed in their order. An attempt first commits what the checkpoint that it restores still has to
+    commit.
+    """
 
     @abstractmethod
-    def commit(self, requests: Sequence[CommitRequest]) -> int:
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
         """Makes committables visible. It is idempotent: some may have been committed before.
 
-        Returns:
-            The number of committables that had been committed before.
-
-        Raises:
-            CommittableLostError: A committable is neither committed nor staged any longer. The others were tried.
-            SinkCommitError: A committable cannot be committed, and a retry cannot fix that.
+        Args:
+            requests: All requests of a checkpoint; when it is called again after a pause, those that asked for it.
         """
 
     def replace_partition(self, partition: str, checkpoint_id: int) -> int:
@@ -312,12 +404,22 @@ class SinkCommitter(ABC):
 
     @abstractmethod
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
-        """Aborts the open transactions of this job and uid except those of ``keep``, and returns their number."""
+        """Aborts the open transactions of this job and uid except those of ``keep``, and returns their number.
+
+        It is called when an attempt starts, fails or ends. It must spare the transactions of newer attempts.
+        """
 
 
 class TwoPhaseCommittingSink(Sink):
-    """A sink that commits, after the checkpoint has completed, what its writers prepared."""
+    """A sink that commits, after the checkpoint has completed, what its writers prepared.
+
+    Flink 2 has it as ``SupportsCommitter``; the name is that of Flink 1.
+    """
 
     @abstractmethod
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        """Returns a writer for one subtask and epoch."""
+
+    @abstractmethod
+    def create_committer(self, context: CommitterInitContext) -> Committer:
         """Returns a committer for the sink."""

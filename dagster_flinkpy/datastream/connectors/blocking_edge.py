@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
     CommitterInitContext,
+    CommittingSinkWriter,
     Json,
-    SinkCommitter,
-    SinkWriter,
     Source,
     SourceSplit,
     SplitEnumerator,
@@ -40,12 +40,12 @@ class BlockingEdgeSink(TwoPhaseCommittingSink):
     def validate(self, type_info: TypeInformation | None) -> None:
         """Accepts records of any type."""
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
-        writer: SinkWriter = resolve("blocking_edge_writer")(self, context, type_info)
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        writer: CommittingSinkWriter = resolve("blocking_edge_writer")(self, context, type_info)
         return writer
 
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
-        committer: SinkCommitter = resolve("blocking_edge_committer")(self, context)
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        committer: Committer = resolve("blocking_edge_committer")(self, context)
         return committer
 
 

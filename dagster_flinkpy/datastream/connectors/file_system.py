@@ -18,10 +18,10 @@ from dagster_flinkpy.common.serialization import Encoder, check_charset
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
     CommitterInitContext,
+    CommittingSinkWriter,
     Json,
-    SinkCommitter,
-    SinkWriter,
     Source,
     SourceSplit,
     SplitEnumerator,
@@ -305,12 +305,12 @@ class FileSink(TwoPhaseCommittingSink):
     def validate(self, type_info: TypeInformation | None) -> None:
         pass  # everything can be written as text
 
-    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
-        writer: SinkWriter = resolve("file_writer")(self, context, type_info)
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        writer: CommittingSinkWriter = resolve("file_writer")(self, context, type_info)
         return writer
 
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
-        committer: SinkCommitter = resolve("file_committer")(self, context)
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        committer: Committer = resolve("file_committer")(self, context)
         return committer
 
     def kinds(self) -> set[str]:

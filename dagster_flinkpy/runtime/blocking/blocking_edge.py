@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -21,10 +20,10 @@ from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, StagedUpload, file_name
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
+    Committer,
     CommitterInitContext,
+    CommittingSinkWriter,
     Json,
-    SinkCommitter,
-    SinkWriter,
     SourceSplit,
     SplitEnumerator,
     WriterInitContext,
@@ -61,7 +60,7 @@ def _open(location: Any, sink_uid: str) -> ObjectStore:
     return location.child(sink_uid).open()
 
 
-class BlockingEdgeWriter(SinkWriter):
+class BlockingEdgeWriter(CommittingSinkWriter):
     """Writes one epoch of one subtask as an Arrow stream, which is opened for the first record.
 
     Args:
@@ -96,7 +95,7 @@ class BlockingEdgeWriter(SinkWriter):
         self._upload.abort()
 
 
-class BlockingEdgeCommitter(SinkCommitter):
+class BlockingEdgeCommitter(Committer):
     """Makes the segments of a checkpoint visible, then writes its marker.
 
     Args:
@@ -108,30 +107,28 @@ class BlockingEdgeCommitter(SinkCommitter):
         self._store = _open(sink.location, context.uid)
         self._files = StagedFileCommitter(self._store, context)
 
-    def commit(self, requests: Sequence[CommitRequest]) -> int:
-        before = 0
-        ordered = sorted(requests, key=lambda r: (r.checkpoint_id, r.subtask))
-        for checkpoint_id, group in groupby(ordered, key=lambda r: r.checkpoint_id):
-            before += self._commit(checkpoint_id, list(group))
-        return before
-
-    def _commit(self, checkpoint_id: int, requests: list[CommitRequest]) -> int:
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        checkpoint_id = requests[0].checkpoint_id
         key, marker = f"{_CHECKPOINTS}{checkpoint_id:010d}.json", _marker(checkpoint_id, requests)
         try:
             if self._store.head(key) is not None:
                 self._check_same(key, marker)
-                return len(requests)
-            self._files.commit(_with_files(requests))
+                for request in requests:
+                    request.signal_already_committed()
+                return
+            files = _with_files(requests)
+            self._files.commit(files)
+            if failed := [file for file in files if file.error is not None]:
+                for request in requests:  # the marker names all segments, so all of them are tried again
+                    request.state, request.error = failed[0].state, failed[0].error
+                return
             try:
                 self._store.put(key, marker, if_none_match=True)
             except PreconditionFailedError:
                 self._check_same(key, marker)
         except StorageError as error:
-            raise SinkCommitError(
-                f"cannot commit checkpoint {checkpoint_id} to {self._store.url}: {error}. Its segments are kept: run "
-                "the job again."
-            ) from error
-        return 0
+            for request in requests:
+                request.retry_later(error)
 
     def _check_same(self, key: str, marker: bytes) -> None:
         if self._store.get(key)[0] != marker:
@@ -153,7 +150,7 @@ def _with_files(requests: Sequence[CommitRequest]) -> list[CommitRequest]:
     ]
 
 
-def _marker(checkpoint_id: int, requests: list[CommitRequest]) -> bytes:
+def _marker(checkpoint_id: int, requests: Sequence[CommitRequest]) -> bytes:
     """Returns the marker of a checkpoint, which has the same bytes each time."""
     subtasks = [r.committable for r in requests]
     files = [(r.subtask, StagedFile.from_json(r.committable["file"])) for r in requests if r.committable["file"]]

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
+    Committer,
     CommitterInitContext,
-    SinkCommitter,
     TwoPhaseCommittingSink,
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError
+from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["Committers"]
@@ -31,8 +32,8 @@ class Committers:
 
     def __init__(self, graph: JobGraph, job_id: str, fencing_token: int, watchdog: Watchdog) -> None:
         self._watchdog = watchdog
-        self._committers: dict[str, SinkCommitter] = {
-            v.uid: v.spec.sink.create_committer(CommitterInitContext(job_id, v.uid, fencing_token))
+        self._committers: dict[str, Committer] = {
+            v.uid: v.spec.sink.create_committer(CommitterInitContext(job_id, v.uid, fencing_token, v.output_type))
             for v in graph.vertices
             if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
         }
@@ -42,7 +43,7 @@ class Committers:
         """Uids of the sinks."""
         return tuple(self._committers)
 
-    def __iter__(self) -> Iterator[SinkCommitter]:
+    def __iter__(self) -> Iterator[Committer]:
         return iter(self._committers.values())
 
     def check_partitioned(self) -> None:
@@ -52,7 +53,7 @@ class Committers:
             ConfigurationError: A sink cannot. The message names it.
         """
         for uid, committer in self._committers.items():
-            if type(committer).replace_partition is SinkCommitter.replace_partition:
+            if type(committer).replace_partition is Committer.replace_partition:
                 raise ConfigurationError(
                     f"sink {uid!r} ({type(committer).__qualname__}) cannot be written by partition: it has no "
                     "replace_partition method, which is needed to run a partition again"
@@ -76,7 +77,7 @@ class Committers:
         for uid, committer in self._committers.items():
             if requests := _requests(metadata, uid):
                 try:
-                    before += self._watchdog.run(f"committing sink {uid!r}", committer.commit, requests)
+                    before += self._watchdog.run(f"committing sink {uid!r}", commit_requests, committer, requests, uid)
                 except CommittableLostError as e:
                     lost = lost or e
         if lost is not None:

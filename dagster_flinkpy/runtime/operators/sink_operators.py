@@ -8,8 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 from dagster_flinkpy.common.text import to_printed
-from dagster_flinkpy.datastream.connectors.base import SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import (
+    CommittingSinkWriter,
+    SinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
 from dagster_flinkpy.datastream.operator_specs import CollectSpec, PrintSpec, SinkSpec
+from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -45,7 +51,14 @@ class SinkOperator(StreamOperator):
             partition=context.job.partition,
         )
         context.state.forget(self._writer)
-        self._writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
+        writer = self._call("create_writer()", lambda: self._sink.create_writer(init, context.vertex.output_type))
+        commits = isinstance(self._sink, TwoPhaseCommittingSink) or hasattr(writer, "prepare_commit")
+        if commits and not isinstance(writer, CommittingSinkWriter):
+            raise TypeMismatchError(
+                f"create_writer() of sink {context.vertex.uid!r} returned a {type(writer).__qualname__}, whose output "
+                "would never be committed: it must extend CommittingSinkWriter"
+            )
+        self._writer = writer
         context.state.initialize(self._writer)
 
     def _call(self, what: str, action: Callable[[], Any]) -> Any:
@@ -63,8 +76,12 @@ class SinkOperator(StreamOperator):
         self._call("write()", lambda: writer.write(column))
 
     def snapshot(self) -> OperatorSnapshot:
-        assert self._writer is not None
-        return OperatorSnapshot(committables=self._call("prepare_commit()", self._writer.prepare_commit))
+        writer = self._writer
+        assert writer is not None
+        self._call("flush()", writer.flush)
+        if not isinstance(writer, CommittingSinkWriter):
+            return OperatorSnapshot()
+        return OperatorSnapshot(committables=self._call("prepare_commit()", writer.prepare_commit))
 
     def abort(self) -> None:
         if self._writer is not None:

@@ -13,7 +13,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream import MasterTriggerRestoreHook
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, SinkCommitter
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention as Retention
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import CheckpointTimeoutError
@@ -152,13 +152,13 @@ class HangingHook(MasterTriggerRestoreHook):
         self._hang.here("close")
 
 
-class HangingCommitter(SinkCommitter):
-    def __init__(self, committer: SinkCommitter, hang: Hang) -> None:
+class HangingCommitter(Committer):
+    def __init__(self, committer: Committer, hang: Hang) -> None:
         self._committer, self._hang = committer, hang
 
-    def commit(self, requests: Sequence[CommitRequest]) -> int:
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
         self._hang.here(f"commit {requests[0].checkpoint_id}")
-        return self._committer.commit(requests)
+        self._committer.commit(requests)
 
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         self._hang.here("abort")
@@ -176,7 +176,7 @@ class HangingSink(FolderSink):
     def __reduce__(self) -> Any:  # tasks only write
         return FolderSink, (self._staged.parent,)
 
-    def create_committer(self, context: CommitterInitContext) -> SinkCommitter:
+    def create_committer(self, context: CommitterInitContext) -> Committer:
         return HangingCommitter(super().create_committer(context), self._hang)
 
 

@@ -1,0 +1,95 @@
+"""Commits the requests of a sink, and tries again what it could not commit (Flink: ``CommitterOperator``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitRequestState, Committer
+from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
+
+__all__ = ["MAX_RETRIES", "commit_requests"]
+
+MAX_RETRIES = 10
+"""How often a committable is tried again (Flink: ``sink.committer.retries``)."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+"""Seconds. Each pause is twice as long as the one before."""
+
+
+def _sleep(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+def commit_requests(
+    committer: Committer,
+    requests: Iterable[CommitRequest],
+    sink: str,
+    *,
+    wait: Callable[[float], None] = lambda seconds: _sleep(seconds),
+) -> int:
+    """Commits requests, one checkpoint after the other. A checkpoint that fails stops those after it.
+
+    Args:
+        committer: The committer of the sink.
+        requests: The requests, in any order.
+        sink: The uid of the sink, for messages.
+        wait: Waits for a number of seconds between two tries.
+
+    Returns:
+        How many had already been committed.
+
+    Raises:
+        CommittableLostError: A request can never be committed. All others of its checkpoint are committed.
+        SinkCommitError: A request is not committed, or it is unknown whether it is.
+    """
+    already = 0
+    for _, group in groupby(sorted(requests, key=_order), key=lambda request: request.checkpoint_id):
+        of_checkpoint = list(group)
+        _commit(committer, of_checkpoint, wait)
+        already += sum(request.state is CommitRequestState.ALREADY_COMMITTED for request in of_checkpoint)
+        # What a later attempt can mend is reported before what is lost for good.
+        for state in (
+            CommitRequestState.RETRY,
+            CommitRequestState.FAILED_WITH_UNKNOWN_REASON,
+            CommitRequestState.FAILED_WITH_KNOWN_REASON,
+        ):
+            for request in of_checkpoint:
+                if request.state is state:
+                    raise _error(sink, request) from request.error
+    return already
+
+
+def _commit(committer: Committer, requests: list[CommitRequest], wait: Callable[[float], None]) -> None:
+    pending = requests
+    while pending:
+        for request in pending:
+            request.state, request.error = CommitRequestState.RECEIVED, None
+        committer.commit(pending)
+        pending = [r for r in pending if r.state is CommitRequestState.RETRY and r.number_of_retries < MAX_RETRIES]
+        if pending:
+            wait(min(_FIRST_PAUSE * 2 ** pending[0].number_of_retries, _LONGEST_PAUSE))
+        for request in pending:
+            request.number_of_retries += 1
+
+
+def _error(sink: str, request: CommitRequest) -> SinkCommitError:
+    lost = request.state is CommitRequestState.FAILED_WITH_KNOWN_REASON
+    if isinstance(request.error, CommittableLostError if lost else SinkCommitError):
+        return request.error
+    kind = CommittableLostError if lost else SinkCommitError
+    where = f"sink {sink!r} cannot commit its output of checkpoint {request.checkpoint_id} (subtask {request.subtask})"
+    tries = f" after {request.number_of_retries + 1} tries" if request.state is CommitRequestState.RETRY else ""
+    why = "" if request.error is None else f": {request.error or type(request.error).__name__}"
+    advice = (
+        f". Restore a savepoint or an older checkpoint to write the rows again, or 'chk-{request.checkpoint_id}' to "
+        "continue without them."
+        if lost
+        else ". The checkpoint keeps it; run again."
+    )
+    return kind(f"{where}{tries}{why}{advice}")
+
+
+def _order(request: CommitRequest) -> tuple[int, int]:
+    return request.checkpoint_id, request.subtask
