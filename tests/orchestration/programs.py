@@ -116,6 +116,9 @@ class FakeAttempt:
     def refuse_input_after_end(self) -> None:
         pass
 
+    def terminate(self, error: BaseException) -> None:
+        raise AssertionError("nobody terminates it")
+
     def run_epoch(self, barriers: int = 1) -> CompletedEpoch:
         if self._error is not None:
             raise self._error

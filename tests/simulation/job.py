@@ -388,7 +388,7 @@ class _ActorMailbox(Mailbox):
     def __init__(self, world: World, name: str) -> None:
         super().__init__()
         self._world, self._name = world, name
-        self._inbox: deque[Done] = deque()
+        self._inbox: deque[Done | None] = deque()
         self._todo: defaultdict[Lane, deque[Work]] = defaultdict(deque)
         self._at_work: set[Lane] = set()
 
@@ -415,6 +415,9 @@ class _ActorMailbox(Mailbox):
         if not world.wait_for(lambda: bool(self._inbox), until):
             return None
         return self._inbox.popleft()
+
+    def wake(self) -> None:
+        self._inbox.append(None)
 
 
 class SimulatedAttempt(JobAttempt):

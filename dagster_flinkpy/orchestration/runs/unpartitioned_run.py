@@ -8,6 +8,7 @@ from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.orchestration.runs.job_runs import first_try
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
 __all__ = ["run_epochs"]
@@ -18,7 +19,7 @@ def run_epochs(
 ) -> EpochEvents:
     """Runs epochs until the config is satisfied, the input has ended, or the job is stopped.
 
-    If the run fails, the last checkpoint that it completed is materialized before the error is raised.
+    If the run fails or is terminated, the last checkpoint that it completed is materialized before the error is raised.
 
     Args:
         run: The step.
@@ -55,9 +56,10 @@ def run_epochs(
             attempt.refuse_input_after_end()
             if not attempt.finished:
                 barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job
-                for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
-                    taken += 1
-                    events.completed(epoch, attempt.token, is_last=attempt.finished or taken == config.epochs)
+                with interrupts_passed_to(attempt.terminate):
+                    for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
+                        taken += 1
+                        events.completed(epoch, attempt.token, is_last=attempt.finished or taken == config.epochs)
     except BaseException:
         events.record_last()
         raise

@@ -20,12 +20,8 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
-from dagster_flinkpy.checkpoint.instructions import (
-    WriteMetadata,
-)
-from dagster_flinkpy.checkpoint.messages import (
-    Subtask,
-)
+from dagster_flinkpy.checkpoint.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
@@ -492,6 +488,14 @@ class JobAttempt:
         if periodic:
             self._require_interval()
         yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic))
+
+    def terminate(self, error: BaseException) -> None:
+        """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.
+
+        The running epoch is abandoned. Checkpoints that all tasks have acknowledged are completed and yielded first.
+        Any thread may call it, and a signal handler.
+        """
+        self._master.terminate(error)
 
     def refuse_input_after_end(self) -> None:
         """Checks that a finished job has no new input.

@@ -161,6 +161,8 @@ class JobMaster:
         """Complete checkpoints that the sources have not been notified of."""
         self._abort_due = False
         self._failing = self._reported = False
+        self._termination: BaseException | None = None
+        """Why the run is to end, from another thread or a signal handler."""
         self._causes: dict[int | None, FlinkPyError] = {}
         self._triggered: dict[int, float] = {}
         self._printed: dict[int, list[str]] = {}
@@ -211,6 +213,14 @@ class JobMaster:
             self._reported = True
             raise self.error
 
+    def terminate(self, error: BaseException) -> None:
+        """Makes :meth:`run` raise an error soon. Any thread may call it, and a signal handler.
+
+        The running epochs are abandoned. Checkpoints that all tasks have acknowledged are completed and yielded first.
+        """
+        self._termination = error
+        self._mailbox.wake()
+
     def interrupt(self) -> None:
         """Ends what is running, because the caller has failed or was interrupted."""
         self._enough = True
@@ -229,10 +239,16 @@ class JobMaster:
             self.error, self._reported = self.error or error, True
             raise
         waits = self._request is not None and not self._enough and self.error is None
-        under_way = self._completing is not None or self._mailbox.busy.total() > 0
+        busy = self._mailbox.busy
+        # A run that is terminated does not wait for Spark, nor for a region that is stuck.
+        working = busy.total() if self._termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
+        under_way = self._completing is not None or working > 0
         return not (waits or under_way)
 
     def _advance(self) -> None:
+        if self._termination is not None and self.error is None:
+            self._fail(self._termination)
+            self._interrupt_regions()
         if self.error is not None and not self._failing:
             self._failing = True
             self._drive(JobStatusChanged(self._now(), running=False))

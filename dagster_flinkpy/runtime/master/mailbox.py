@@ -9,10 +9,10 @@ from __future__ import annotations
 import contextvars
 import queue
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -78,7 +78,7 @@ class Mailbox(ABC):
             until_ms: When to give up, in milliseconds since 1970. Default: never.
 
         Returns:
-            The work; None if the time is over.
+            The work; None if the time is over, or after `wake`.
         """
         done = self._take(until_ms)
         if done is not None:
@@ -93,6 +93,10 @@ class Mailbox(ABC):
     def close(self) -> None:
         """Ends the lanes. Nothing may be submitted or taken afterwards."""
         return
+
+    @abstractmethod
+    def wake(self) -> None:
+        """Makes the current or the next :meth:`take` return at once. Any thread and signal handler may call it."""
 
     @abstractmethod
     def _submit(self, lane: Lane, work: Work) -> None: ...
@@ -111,7 +115,8 @@ class ThreadMailbox(Mailbox):
     def __init__(self, now: Callable[[], int] = current_millis) -> None:
         super().__init__()
         self._now = now
-        self._inbox: queue.SimpleQueue[Done] = queue.SimpleQueue()
+        # A signal handler may put something in while this thread waits for it, which other queues do not allow.
+        self._inbox: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._lanes: dict[Lane, queue.SimpleQueue[tuple[Work, contextvars.Context] | None]] = {}
 
     def _submit(self, lane: Lane, work: Work) -> None:
@@ -129,6 +134,9 @@ class ThreadMailbox(Mailbox):
         except queue.Empty:
             return None
 
+    def wake(self) -> None:
+        self._inbox.put(None)
+
     def close(self) -> None:
         for todo in self._lanes.values():
             todo.put(None)
@@ -136,7 +144,7 @@ class ThreadMailbox(Mailbox):
 
 
 def _work_off(
-    lane: Lane, todo: queue.SimpleQueue[tuple[Work, contextvars.Context] | None], inbox: queue.SimpleQueue[Done]
+    lane: Lane, todo: queue.SimpleQueue[tuple[Work, contextvars.Context] | None], inbox: queue.SimpleQueue[Done | None]
 ) -> None:
     while (submitted := todo.get()) is not None:
         work, context = submitted
@@ -157,17 +165,18 @@ class InlineMailbox(Mailbox):
     Args:
         choose: Picks one of the lanes that have work. Default: the last one.
         now: Tells milliseconds since 1970.
-        wait: Waits for a number of seconds.
+        wait: Waits for a number of seconds. Default: until :meth:`wake`, at most.
     """
 
     def __init__(
         self,
         choose: Callable[[list[Lane]], Lane] = lambda lanes: lanes[-1],
         now: Callable[[], int] = current_millis,
-        wait: Callable[[float], None] = time.sleep,
+        wait: Callable[[float], None] | None = None,
     ) -> None:
         super().__init__()
-        self._choose, self._now, self._wait = choose, now, wait
+        self._choose, self._now, self._wait = choose, now, wait or self._wait_for_wake
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._todo: defaultdict[Lane, deque[Work]] = defaultdict(deque)
 
     def _submit(self, lane: Lane, work: Work) -> None:
@@ -181,6 +190,13 @@ class InlineMailbox(Mailbox):
         assert until_ms is not None, "the master waits for work that nobody does"
         self._wait(max(0, until_ms - self._now()) / 1000)
         return None
+
+    def _wait_for_wake(self, seconds: float) -> None:
+        with suppress(queue.Empty):
+            self._wakes.get(timeout=seconds)
+
+    def wake(self) -> None:
+        self._wakes.put(None)
 
     def drain(self, lane: Lane) -> None:
         self._todo[lane].clear()

@@ -1,7 +1,10 @@
-"""Materializations of a run that takes several checkpoints, and of one that fails. Tasks run in the harness."""
+"""Materializations of a run that takes several checkpoints, that fails, or is terminated. Tasks run in the harness."""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,6 +17,7 @@ from dagster import (
     AssetRecordsFilter,
     DagsterEventType,
     DagsterInstance,
+    DagsterRunStatus,
     DataVersion,
     Definitions,
     ExecuteInProcessResult,
@@ -29,6 +33,8 @@ from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.storage import lease
+from dagster_flinkpy.storage.object_store import ObjectStore
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows
 
@@ -72,6 +78,11 @@ class Words:
         table = AssetRecordsFilter(AssetKey(["words", "table"]))
         made = [one.asset_materialization for one in self.instance.fetch_materializations(table, limit=99).records]
         return [one.metadata["dagster/row_count"].value for one in reversed(made) if one]
+
+    @property
+    def store(self) -> ObjectStore:
+        storage: ObjectStore = self.resources["checkpoint_storage"].location().child("words").open()
+        return storage
 
     def stale(self) -> list[str]:
         graph = self.definitions("").get_repository_def().asset_graph
@@ -170,3 +181,31 @@ def test_input_counts_as_read_by_the_checkpoints_that_were_triggered_after_it(wo
     words.during = lambda checkpoint_id: words.write_files("2") if checkpoint_id == 4 else None
     words.run("abcde", epochs=2)
     assert words.stale() == [], "they came before checkpoint 5, though after the step began"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: signal.Signals) -> None:
+    ended = threading.Event()
+
+    def terminate(checkpoint_id: int) -> None:
+        if checkpoint_id == 3:
+            (run,) = words.instance.get_runs()
+            words.instance.report_run_canceling(run)
+            os.kill(os.getpid(), number)  # as Dagster does in the process of the run
+            assert ended.wait(30), "the run waits for Spark"
+
+    words.during = terminate
+    try:
+        assert not words.run("abcdef", epochs=0).success
+    finally:
+        ended.set()
+    (run,) = words.instance.get_runs()
+    assert run.status == DagsterRunStatus.CANCELED
+    assert words.checkpoints("table") == [2]
+    assert words.rows() == [2]
+    leader = lease.read(words.store)
+    assert leader is not None and not leader.alive(current_millis())
+    words.during = lambda checkpoint_id: None
+    assert words.run("abcdef", epochs=0).success
+    assert words.checkpoints("table") == [2, 7]
+    assert words.rows() == [2, 6]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -243,6 +244,44 @@ def test_an_interrupted_run_waits_for_the_step_that_is_under_way(tmp_path: Path)
     with HarnessAttempt(graph, tmp_path) as attempt:
         list(attempt.run_epochs())
     assert sink.rows() == expected(tmp_path)
+
+
+def test_a_terminated_run_completes_what_is_acknowledged_and_nothing_else(tmp_path: Path, held: Gate) -> None:
+    graph, sink = program(tmp_path)
+    yielded, terminated = [], threading.Event()
+
+    def terminate() -> None:
+        attempt.terminate(KeyboardInterrupt())
+        terminated.set()
+        held.pass_through()  # Spark may take long to end its job
+
+    with pytest.raises(KeyboardInterrupt), Threaded(graph, tmp_path) as attempt:
+        attempt.before_job[2] = terminate
+        attempt.before_commit[1] = lambda: terminated.wait(LIMIT)
+        for epoch in attempt.run_epochs():
+            yielded.append(epoch.checkpoint_id)
+    assert yielded == attempt.commits == [1]
+    with HarnessAttempt(graph, tmp_path) as successor:
+        assert successor.restored is not None and successor.restored.checkpoint_id == 1
+        assert successor.committed_on_recovery == 0
+        list(successor.run_epochs())
+    assert sink.rows() == expected(tmp_path)
+
+
+@pytest.mark.parametrize("mailbox", [ThreadMailbox, InlineMailbox])
+def test_a_run_that_waits_for_its_next_checkpoint_can_be_terminated(
+    tmp_path: Path, mailbox: Callable[[], Mailbox]
+) -> None:
+    graph, _ = program(tmp_path)
+
+    class Waiting(HarnessAttempt):
+        def _create_mailbox(self) -> Mailbox:
+            return mailbox()
+
+    hourly = config(interval=timedelta(hours=1), min_pause=timedelta(hours=1))
+    with pytest.raises(KeyboardInterrupt), Waiting(graph, tmp_path, config=hourly) as attempt:
+        threading.Timer(0.1, attempt.terminate, [KeyboardInterrupt()]).start()
+        list(attempt.run_epochs(periodic=True))
 
 
 def test_an_epoch_that_fails_after_the_iteration_has_ended_is_not_forgotten(tmp_path: Path) -> None:
