@@ -464,6 +464,7 @@ class CheckpointCoordinator:
         if stimulus.checkpoint_id != self._committing:
             raise self._error(f"the commit of checkpoint {stimulus.checkpoint_id} finished, but it was not under way")
         self._committing = None
+        self.statistics.record_phases(stimulus.checkpoint_id, stimulus.phases)
         instructions: list[Instruction] = []
         dropped = [self._completed.popleft() for _ in range(len(self._completed) - self._config.num_retained)]
         if dropped:

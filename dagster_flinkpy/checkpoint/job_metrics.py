@@ -161,4 +161,10 @@ def _job(metadata: CheckpointMetadata, statistics: CheckpointStatistics) -> dict
     last = next((stats for stats in reversed(history) if stats.checkpoint_id == metadata.checkpoint_id), None)
     if last is not None:
         found["lastCheckpointDuration"] = last.duration_ms
+        if last.phases is not None:
+            for name, milliseconds in last.phases.by_name().items():
+                found[f"lastCheckpoint{name[0].upper()}{name[1:]}Duration"] = milliseconds
+            if last.phases.latency_ms_p50 is not None and last.phases.latency_ms_p99 is not None:
+                found["sourceToCommitLatency.p50"] = last.phases.latency_ms_p50
+                found["sourceToCommitLatency.p99"] = last.phases.latency_ms_p99
     return found

@@ -11,6 +11,7 @@ from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 from dagster_flinkpy.storage import json_fields
 
 __all__ = ["CheckpointCounts", "CheckpointStatistics", "CheckpointStats", "CheckpointStatus", "Summary"]
@@ -48,6 +49,8 @@ class CheckpointStats:
     """The longest time that a gate waited for its last barrier."""
     reason: CheckpointFailureReason | None = None
     """Why it failed; None if it did not."""
+    phases: CheckpointPhases | None = None
+    """How long its phases took; None until it is committed, and in statistics of older releases."""
 
     def to_json(self) -> dict[str, Any]:
         """Encodes it for the job's ``statistics`` object."""
@@ -75,6 +78,7 @@ class CheckpointStats:
                 "kind": CheckpointKind(data["kind"]),
                 "status": CheckpointStatus(data["status"]),
                 "reason": CheckpointFailureReason[data["reason"]] if data["reason"] else None,
+                "phases": CheckpointPhases.from_json(data["phases"]) if data.get("phases") else None,
             }
         )
 
@@ -157,6 +161,13 @@ class CheckpointStatistics:
             self.counts = replace(self.counts, completed=self.counts.completed + 1)
         else:
             self.record_failure()
+
+    def record_phases(self, checkpoint_id: int, phases: CheckpointPhases | None) -> None:
+        """Adds the phases of a completed checkpoint that has been committed, if they are known."""
+        for i in reversed(range(len(self._ended))):
+            if self._ended[i].checkpoint_id == checkpoint_id:
+                self._ended[i] = replace(self._ended[i], phases=phases)
+                return
 
     def record_failure(self) -> None:
         """Counts a checkpoint that failed before it had an id."""

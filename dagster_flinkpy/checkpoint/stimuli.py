@@ -12,6 +12,7 @@ from dagster_flinkpy.checkpoint.messages import (
     Subtask,
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 
 __all__ = [
     "Acknowledge",
@@ -148,6 +149,8 @@ class CommitFinished(Stimulus):
     """Answers ``NotifyComplete``: all committables of the checkpoint are committed."""
 
     checkpoint_id: int
+    phases: CheckpointPhases | None = None
+    """How long its phases took, for the statistics."""
 
 
 @dataclass(frozen=True)

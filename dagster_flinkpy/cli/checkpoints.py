@@ -150,6 +150,13 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
         if (s := statistics.summary(number)) is not None:
             numbers.add_row(number, *(f"{value:,}" for value in (s.last, s.minimum, s.p50, s.p99, s.maximum)))
     console.print(numbers)
+    if (phases := next((each.phases for each in reversed(statistics.history) if each.phases), None)) is not None:
+        names = phases.by_name()
+        times = plain_table("#total ms", *(f"#{name}" for name in names), "#source to commit p50", "#p99")
+        latencies = (phases.latency_ms_p50, phases.latency_ms_p99)
+        times.add_row(*("-" if n is None else f"{n:,}" for n in (phases.total_ms, *names.values(), *latencies)))
+        console.print("phases of the last committed checkpoint, in milliseconds; snapshot and upload are part of Spark")
+        console.print(times)
     table = plain_table(
         *("#checkpoint", "triggered", "kind", "status", "#duration ms"),
         *("#state bytes", "#growth", "#alignment ms", "acknowledged"),

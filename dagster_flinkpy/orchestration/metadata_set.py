@@ -74,6 +74,9 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """A time; or a text before the first record and after the last one."""
     duration_ms: int | None = None
     """Duration of the whole checkpoint, from its trigger to its commits."""
+    source_to_commit_ms_p50: int | None = None
+    """Time from a source to the commit, if the program sends latency markers: the median."""
+    source_to_commit_ms_p99: int | None = None
     checkpoints_completed: int | None = None
     """This and the next four count the whole job over all its runs."""
     checkpoints_failed: int | None = None

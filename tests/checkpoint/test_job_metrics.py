@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.checkpoint.job_metrics import TIMES, job_metrics, operator_metrics, per_second
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus
 from tests.checkpoint.samples import metadata as sample
 
@@ -60,6 +61,7 @@ def test_the_job_has_counts_and_the_last_checkpoint() -> None:
     done = CheckpointStats(7, CheckpointKind.CHECKPOINT, CheckpointStatus.COMPLETED, 0, 20, 3, 3, 500, 4)
     for checkpoint_id, duration_ms in ((6, 10), (7, 20)):
         statistics.record(replace(done, checkpoint_id=checkpoint_id, duration_ms=duration_ms))
+    statistics.record_phases(7, CheckpointPhases(1, 2, 30, 4, 5, 6, 7, 8, 60, 90, 99))
     statistics.record_failure()
     statistics.record(replace(done, checkpoint_id=8, status=CheckpointStatus.IN_PROGRESS))
     metadata = replace(sample(), checkpoint_id=7)
@@ -70,6 +72,17 @@ def test_the_job_has_counts_and_the_last_checkpoint() -> None:
         "lastCheckpointSize": 0,
         "lastCheckpointFullSize": metadata.state_bytes,
         "lastCheckpointDuration": 20,
+        "lastCheckpointTriggerDuration": 1,
+        "lastCheckpointPlanDuration": 2,
+        "lastCheckpointSparkDuration": 30,
+        "lastCheckpointSnapshotDuration": 4,
+        "lastCheckpointUploadDuration": 5,
+        "lastCheckpointMetadataDuration": 6,
+        "lastCheckpointHeadDuration": 7,
+        "lastCheckpointCommitDuration": 8,
+        "lastCheckpointWaitingDuration": 6,
+        "sourceToCommitLatency.p50": 90,
+        "sourceToCommitLatency.p99": 99,
         "numberOfCompletedCheckpoints": 2,
         "numberOfFailedCheckpoints": 1,
         "numberOfInProgressCheckpoints": 1,

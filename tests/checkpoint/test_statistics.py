@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
+from dagster_flinkpy.checkpoint.phases import CheckpointPhases
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStats, CheckpointStatus, Summary
 
 DONE = CheckpointStats(
@@ -23,6 +24,7 @@ DONE = CheckpointStats(
     state_bytes=500,
     alignment_ms=4,
 )
+PHASES = CheckpointPhases(3, 5, 400, 7, 9, 20, 10, 40, 500, 600, 650)
 FAILED = replace(DONE, status=CheckpointStatus.FAILED, reason=CheckpointFailureReason.CHECKPOINT_EXPIRED)
 
 
@@ -63,12 +65,15 @@ def test_the_next_attempt_goes_on_with_them() -> None:
     statistics = CheckpointStatistics()
     for checkpoint_id in range(1, 150):
         statistics.record(replace(DONE, checkpoint_id=checkpoint_id))
+    statistics.record_phases(149, PHASES)
+    statistics.record_phases(9, PHASES)  # it is no longer in the history
     statistics.record(replace(FAILED, checkpoint_id=150))
     statistics.record(replace(DONE, checkpoint_id=151, status=CheckpointStatus.IN_PROGRESS))
     again = CheckpointStatistics.from_json(json.loads(json.dumps(statistics.to_json())))
     assert again.counts == statistics.counts
     assert again.history == statistics.history[:-1]
     assert len(again.history) == 100
+    assert [s.checkpoint_id for s in again.history if s.phases == PHASES] == [149]
 
 
 @pytest.mark.parametrize(

@@ -247,6 +247,8 @@ def test_statistics(job: Path) -> None:
     assert "3 completed, 0 failed, 1 restored" in shown
     assert "duration_ms" in shown
     assert "COMPLETED" in shown
+    (phases,) = (line for line in shown.splitlines() if line.split()[:4] == ["total", "ms", "trigger", "plan"])
+    assert phases.split()[4:10] == ["spark", "snapshot", "upload", "metadata", "head", "commit"]
     assert json.loads(printed("checkpoints", "stats", job, "--json"))["counts"]["completed"] == 3
 
 

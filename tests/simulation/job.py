@@ -285,7 +285,14 @@ def _snapshot(name: str, runs: Sequence[RunHandle]) -> TableSnapshot:
 
 
 def _ack(uid: str, checkpoint_id: int, state: SubtaskState) -> dict[str, Any]:
-    return {"uid": uid, "checkpoint_id": checkpoint_id, "state": state.to_json(), "digest": "", "consumed": {}}
+    return {
+        "uid": uid,
+        "checkpoint_id": checkpoint_id,
+        "state": state.to_json(),
+        "digest": "",
+        "consumed": {},
+        "marked_ms": [],
+    }
 
 
 # --- the Spark job ----------------------------------------------------------------------------------------------------

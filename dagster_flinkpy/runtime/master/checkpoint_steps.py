@@ -30,6 +30,7 @@ from dagster_flinkpy.datastream.checkpoint_listener import CheckpointListener
 from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, StorageError
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["CheckpointSteps", "Outcome"]
@@ -64,11 +65,16 @@ class CheckpointSteps:
     """Commits what the sinks have prepared for a checkpoint."""
     after_commit: Callable[[], object]
     """Runs when a checkpoint has been committed."""
+    timeline: CheckpointTimeline
+    """Measures the phases of checkpoints."""
 
     def assign_checkpoint_id(self) -> Outcome:
         """Renews the lease and takes the next checkpoint id."""
+        began_ms = self.now()
         try:
-            return Outcome(CheckpointIdAssigned(self.now(), self.watchdog.run("taking a checkpoint id", self._next_id)))
+            checkpoint_id = self.watchdog.run("taking a checkpoint id", self._next_id)
+            self.timeline.add("trigger_ms", checkpoint_id, began_ms)
+            return Outcome(CheckpointIdAssigned(self.now(), checkpoint_id))
         except (StorageError, CheckpointTimeoutError) as error:
             return Outcome(TriggerFailed(self.now(), str(error)), error)
 
@@ -79,7 +85,8 @@ class CheckpointSteps:
     def trigger_hook(self, identifier: str, checkpoint_id: int, timestamp_ms: int) -> Outcome:
         """Calls a master hook for its state."""
         try:
-            state = self.hooks.trigger(identifier, checkpoint_id, timestamp_ms)
+            with self.timeline.measured("trigger_ms", [checkpoint_id]):
+                state = self.hooks.trigger(identifier, checkpoint_id, timestamp_ms)
         except CheckpointError as error:
             return Outcome(MasterHookFailed(self.now(), checkpoint_id, identifier, str(error)), error)
         return Outcome(MasterStateCollected(self.now(), checkpoint_id, identifier, state))
@@ -89,6 +96,7 @@ class CheckpointSteps:
         number = metadata.checkpoint_id
         return self._finalize(
             f"writing chk-{number}/{METADATA_NAME}",
+            "metadata_ms",
             number,
             lambda: self.store.write_metadata(self.attempt, metadata),
             MetadataWritten,
@@ -103,6 +111,7 @@ class CheckpointSteps:
         """
         return self._finalize(
             f"writing HEAD for checkpoint {metadata.checkpoint_id}",
+            "head_ms",
             metadata.checkpoint_id,
             lambda: self.store.complete(
                 self.attempt,
@@ -115,10 +124,16 @@ class CheckpointSteps:
         )
 
     def _finalize(
-        self, what: str, checkpoint_id: int, write: Callable[[], None], done: Callable[[int, int], Stimulus]
+        self,
+        what: str,
+        phase: str,
+        checkpoint_id: int,
+        write: Callable[[], None],
+        done: Callable[[int, int], Stimulus],
     ) -> Outcome:
         try:
-            self.watchdog.run(what, write)
+            with self.timeline.measured(phase, [checkpoint_id]):
+                self.watchdog.run(what, write)
         except FlinkPyError as error:
             unknown = isinstance(error, (StorageError, CheckpointTimeoutError))
             return Outcome(MetadataWriteFailed(self.now(), checkpoint_id, unknown, str(error)), error)
@@ -131,12 +146,15 @@ class CheckpointSteps:
             FencedError: A newer attempt took over, and commits the checkpoint.
             FlinkPyError: A sink cannot commit.
         """
-        self.check_leader()
-        self.commit(metadata)
-        self.attempt.committed = metadata.checkpoint_id
-        self.tell("notify_checkpoint_complete", metadata.checkpoint_id)
+        number = metadata.checkpoint_id
+        with self.timeline.measured("commit_ms", [number]):
+            self.check_leader()
+            self.commit(metadata)
+            self.attempt.committed = number
+            self.tell("notify_checkpoint_complete", number)
+        phases = self.timeline.committed(number)
         self.watchdog.run("deleting the claimed savepoint", self.after_commit)
-        return Outcome(CommitFinished(self.now(), metadata.checkpoint_id))
+        return Outcome(CommitFinished(self.now(), number, phases))
 
     def check_leader(self) -> None:
         """Raises a FencedError if a newer attempt took over."""

@@ -66,6 +66,7 @@ from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epo
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.master.starting_point import Restore
+from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -252,6 +253,7 @@ class JobAttempt:
             retained=self._attempt.head.retained,
             statistics=self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt),
         )
+        timeline = CheckpointTimeline(_now)
         steps = CheckpointSteps(
             self._store,
             self._attempt,
@@ -264,6 +266,7 @@ class JobAttempt:
             _now,
             commit=lambda metadata: self._commit(metadata),
             after_commit=lambda: self._restore.dispose_claimed(self._owner, _now()),
+            timeline=timeline,
         )
         runner = RegionRunner(
             self._epochs,
@@ -274,6 +277,7 @@ class JobAttempt:
             self._check_leader,
             self._progress,
             self._plan().tasks_to_wait_for,
+            timeline,
         )
         self._master = JobMaster(
             self._coordinator,

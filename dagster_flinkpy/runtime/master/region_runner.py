@@ -11,6 +11,7 @@ from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 
@@ -44,6 +45,8 @@ class RegionRunner:
     progress: Callable[[str], object]
     tasks: Sequence[Subtask]
     """All subtasks, which have to acknowledge each checkpoint."""
+    timeline: CheckpointTimeline
+    """Measures the phases of checkpoints."""
 
     def begin(self, checkpoint_id: int) -> None:
         """Prepares a Spark job whose first barrier belongs to a checkpoint."""
@@ -62,7 +65,8 @@ class RegionRunner:
         Raises:
             SourceReadError: The input cannot be listed.
         """
-        return self.planner.plan(checkpoint_id, before)
+        with self.timeline.measured("plan_ms", [checkpoint_id]):
+            return self.planner.plan(checkpoint_id, before)
 
     def run(self, epochs: Sequence[Epoch]) -> RegionEnded:
         """Runs the Spark job that reads some epochs."""
@@ -83,7 +87,10 @@ class RegionRunner:
         job, splits = self.planner.job(epochs), self.planner.splits
         for epoch in epochs:
             self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
-        results = EpochResults.of(self.run_job(job))
+        with self.timeline.measured("spark_ms", [epoch.checkpoint_id for epoch in epochs]):
+            results = EpochResults.of(self.run_job(job))
+        for checkpoint_id, states in results.acknowledged.items():
+            self.timeline.acknowledged(checkpoint_id, states.values(), results.marked_ms[checkpoint_id])
         self.on_results(results, job)
         if results.failure is None:
             splits.was_read(epochs[-1].checkpoint_id, results.states)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +44,8 @@ class EpochResults:
     """How many entries are only in Spark's log, by log level."""
     printed: dict[int, list[str]] = field(default_factory=dict)
     """Lines of print operators, by the number of barriers before them."""
+    marked_ms: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When sources sent the latency markers that reached the end of a stream, by checkpoint."""
     _sent: dict[tuple[int, str], str] = field(default_factory=dict)
     _consumed: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
 
@@ -83,6 +85,7 @@ class EpochResults:
         self.acknowledged.setdefault(checkpoint_id, {})[Subtask(ack["uid"], state.index)] = state
         self._sent[checkpoint_id, name] = ack["digest"]
         self._consumed.append((checkpoint_id, name, ack["consumed"]))
+        self.marked_ms[checkpoint_id] += ack["marked_ms"]
 
     @property
     def failure(self) -> TaskFailure | None:

@@ -65,12 +65,20 @@ class LatencyStats:
 
     def __init__(self) -> None:
         self._latencies: deque[int] = deque(maxlen=_HISTORY)
+        self._marks: deque[int] = deque(maxlen=_HISTORY)
         self._count = 0
 
     def report(self, marker: LatencyMarker, now_ms: int) -> None:
         """Adds a marker that has just arrived."""
         self._latencies.append(now_ms - marker.marked_ms)
+        self._marks.append(marker.marked_ms)
         self._count += 1
+
+    def take_marks(self) -> list[int]:
+        """Returns when the markers since the last call were sent, in milliseconds since 1970; the last 128 of them."""
+        marks = list(self._marks)
+        self._marks.clear()
+        return marks
 
     def take(self) -> dict[str, int | float]:
         """Returns the metrics since the last call, in milliseconds; empty if no marker has arrived."""

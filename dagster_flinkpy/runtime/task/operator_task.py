@@ -208,6 +208,8 @@ class _Taken:
     state: SubtaskState
     digest: str
     channel_state: ChannelStateWriter
+    marked_ms: list[int]
+    """When sources sent the latency markers that end here."""
 
 
 class OperatorTask:
@@ -528,7 +530,8 @@ class OperatorTask:
             },
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.written_by)
-        self._taken[checkpoint_id] = _Taken(state, digest, channel_state)
+        marked_ms = [] if self.outputs else self._metrics.latency.take_marks()
+        self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest)
         position = self._checkpoints.index(checkpoint_id) + 1
@@ -554,6 +557,7 @@ class OperatorTask:
                 "uid": self.vertex.uid,
                 "digest": taken.digest,
                 "consumed": self._consumed.pop(checkpoint_id, {}),
+                "marked_ms": taken.marked_ms,
                 "state": state.to_json(),
             }
         )

@@ -25,7 +25,14 @@ def row(kind: Kind, payload: bytes | pa.Buffer, *, channel: int = 0, seq: int = 
 
 def ack(uid: str, subtask: int = 0, *, digest: str = "a", consumed: dict[str, str] | None = None) -> WireRow:
     state = SubtaskState(subtask).to_json()
-    parts = {"checkpoint_id": 1, "uid": uid, "digest": digest, "consumed": consumed or {}, "state": state}
+    parts = {
+        "checkpoint_id": 1,
+        "uid": uid,
+        "digest": digest,
+        "consumed": consumed or {},
+        "marked_ms": [],
+        "state": state,
+    }
     return row(Kind.ACK, json.dumps(parts).encode(), channel=subtask)
 
 

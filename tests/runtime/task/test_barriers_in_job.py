@@ -302,9 +302,16 @@ def test_latency_markers_reach_every_operator(tmp_path: Path) -> None:
         for s in operator.subtasks:
             if s.metrics.get("latency_markers"):
                 assert 0 <= s.metrics["latency_ms_p50"] <= s.metrics["latency_ms_p99"] <= s.metrics["latency_ms_max"]
+    phases = epoch.statistics.history[-1].phases
+    assert phases is not None and phases.latency_ms_p50 is not None and phases.latency_ms_p99 is not None
+    end = epoch.metadata.operator("collect")
+    assert end is not None
+    assert phases.latency_ms_p99 >= max(s.metrics.get("latency_ms_max", 0) for s in end.subtasks), "then the commit"
 
 
 def test_no_latency_markers_are_sent_unless_asked_for(tmp_path: Path) -> None:
     with HarnessAttempt(counted(1, None), tmp_path) as attempt:
         epoch = attempt.run_epoch()
     assert not any("latency_markers" in s.metrics for o in epoch.metadata.operators for s in o.subtasks)
+    phases = epoch.statistics.history[-1].phases
+    assert phases is not None and phases.latency_ms_p50 is None

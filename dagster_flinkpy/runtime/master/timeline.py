@@ -1,0 +1,89 @@
+"""Measures the phases of each checkpoint, on the lanes where they happen."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+
+from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.phases import CheckpointPhases
+
+__all__ = ["CheckpointTimeline"]
+
+
+@dataclass
+class _Track:
+    began_ms: int | None = None
+    phases: defaultdict[str, int] = field(default_factory=lambda: defaultdict[str, int](int))
+    marked_ms: list[int] = field(default_factory=list)
+
+
+class CheckpointTimeline:
+    """Collects how long each phase of the pending checkpoints has taken. All threads of the driver may call it.
+
+    Args:
+        now: Returns the time, in milliseconds since 1970.
+    """
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._lock = threading.Lock()
+        self._tracks: dict[int, _Track] = {}
+
+    @contextmanager
+    def measured(self, phase: str, checkpoint_ids: Iterable[int]) -> Iterator[None]:
+        """Adds the time of the block to a phase of some checkpoints.
+
+        Args:
+            phase: A field of :class:`CheckpointPhases`.
+            checkpoint_ids: The checkpoints.
+        """
+        began_ms = self._now()
+        try:
+            yield
+        finally:
+            for checkpoint_id in checkpoint_ids:
+                self.add(phase, checkpoint_id, began_ms)
+
+    def add(self, phase: str, checkpoint_id: int, began_ms: int) -> None:
+        """Adds the time since ``began_ms`` to a phase. The first one of a checkpoint is its trigger."""
+        elapsed = max(self._now() - began_ms, 0)  # clocks are set
+        with self._lock:
+            track = self._track(checkpoint_id)
+            track.phases[phase] += elapsed
+            if track.began_ms is None:
+                track.began_ms = began_ms
+
+    def acknowledged(self, checkpoint_id: int, states: Iterable[SubtaskState], marked_ms: Iterable[int]) -> None:
+        """Takes what tasks have reported about a checkpoint.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            states: What the subtasks have acknowledged.
+            marked_ms: When sources sent the latency markers that have reached the end of a stream.
+        """
+        with self._lock:
+            track = self._track(checkpoint_id)
+            track.marked_ms.extend(marked_ms)
+            for state in states:
+                for phase, name in (("sync_ms", "sync_us"), ("async_ms", "async_us")):
+                    track.phases[phase] = max(track.phases[phase], round(state.metrics.get(name, 0) / 1000))
+
+    def committed(self, checkpoint_id: int) -> CheckpointPhases:
+        """Returns the phases of a checkpoint that has just been committed, and forgets it and older ones."""
+        now = self._now()
+        with self._lock:
+            track = self._track(checkpoint_id)
+            for older in [each for each in self._tracks if each <= checkpoint_id]:
+                del self._tracks[older]
+        latencies = sorted(max(now - marked, 0) for marked in track.marked_ms)
+        p50, p99 = (latencies[ceil(len(latencies) * share / 100) - 1] if latencies else None for share in (50, 99))
+        began_ms = now if track.began_ms is None else track.began_ms
+        return CheckpointPhases(**track.phases, total_ms=max(now - began_ms, 0), latency_ms_p50=p50, latency_ms_p99=p99)
+
+    def _track(self, checkpoint_id: int) -> _Track:
+        return self._tracks.setdefault(checkpoint_id, _Track())
