@@ -25,6 +25,7 @@ __all__ = [
     "JobNotRunningError",
     "MissingUidError",
     "MissingUidWarning",
+    "NoEffectWarning",
     "NoResourceAvailableError",
     "ObjectNotFoundError",
     "ParallelismError",
@@ -95,6 +96,10 @@ class MissingUidError(JobGraphError):
 
 class MissingUidWarning(UserWarning):
     """A stateful operator has no uid. If checkpoints are kept, this is a `MissingUidError` instead."""
+
+
+class NoEffectWarning(UserWarning):
+    """A setting that Flink has does nothing here."""
 
 
 class ParallelismError(JobGraphError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["ExecutionConfig"]
@@ -43,6 +44,7 @@ class ExecutionConfig:
 
     def set_auto_watermark_interval(self, interval: int) -> ExecutionConfig:
         """Has no effect: watermarks are generated with each batch of records."""
+        no_effect("set_auto_watermark_interval()", "watermarks are generated with each batch of records")
         self._auto_watermark_interval = interval
         return self
 
@@ -93,11 +95,12 @@ class ExecutionConfig:
 
     def enable_object_reuse(self) -> ExecutionConfig:
         """Has no effect: a mutable value that a function emits is always copied."""
+        no_effect("enable_object_reuse()", "a mutable value that a function emits is always copied")
         self._object_reuse = True
         return self
 
     def disable_object_reuse(self) -> ExecutionConfig:
-        """Has no effect."""
+        """Keeps the default: a mutable value that a function emits is always copied."""
         self._object_reuse = False
         return self
 

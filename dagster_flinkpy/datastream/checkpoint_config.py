@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
@@ -130,6 +131,9 @@ class CheckpointConfig:
         The next attempt reads the same input again, from the last completed checkpoint. The number of tries depends on
         the step's retry policy, the restart sensor and the checkpoint sensor.
         """
+        if tolerable_checkpoint_failure_number:
+            because = "a failed checkpoint ends the attempt, and the next one continues from the last completed one"
+            no_effect("set_tolerable_checkpoint_failure_number()", because)
         self.tolerable_failed = tolerable_checkpoint_failure_number
         return self
 
@@ -157,7 +161,10 @@ class CheckpointConfig:
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
         """Has no effect, like `set_tolerable_checkpoint_failure_number`: a failed checkpoint ends the attempt."""
-        return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
+        if not fail_on_checkpointing_errors:
+            no_effect("set_fail_on_checkpointing_errors()", "a failed checkpoint ends the attempt")
+        self.tolerable_failed = 0 if fail_on_checkpointing_errors else _MAX_INT
+        return self
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
         """Returns what happens to checkpoints when a run ends."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
@@ -45,7 +45,7 @@ from dagster_flinkpy.datastream.functions import (
     ReduceFunction,
 )
 from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
-from dagster_flinkpy.datastream.operator_settings import DataStreamSink, OperatorSettings
+from dagster_flinkpy.datastream.operator_settings import DataStreamSink, StreamSettings
 from dagster_flinkpy.datastream.operator_specs import (
     FilterSpec,
     FlatMapSpec,
@@ -91,10 +91,8 @@ __all__ = [
     "WindowedStream",
 ]
 
-S = TypeVar("S", bound=OperatorSettings)
 
-
-class DataStream(OperatorSettings):
+class DataStream(StreamSettings):
     """A stream of records."""
 
     def __init__(self, upstream: Upstream[DataStream], transformation: Transformation) -> None:
@@ -117,19 +115,6 @@ class DataStream(OperatorSettings):
             if hasattr(KeyedStream, name) and not name.startswith("_"):
                 hint = f": call key_by() first, such as stream.key_by(lambda record: ...).{name}(...)"
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}{hint}", name=name, obj=self)
-
-    def start_new_chain(self: S) -> S:
-        """Has no effect, like `disable_chaining`."""
-        return self
-
-    def set_buffer_timeout(self: S, timeout_millis: int) -> S:
-        """Has no effect: buffers are sent when they are full, and at barriers."""
-        return self
-
-    def force_non_parallel(self: S) -> S:
-        """Sets parallelism and max parallelism to 1."""
-        self.set_parallelism(1)
-        return self.set_max_parallelism(1)
 
     def get_name(self) -> str:
         """Returns the operator's name."""

@@ -99,6 +99,8 @@ class JobVertex:
     max_parallelism_set: bool
     output_type: TypeInformation
     side_outputs: tuple[tuple[str, TypeInformation], ...] = ()
+    description: str = ""
+    """Longer than the name; empty if none is set."""
     uid_set: bool = False
     parallelism_set: bool = False
     slot_sharing_group: str = "default"

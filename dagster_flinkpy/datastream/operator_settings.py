@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.key_groups import check_whole_number
 
-__all__ = ["DataStreamSink", "OperatorSettings"]
+__all__ = ["DataStreamSink", "OperatorSettings", "StreamSettings"]
 
 S = TypeVar("S", bound="OperatorSettings")
 
@@ -59,14 +60,34 @@ class OperatorSettings:
         return self
 
     def set_description(self: S, description: str) -> S:
-        """Sets a longer description than the name. It is not shown anywhere."""
+        """Sets a longer description than the name. Dagster shows it with the asset."""
         check_argument("set_description()", description, str, "text")
         self._operator.description = description
         return self
 
     def disable_chaining(self: S) -> S:
         """Has no effect: the edges decide which operators are chained, and chaining does not change results."""
+        no_effect("disable_chaining()", "the edges decide which operators are chained")
         return self
+
+
+class StreamSettings(OperatorSettings):
+    """The settings of operators with output."""
+
+    def start_new_chain(self: S) -> S:
+        """Has no effect, like `disable_chaining`."""
+        no_effect("start_new_chain()", "the edges decide which operators are chained")
+        return self
+
+    def set_buffer_timeout(self: S, timeout_millis: int) -> S:
+        """Has no effect: buffers are sent when they are full, and at barriers."""
+        no_effect("set_buffer_timeout()", "buffers are sent when they are full, and at barriers")
+        return self
+
+    def force_non_parallel(self: S) -> S:
+        """Sets parallelism and max parallelism to 1."""
+        self.set_parallelism(1)
+        return self.set_max_parallelism(1)
 
 
 class DataStreamSink(OperatorSettings):

@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.aggregations import key_fields
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -127,6 +128,13 @@ class StreamProgram(Generic[S]):
         self.transformations.append(transformation)
         return transformation
 
+    def set_runtime_mode(self, mode: RuntimeExecutionMode, stacklevel: int = 3) -> None:
+        """Sets whether results come record by record, or once at the end of bounded input."""
+        if mode is RuntimeExecutionMode.AUTOMATIC:
+            because = "it is the same as STREAMING, also if all sources are bounded"
+            no_effect("RuntimeExecutionMode.AUTOMATIC", because, stacklevel)
+        self.runtime_mode = mode
+
     def stream(self, transformation: Transformation) -> S:
         """Returns the output of an operator as a stream."""
         return self._make_stream(Upstream(self, (Input(transformation, FORWARD),)), transformation)
@@ -164,6 +172,8 @@ class StreamProgram(Generic[S]):
         graph = build_job_graph(vertices, edges)
         if self.config.is_strict():
             graph.require_uids()
+        own = {uids[id(t)] for t in transformations if t.slot_sharing_group is not None}
+        _warn_of_chained_groups(graph, own)
         return graph
 
     def _vertex(self, t: Transformation, uid: str, slot_sharing_group: str) -> JobVertex:
@@ -183,6 +193,7 @@ class StreamProgram(Generic[S]):
             max_parallelism_set=max_parallelism is not None,
             output_type=t.output_type,
             side_outputs=tuple(t.side_outputs.items()),
+            description=t.description,
             uid_set=t.uid is not None,
             parallelism_set=t.parallelism is not None,
             slot_sharing_group=slot_sharing_group,
@@ -359,6 +370,17 @@ def _slot_sharing_groups(transformations: Sequence[Transformation]) -> dict[int,
         inherited = of_inputs.pop() if len(of_inputs) == 1 else "default"
         groups[id(t)] = inherited if t.slot_sharing_group is None else t.slot_sharing_group
     return groups
+
+
+def _warn_of_chained_groups(graph: JobGraph, own: set[str]) -> None:
+    """Warns of operators with a slot-sharing group of their own that run in the task of another group."""
+    for edge in graph.edges:
+        before, after = graph.vertex(edge.source), graph.vertex(edge.target)
+        chained = graph.is_chained(edge) and not edge.blocking
+        if after.uid in own and chained and before.slot_sharing_group != after.slot_sharing_group:
+            setting = f"slot_sharing_group({after.slot_sharing_group!r}) of operator {after.uid!r}"
+            because = f"it is chained to {before.uid!r}, so both run in one Spark task, whose group is"
+            no_effect(setting, f"{because} {before.slot_sharing_group!r}", stacklevel=5)
 
 
 def _uids(transformations: Sequence[Transformation]) -> dict[int, str]:

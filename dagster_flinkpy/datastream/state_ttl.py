@@ -6,6 +6,7 @@ from datetime import timedelta
 from enum import Enum
 
 from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -184,6 +185,7 @@ class StateTtlConfig:
             self, cleanup_size: int, run_cleanup_for_every_record: bool
         ) -> StateTtlConfig.Builder:
             """Has no effect: it is for Flink's heap backend, and runs are merged anyway."""
+            no_effect("cleanup_incrementally()", "runs of state are merged anyway")
             strategies = StateTtlConfig.CleanupStrategies
             self._strategies[strategies.Strategies.INCREMENTAL_CLEANUP] = strategies.IncrementalCleanupStrategy(
                 cleanup_size, run_cleanup_for_every_record
@@ -194,6 +196,7 @@ class StateTtlConfig:
             self, query_time_after_num_entries: int, periodic_compaction_time: Duration | None = None
         ) -> StateTtlConfig.Builder:
             """Has no effect: it is for Flink's RocksDB backend, and runs are merged anyway."""
+            no_effect("cleanup_in_rocksdb_compact_filter()", "runs of state are merged anyway")
             strategies = StateTtlConfig.CleanupStrategies
             self._strategies[strategies.Strategies.ROCKSDB_COMPACTION_FILTER] = (
                 strategies.RocksdbCompactFilterCleanupStrategy(query_time_after_num_entries, periodic_compaction_time)
@@ -201,7 +204,8 @@ class StateTtlConfig:
             return self
 
         def disable_cleanup_in_background(self) -> StateTtlConfig.Builder:
-            """Turns off the defaults of Flink's backends."""
+            """Has no effect: expired values are dropped when they are read and when runs are merged."""
+            no_effect("disable_cleanup_in_background()", "runs of state are merged anyway")
             self._is_cleanup_in_background = False
             return self
 

@@ -11,9 +11,10 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
-from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -25,16 +26,14 @@ from dagster_flinkpy.datastream.connectors.spark import PartitionedSparkSource, 
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.datastream.execution import JobExecutionResult, spark_row_type
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
-from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import (
     SourceSpec,
     SparkSourceSpec,
 )
 from dagster_flinkpy.datastream.program import StreamProgram
+from dagster_flinkpy.datastream.program_options import apply_options
 from dagster_flinkpy.datastream.python_dependencies import PythonArchive
-from dagster_flinkpy.datastream.state_backend_type import StateBackendType
-from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode, non_restored_state_of
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import check_whole_number
 
@@ -96,59 +95,29 @@ class StreamExecutionEnvironment:
         return -1 if self._program.max_parallelism is None else self._program.max_parallelism
 
     def configure(self, configuration: Configuration) -> None:
-        """Applies the supported options, and ignores all others.
+        """Applies options; one that is not known has no effect, and a `NoEffectWarning` names the nearest known one.
 
-        Supported are ``parallelism.default``, ``pipeline.max-parallelism``, ``execution.runtime-mode``,
-        ``state.backend.type`` (``columnar`` by default, or ``hashmap``),
-        ``execution.checkpointing.interval``, ``execution.checkpointing.dir``, ``pipeline.strict``,
-        ``execution.require-all-slots``,
-        ``execution.checkpointing.barriers-per-job`` and
-        ``execution.checkpointing.externalized-checkpoint-retention``; and for ``env.execute()`` only
+        Known are ``parallelism.default``, ``pipeline.max-parallelism``, ``pipeline.strict``,
+        ``metrics.latency.interval``, ``execution.require-all-slots``, ``execution.runtime-mode``,
+        ``state.backend.type`` (``columnar`` by default, or ``hashmap``); with the prefix ``execution.checkpointing.``
+        ``interval``, ``dir``, ``mode``, ``timeout``, ``min-pause``, ``max-concurrent-checkpoints``,
+        ``tolerable-failed-checkpoints``, ``unaligned.enabled``, ``aligned-checkpoint-timeout``, ``barriers-per-job``
+        and ``externalized-checkpoint-retention``; and for ``env.execute()`` only
         ``execution.local`` (tasks run in this process, without Spark), ``execution.state-recovery.path``,
         ``execution.state-recovery.claim-mode`` and ``execution.state-recovery.ignore-unclaimed-state`` (``true``, or
         the uids whose state may be left behind, with ``;`` between them).
+
+        Raises:
+            ConfigurationError: The value of an option is invalid.
         """
         check_argument("configure()", configuration, Configuration, "a Configuration")
-        options = configuration.to_dict()
-        if "parallelism.default" in options:
-            self.set_parallelism(configuration.get_integer("parallelism.default", 1))
-        if "pipeline.max-parallelism" in options:
-            self.set_max_parallelism(configuration.get_integer("pipeline.max-parallelism", 128))
-        if "pipeline.strict" in options:
-            self._program.config.set_strict(configuration.get_boolean("pipeline.strict", False))
-        if "execution.require-all-slots" in options:
-            required = configuration.get_boolean("execution.require-all-slots", False)
-            self._program.config.set_require_all_slots(required)
-        if "execution.runtime-mode" in options:
-            self.set_runtime_mode(RuntimeExecutionMode[options["execution.runtime-mode"].upper()])
-        if "execution.local" in options:
-            self._program.local = configuration.get_boolean("execution.local", False)
-        if "execution.checkpointing.interval" in options:
-            self._program.checkpoint_config.interval = parse_duration(options["execution.checkpointing.interval"])
-        if "state.backend.type" in options:
-            self._program.checkpoint_config.state_backend = _option(StateBackendType, options["state.backend.type"])
-        if "execution.checkpointing.dir" in options:
-            self._program.checkpoint_config.storage_dir = options["execution.checkpointing.dir"]
-        if "execution.checkpointing.barriers-per-job" in options:
-            barriers = configuration.get_integer("execution.checkpointing.barriers-per-job", 1)
-            self._program.checkpoint_config.set_barriers_per_job(barriers)
-        if "execution.checkpointing.externalized-checkpoint-retention" in options:
-            name = options["execution.checkpointing.externalized-checkpoint-retention"]
-            self._program.checkpoint_config.retention = _option(ExternalizedCheckpointRetention, name)
-        if "execution.state-recovery.claim-mode" in options:
-            name = options["execution.state-recovery.claim-mode"]
-            self._program.checkpoint_config.claim_mode = _option(RecoveryClaimMode, name)
-        if "execution.state-recovery.path" in options:
-            self._program.savepoint_path = options["execution.state-recovery.path"]
-        if "execution.state-recovery.ignore-unclaimed-state" in options:
-            ignored = options["execution.state-recovery.ignore-unclaimed-state"]
-            self._program.allow_non_restored_state = non_restored_state_of(ignored)
+        apply_options(self._program, configuration)
 
     def set_runtime_mode(self, execution_mode: RuntimeExecutionMode) -> StreamExecutionEnvironment:
         """Sets whether results come record by record, or once at the end of bounded input."""
         wanted = "a RuntimeExecutionMode, such as RuntimeExecutionMode.BATCH"
         check_argument("set_runtime_mode()", execution_mode, RuntimeExecutionMode, wanted)
-        self._program.runtime_mode = execution_mode
+        self._program.set_runtime_mode(execution_mode)
         return self
 
     def enable_checkpointing(self, interval: int, mode: CheckpointingMode | None = None) -> StreamExecutionEnvironment:
@@ -178,14 +147,17 @@ class StreamExecutionEnvironment:
 
     def disable_operator_chaining(self) -> StreamExecutionEnvironment:
         """Has no effect: the edges decide which operators are chained, and chaining does not change results."""
+        no_effect("disable_operator_chaining()", "the edges decide which operators are chained")
         return self
 
     def set_buffer_timeout(self, timeout_millis: int) -> StreamExecutionEnvironment:
         """Has no effect: buffers are sent when they are full, and at barriers."""
+        no_effect("set_buffer_timeout()", "buffers are sent when they are full, and at barriers")
         return self
 
     def add_jars(self, *jars_path: str) -> None:
         """Has no effect: no operator runs in a JVM."""
+        no_effect("add_jars()", "no operator runs in a JVM")
 
     def add_python_file(self, file_path: str) -> None:
         """Makes modules importable here and in the functions on the workers.
@@ -237,6 +209,22 @@ class StreamExecutionEnvironment:
     def get_checkpoint_config(self) -> CheckpointConfig:
         """Returns the checkpoint settings."""
         return self._program.checkpoint_config
+
+    def warn_of_script_settings(self) -> None:
+        """Issues a `NoEffectWarning` for each setting that only :meth:`execute` follows. Dagster calls it."""
+        program, resource = self._program, "in Dagster, the CheckpointStorageResource sets it"
+        for setting, is_set, because in (
+            ("execution.checkpointing.dir", program.checkpoint_config.storage_dir is not None, resource),
+            ("execution.local", program.local, "in Dagster, the SparkResource says where tasks run"),
+            ("execution.state-recovery.path", program.savepoint_path is not None, "run the job {job}_restore"),
+            (
+                "execution.state-recovery.ignore-unclaimed-state",
+                bool(program.allow_non_restored_state),
+                "set allow_non_restored_state in the configuration of a run",
+            ),
+        ):
+            if is_set:
+                no_effect(f"option {setting!r}", because, stacklevel=4)
 
     # --- sources -----------------------------------------------------------------------------------------------------
 
@@ -372,12 +360,3 @@ def _takes_partition(df_factory: DataFrameFactory) -> bool:
     except (TypeError, ValueError):  # a callable written in C has no signature
         return False
     return sum(p.kind in positional and p.default is Parameter.empty for p in parameters) > 1
-
-
-def _option(kind: type[E], name: str) -> E:
-    """Returns the enum member that an option names, in upper or lower case, with ``-`` or ``_``."""
-    try:
-        return kind[name.strip().upper().replace("-", "_")]
-    except KeyError:
-        known = ", ".join(member.name for member in kind)
-        raise ConfigurationError(f"{name!r} is not a {kind.__name__}; use one of {known}") from None

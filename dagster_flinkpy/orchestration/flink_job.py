@@ -140,6 +140,7 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
         warnings.simplefilter("ignore", MissingUidWarning)  # the error names the same operators
         graph = env.get_job_graph()
     graph.require_uids()
+    env.warn_of_script_settings()
     regions = _continuous(graph).regions()
     latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())
     return [

@@ -26,6 +26,8 @@ class FlinkMetadataSet(NamespacedMetadataSet):
     max_parallelism: int | None = None
     checkpoint_interval_ms: int | None = None
     """Set with ``env.enable_checkpointing``."""
+    checkpoint_min_pause_ms: int | None = None
+    """Set with ``set_min_pause_between_checkpoints``; None if it is 0."""
     record_type: str | None = None
     """Tables of sinks: the declared type of the records, as JSON. `FlinkTableIOManager` reads it."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.serialization import Encoder, check_charset
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import TypeInformation, Types
@@ -132,6 +133,9 @@ class FileSource(Source):
         return {"file"}
 
 
+_MINUTE = 60 * 1000
+
+
 @dataclass(frozen=True)
 class RollingPolicy:
     """When a file is closed and a new one is started. A checkpoint always closes it."""
@@ -141,7 +145,7 @@ class RollingPolicy:
 
     @staticmethod
     def default_rolling_policy(
-        part_size: int = 1024 * 1024 * 128, rollover_interval: int = 60 * 1000, inactivity_interval: int = 60 * 1000
+        part_size: int = 1024 * 1024 * 128, rollover_interval: int = _MINUTE, inactivity_interval: int = _MINUTE
     ) -> RollingPolicy:
         """Closes files at a size.
 
@@ -150,6 +154,8 @@ class RollingPolicy:
             rollover_interval: Has no effect: no file outlives its checkpoint.
             inactivity_interval: Has no effect either.
         """
+        if (rollover_interval, inactivity_interval) != (_MINUTE, _MINUTE):
+            no_effect("rollover_interval, inactivity_interval", "no file outlives its checkpoint")
         if part_size <= 0:
             raise ConfigurationError(f"part_size must be positive, not {part_size}")
         return RollingPolicy(part_size)
@@ -286,6 +292,7 @@ class FileSink(TwoPhaseCommittingSink):
 
         def with_bucket_check_interval(self, interval: int) -> FileSink.RowFormatBuilder:
             """Has no effect: checkpoints end files."""
+            no_effect("with_bucket_check_interval()", "checkpoints end files")
             return self
 
         def with_output_file_config(self, output_file_config: OutputFileConfig) -> FileSink.RowFormatBuilder:

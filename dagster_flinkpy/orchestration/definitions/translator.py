@@ -93,6 +93,7 @@ class FlinkTranslator:
                     parallelism=vertex.parallelism,
                     max_parallelism=vertex.max_parallelism,
                     checkpoint_interval_ms=None if interval is None else to_millis(interval),
+                    checkpoint_min_pause_ms=to_millis(job.checkpointing.min_pause) or None,
                     record_type=record_type,
                 ),
                 **UriMetadataSet(uri=None if sink is None else sink.uri()),
@@ -167,6 +168,8 @@ def _kinds(vertex: JobVertex) -> set[str]:
 
 
 def _description(vertex: JobVertex) -> str:
+    if vertex.description:
+        return vertex.description
     for text in _docstrings(vertex):
         if text:
             return inspect.cleandoc(text).partition("\n\n")[0]

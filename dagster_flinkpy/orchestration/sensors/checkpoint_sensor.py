@@ -102,7 +102,7 @@ def build_checkpoint_sensor(
     *,
     name: str | None = None,
     interval: timedelta | None = None,
-    min_pause: timedelta = timedelta(0),
+    min_pause: timedelta | None = None,
     minimum_interval_seconds: int = 30,
     default_status: DefaultSensorStatus = DefaultSensorStatus.STOPPED,
     checkpoint_storage_resource_key: str = "checkpoint_storage",
@@ -118,7 +118,8 @@ def build_checkpoint_sensor(
         assets: What `flink_assets` returned.
         name: Name of the sensor. Default: ``{job}_checkpoint_sensor``.
         interval: Time from one trigger to the next. Default: set by ``env.enable_checkpointing``.
-        min_pause: Minimum time from a completion to the next trigger. Default: 0.
+        min_pause: Minimum time from a completion to the next trigger. Default: set by
+            ``set_min_pause_between_checkpoints``, or 0.
         minimum_interval_seconds: Time between ticks.
         default_status: Whether the sensor is on before anybody switches it.
         checkpoint_storage_resource_key: Key of the `CheckpointStorageResource`.
@@ -137,7 +138,7 @@ def build_checkpoint_sensor(
             every_minute = build_checkpoint_sensor(words, interval=timedelta(minutes=1))
     """
     targets = flink_targets(assets, builder="build_checkpoint_sensor")
-    policies = {target.job_id: CheckpointPolicy(_interval(target, interval), min_pause) for target in targets}
+    policies = {target.job_id: _policy(target, interval, min_pause) for target in targets}
     jobs = [target.asset_job("checkpoint", f"Takes a checkpoint of job {target.job_id}.") for target in targets]
 
     @sensor(
@@ -160,6 +161,11 @@ def build_checkpoint_sensor(
         return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
 
     return checkpoint_sensor
+
+
+def _policy(target: FlinkTarget, interval: timedelta | None, min_pause: timedelta | None) -> CheckpointPolicy:
+    pause = target.min_pause if min_pause is None else min_pause
+    return CheckpointPolicy(_interval(target, interval), pause)
 
 
 def _interval(target: FlinkTarget, given: timedelta | None) -> timedelta:

@@ -24,6 +24,8 @@ class FlinkTarget:
     keys: tuple[AssetKey, ...]
     interval: timedelta | None
     """Time between checkpoints, if the program sets it."""
+    min_pause: timedelta = timedelta(0)
+    """Minimum time from a completion to the next checkpoint; set by the program."""
     partitioned: bool = False
     """Whether the job has time partitions, so that it takes a checkpoint for each instead of one per interval."""
 
@@ -66,4 +68,5 @@ def _target(assets: AssetsDefinition, builder: str) -> FlinkTarget:
         raise ConfigurationError(f"{builder} needs what flink_assets(...) returned")
     interval_ms = declared[0].checkpoint_interval_ms
     interval = None if interval_ms is None else timedelta(milliseconds=interval_ms)
-    return FlinkTarget(job_id, tuple(assets.keys), interval, assets.partitions_def is not None)
+    min_pause = timedelta(milliseconds=declared[0].checkpoint_min_pause_ms or 0)
+    return FlinkTarget(job_id, tuple(assets.keys), interval, min_pause, assets.partitions_def is not None)

@@ -238,6 +238,15 @@ def test_takes_the_interval_of_the_program(tmp_path: Path, tick: Any) -> None:
     assert "due in 1400 s" in tick(sensor).skip_message or "due in 1399 s" in tick(sensor).skip_message
 
 
+def test_takes_the_pause_of_the_program(tmp_path: Path, tick: Any) -> None:
+    env = word_count(tmp_path / "table", ["a"]).enable_checkpointing(10)
+    env.get_checkpoint_config().set_min_pause_between_checkpoints(3_600_000)
+    assets = flink_assets(env, name="words")
+    complete(tmp_path, 1)
+    assert "min_pause is 3600000 ms" in tick(build_checkpoint_sensor(assets)).skip_message
+    assert tick(build_checkpoint_sensor(assets, min_pause=timedelta(0))).run_requests
+
+
 def test_needs_an_interval(assets: list[AssetsDefinition]) -> None:
     with pytest.raises(ConfigurationError, match="enable_checkpointing"):
         build_checkpoint_sensor(assets)

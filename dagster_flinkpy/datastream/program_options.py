@@ -1,0 +1,155 @@
+"""The options of a program that ``env.configure()`` knows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any, TypeVar
+
+from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.no_effect import no_effect
+from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
+from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
+from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
+from dagster_flinkpy.datastream.program import StreamProgram
+from dagster_flinkpy.datastream.state_backend_type import StateBackendType
+from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode, non_restored_state_of
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.key_groups import check_whole_number
+
+__all__ = ["OPTIONS", "apply_options"]
+
+E = TypeVar("E", bound=Enum)
+
+Option = Callable[[StreamProgram[Any], Configuration, str], object]
+"""Sets something of a program to the value of the option with this name."""
+
+
+def apply_options(program: StreamProgram[Any], configuration: Configuration) -> None:
+    """Applies the options that this library knows, and issues a `NoEffectWarning` for each other one.
+
+    Args:
+        program: The program to change.
+        configuration: The options.
+
+    Raises:
+        ConfigurationError: The value of an option is invalid.
+    """
+    for name in configuration.to_dict():
+        if name in OPTIONS:
+            OPTIONS[name](program, configuration, name)
+        elif name.startswith("restart-strategy"):
+            because = "pass restart_strategy_of(configuration) to build_restart_sensor()"
+            no_effect(f"option {name!r}", because, stacklevel=4)
+        else:
+            near = get_close_matches(name, OPTIONS, n=1)
+            because = "this library does not have it" + (f"; did you mean {near[0]!r}?" if near else "")
+            no_effect(f"option {name!r}", because, stacklevel=4)
+
+
+def _parallelism(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    parallelism = configuration.get_integer(name, 1)
+    check_whole_number("parallelism", parallelism)
+    program.parallelism = parallelism
+
+
+def _max_parallelism(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    max_parallelism = configuration.get_integer(name, 1)
+    check_whole_number("max_parallelism", max_parallelism)
+    program.max_parallelism = max_parallelism
+
+
+def _runtime_mode(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.set_runtime_mode(_member(RuntimeExecutionMode, configuration.get_string(name, "")), stacklevel=6)
+
+
+def _interval(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.checkpoint_config.interval = _duration(configuration, name)
+
+
+def _local(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.local = configuration.get_boolean(name, False)
+
+
+def _savepoint_path(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.savepoint_path = configuration.get_string(name, "")
+
+
+def _non_restored_state(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.allow_non_restored_state = non_restored_state_of(configuration.get_string(name, ""))
+
+
+def _state_backend(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.checkpoint_config.state_backend = _member(StateBackendType, configuration.get_string(name, ""))
+
+
+def _aligned_timeout(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.checkpoint_config.aligned_timeout = _duration(configuration, name)
+
+
+def _timeout(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.checkpoint_config.timeout = _duration(configuration, name)
+
+
+def _min_pause(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.checkpoint_config.min_pause = _duration(configuration, name)
+
+
+def _duration(configuration: Configuration, name: str) -> timedelta:
+    return parse_duration(configuration.get_string(name, ""))
+
+
+def _member(kind: type[E], name: str) -> E:
+    """Returns the enum member that an option names, in upper or lower case, with ``-`` or ``_``."""
+    try:
+        return kind[name.strip().upper().replace("-", "_")]
+    except KeyError:
+        known = ", ".join(member.name for member in kind)
+        raise ConfigurationError(f"{name!r} is not a {kind.__name__}; use one of {known}") from None
+
+
+_CHECKPOINTING = "execution.checkpointing."
+
+OPTIONS: Mapping[str, Option] = {
+    "parallelism.default": _parallelism,
+    "pipeline.max-parallelism": _max_parallelism,
+    "pipeline.strict": lambda p, c, k: p.config.set_strict(c.get_boolean(k, False)),
+    "metrics.latency.interval": lambda p, c, k: p.config.set_latency_tracking_interval(
+        round(_duration(c, k) / timedelta(milliseconds=1))
+    ),
+    "execution.require-all-slots": lambda p, c, k: p.config.set_require_all_slots(c.get_boolean(k, False)),
+    "execution.runtime-mode": _runtime_mode,
+    "execution.local": _local,
+    "state.backend.type": _state_backend,
+    f"{_CHECKPOINTING}interval": _interval,
+    f"{_CHECKPOINTING}dir": lambda p, c, k: p.checkpoint_config.set_checkpoint_storage_dir(c.get_string(k, "")),
+    f"{_CHECKPOINTING}mode": lambda p, c, k: p.checkpoint_config.set_checkpointing_mode(
+        _member(CheckpointingMode, c.get_string(k, ""))
+    ),
+    f"{_CHECKPOINTING}timeout": _timeout,
+    f"{_CHECKPOINTING}min-pause": _min_pause,
+    f"{_CHECKPOINTING}max-concurrent-checkpoints": lambda p, c, k: p.checkpoint_config.set_max_concurrent_checkpoints(
+        c.get_integer(k, 1)
+    ),
+    f"{_CHECKPOINTING}tolerable-failed-checkpoints": (
+        lambda p, c, k: p.checkpoint_config.set_tolerable_checkpoint_failure_number(c.get_integer(k, 0))
+    ),
+    f"{_CHECKPOINTING}unaligned.enabled": lambda p, c, k: p.checkpoint_config.enable_unaligned_checkpoints(
+        c.get_boolean(k, False)
+    ),
+    f"{_CHECKPOINTING}aligned-checkpoint-timeout": _aligned_timeout,
+    f"{_CHECKPOINTING}barriers-per-job": lambda p, c, k: p.checkpoint_config.set_barriers_per_job(c.get_integer(k, 1)),
+    f"{_CHECKPOINTING}externalized-checkpoint-retention": (
+        lambda p, c, k: p.checkpoint_config.set_externalized_checkpoint_retention(
+            _member(ExternalizedCheckpointRetention, c.get_string(k, ""))
+        )
+    ),
+    "execution.state-recovery.claim-mode": lambda p, c, k: p.checkpoint_config.set_recovery_claim_mode(
+        _member(RecoveryClaimMode, c.get_string(k, ""))
+    ),
+    "execution.state-recovery.path": _savepoint_path,
+    "execution.state-recovery.ignore-unclaimed-state": _non_restored_state,
+}
+"""What each option sets, by its name."""
