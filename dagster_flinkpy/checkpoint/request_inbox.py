@@ -135,7 +135,7 @@ class RequestInbox:
             self._taken[request_id] = etag
             self._ready.append(request)
 
-    def done(self, request_id: str, *, checkpoint_id: int | None = None, savepoint: str | None = None) -> None:
+    def done(self, request_id: str, checkpoint_id: int | None = None, savepoint: str | None = None) -> None:
         """Answers that a request was carried out.
 
         Args:

@@ -26,6 +26,7 @@ from dagster_flinkpy.connectors.staged_files import FileNames, StagedFileCommitt
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop
+from dagster_flinkpy.runtime.master import savepoints
 from dagster_flinkpy.runtime.master import starting_point as restoring
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
@@ -284,7 +285,7 @@ def _(real: Wrapped, store: ObjectStore) -> Any:
 
 
 @_mutation(
-    "a savepoint has to commit what its checkpoint has", job_loop, "without_committables", "has something to commit"
+    "a savepoint has to commit what its checkpoint has", savepoints, "without_committables", "has something to commit"
 )
 def _(real: Wrapped, metadata: CheckpointMetadata) -> CheckpointMetadata:
     return metadata
@@ -476,23 +477,21 @@ def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
 # --- what becomes of checkpoints when a run ends ----------------------------------------------------------------------
 
 
-@_mutation(
-    "checkpoints of a stopped job are deleted", JobAttempt, "_discards_checkpoints", "knows any more", deleting=1
-)
-def _(real: Wrapped, attempt: JobAttempt, error: Any) -> bool:
-    return attempt.finished and attempt.config.checkpointing.retention.discards_on_finish
+@_mutation("checkpoints of a stopped job are deleted", job_loop, "discards_checkpoints", "knows any more", deleting=1)
+def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
+    return finished and bool(retention.discards_on_finish)
 
 
 @_mutation(
     "checkpoints are deleted that have something to commit",
-    JobAttempt,
-    "_discards_checkpoints",
+    job_loop,
+    "discards_checkpoints",
     "was committed",
     deleting=1,
     fail_before=0.05,
 )
-def _(real: Wrapped, attempt: JobAttempt, error: Any) -> bool:
-    return error is not None and attempt.config.checkpointing.retention.discards_on_failure
+def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
+    return error is not None and bool(retention.discards_on_failure)
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------

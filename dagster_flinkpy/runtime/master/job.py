@@ -23,24 +23,21 @@ from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
-from dagster_flinkpy.checkpoint.offline import without_committables
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import RestorePlan
-from dagster_flinkpy.checkpoint.savepoint import check_target, write_savepoint
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CheckpointError,
     CheckpointTimeoutError,
     CommittableLostError,
     ConfigurationError,
-    CorruptStateError,
     FencedError,
     FlinkPyError,
     RestoreError,
@@ -63,7 +60,11 @@ from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExe
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
+from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.retention import discards_checkpoints
+from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
+from dagster_flinkpy.runtime.master.served_job import ServedJob
 from dagster_flinkpy.runtime.master.spark_progress import SparkProgress, watched
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
@@ -71,7 +72,6 @@ from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.record_counts import RecordCounts
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from dagster_flinkpy.runtime.user_logs import LogEntry, log_here, pass_on
-from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["JobAttempt", "JobConfig"]
 
@@ -80,7 +80,7 @@ _LEASE_MARGIN = timedelta(minutes=1)
 _LINE_CHARACTERS = 2_000
 
 
-class JobAttempt:
+class JobAttempt(ServedJob):
     """One execution attempt of a job; a context manager.
 
     On entry it takes the leadership with a greater fencing token, restores the last completed checkpoint, commits what
@@ -139,6 +139,7 @@ class JobAttempt:
         on_progress: Callable[[str], None] | None = None,
         on_log: Callable[[LogEntry], None] = log_here,
     ) -> None:
+        super().__init__()
         if require_uids:
             graph.require_uids()
         if len(graph.regions()) > 1:
@@ -175,7 +176,6 @@ class JobAttempt:
         self._session = JobSession(config.spark, self._progress)
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
-        self._stopping = False
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
@@ -230,28 +230,44 @@ class JobAttempt:
         self.restored = self._watchdog.run(
             "loading the state to restore", self._restore.load, self.config, self.graph, self._store, self._attempt
         )
+        self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
+        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
+        self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
+        self._savepoints = SavepointWriter(self._location, self._store, self._check_leader)
+        self._desk = RequestDesk(
+            self._mailbox,
+            self._store,
+            self._attempt,
+            self._watchdog,
+            self._savepoints,
+            self._lease,
+            _now,
+            self._progress,
+        )
+        statistics = self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt)
+        self._deploy(self.restored, statistics)
+
+    def _deploy(self, start: CheckpointMetadata | None, statistics: CheckpointStatistics) -> None:
+        """Creates the master of a job that continues from a checkpoint, at the parallelism to restore it with."""
         plan: RestorePlan | None = None
-        self.graph = self._restore.settle_parallelism(self._program, self.restored)
-        if self.restored is not None:
-            self.graph, plan = self._restore.assign(self.graph, self.restored)
+        self.graph = self._restore.settle_parallelism(self._program, start)
+        if start is not None:
+            self.graph, plan = self._restore.assign(self.graph, start)
             self._require_slots()  # the parallelism may be another one
         self._slots = JobSlots(self.config.job_id, self.graph, self.graph.regions(), self.config.spark, self._progress)
         context = SplitEnumeratorContext(
             self.config.job_id, self.token, self._session.open, self._run_id, self._progress
         )
-        self._epochs = EpochPlanner(self.graph, self.config, context, self.restored, plan)
-        self._stopped = self.restored is not None and self.restored.stopped and self._restore.path is None
-        self.finished = self.restored is not None and (self.restored.end_of_input or self._stopped)
-        self._hooks.restore(self.restored, allow_non_restored_state=self._restore.allow_non_restored_state)
+        self._epochs = EpochPlanner(self.graph, self.config, context, start, plan)
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
             self._plan(),
             # An attempt cannot continue after a failed epoch: the next attempt starts from the last checkpoint.
             replace(self.config.checkpointing, tolerable_failed=0),
-            restored=self.restored,
+            restored=start,
             retained=self._attempt.head.retained,
-            statistics=self._watchdog.run("loading the statistics", self._store.load_statistics, self._attempt),
+            statistics=statistics,
         )
         timeline = CheckpointTimeline(_now)
         steps = CheckpointSteps(
@@ -284,6 +300,7 @@ class JobAttempt:
             [RegionExecution(runner, Lane.region(0), self._mailbox)],
             steps,
             self._mailbox,
+            self._desk,
             create_metadata=lambda write: self._create_metadata(write),
             on_completed=self._on_completed,
             abort_lingering=self._abort_after_failure,
@@ -323,11 +340,13 @@ class JobAttempt:
             if error is None and self._master.error is None:
                 self._abort_left_open()
         with suppress(FlinkPyError):
-            if self._discards_checkpoints(error):
+            if discards_checkpoints(self.config.checkpointing.retention, self._attempt, error, finished=self.finished):
                 self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
         with suppress(FlinkPyError):
             statistics = self._coordinator.statistics
             self._watchdog.run("writing the statistics", self._store.save_statistics, self._attempt, statistics)
+        with suppress(FlinkPyError):
+            self._desk.close(error or self._master.error)
         self._end()
         if found is not None:
             raise found
@@ -338,21 +357,6 @@ class JobAttempt:
         with suppress(FlinkPyError):  # a lease that is not released expires
             self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)
         self._watchdog.close()
-
-    def _discards_checkpoints(self, error: BaseException | None) -> bool:
-        """Returns whether to delete all checkpoints now (Flink: ``CheckpointProperties``).
-
-        If the run has ended, but not the job, they are kept.
-        """
-        latest, retention = self._attempt.latest, self.config.checkpointing.retention
-        if latest is not None and self._attempt.committed != latest.checkpoint_id:
-            return False  # it still has something to commit
-        if latest is not None and latest.stopped:
-            return False  # only this checkpoint records that the job is stopped
-        if error is None:
-            return retention.discards_on_finish and self.finished
-        cancelled = not isinstance(error, Exception)
-        return retention.discards_on_cancellation if cancelled else retention.discards_on_failure
 
     @property
     def stopped(self) -> bool:
@@ -455,6 +459,7 @@ class JobAttempt:
         if partition is not None:
             if barriers > 1:
                 raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
+            self._desk.partitioned = True
             self._committers.check_partitioned()
             self._epochs.read_partition(partition)
         try:
@@ -529,46 +534,22 @@ class JobAttempt:
             )
         return self._checkpoint(EpochRequest(EpochKind.REPEAT))
 
-    def stop_with_savepoint(
-        self,
-        target: str | None = None,
-        format_type: SavepointFormatType = SavepointFormatType.CANONICAL,
-        *,
-        drain: bool = False,
-    ) -> str:
-        """Completes a last checkpoint, commits it and writes it as a savepoint; the job is then finished.
-
-        Later attempts do nothing until one restores this savepoint, or another one, with ``restore_from``.
-
-        Args:
-            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
-            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
-            drain: Whether to end event time first, so that all timers and windows fire. A job that is restored from
-                the savepoint is then finished, too, even if its sources have more to read.
-
-        Returns:
-            The URL of the savepoint.
-
-        Raises:
-            ConfigurationError: A native savepoint would be outside the job's prefix.
-            CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
-        """
-        check_target(format_type, self._location.url, self._savepoint_location(target).url)
-        if self.finished and (self._attempt.latest is None or not drain or self._attempt.latest.end_of_input):
-            return self.savepoint(target, format_type)
-        if self._epochs.parent is None and not drain:
-            raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
-        self._stopping = True
-        self._checkpoint(EpochRequest(EpochKind.DRAIN if drain else EpochKind.REPEAT, stop=True))
-        self.finished = True
-        return self.savepoint(target, format_type)
-
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
         """Runs all epochs of a request, and returns the last one."""
         (last,) = deque(self._run(request), maxlen=1)
         return last
 
-    def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+    def _redeploy(self, parallelism: int) -> None:
+        before = {**vars(self)}
+        kept, self._restore.parallelism = self._restore.parallelism, parallelism
+        try:
+            self._deploy(self._epochs.parent, self._coordinator.statistics)
+        except FlinkPyError:
+            vars(self).update(before)
+            self._restore.parallelism = kept
+            raise
+
+    def _complete(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         if self._master.error is not None:
             raise CheckpointError("this attempt has failed; start another one") from self._master.error
         for completion in self._master.run(request):
@@ -604,43 +585,6 @@ class JobAttempt:
         except CommittableLostError:
             self._check_leader()  # an attempt that took over has committed it, and may have replaced it since
             raise
-
-    # --- savepoints --------------------------------------------------------------------------------------------------
-
-    def savepoint(
-        self, target: str | None = None, format_type: SavepointFormatType = SavepointFormatType.CANONICAL
-    ) -> str:
-        """Writes a savepoint of the last completed checkpoint.
-
-        Args:
-            target: The folder to write to. Default: the job's own prefix, where a native savepoint must be.
-            format_type: Whether the savepoint is self-contained or refers to files of the job's checkpoints.
-
-        Returns:
-            The URL of the savepoint.
-
-        Raises:
-            ConfigurationError: A native savepoint would be outside the job's prefix.
-            CheckpointError: There is no completed checkpoint yet.
-            FencedError: A newer attempt took over and has subsumed the checkpoint.
-        """
-        if self._master.error is None:
-            self._master.settle()
-        latest = self._attempt.latest
-        if latest is None:
-            raise CheckpointError(
-                f"job {self.config.job_id!r} has no completed checkpoint to make a savepoint of: run it first"
-            )
-        location = self._savepoint_location(target)
-        try:
-            folder = write_savepoint(without_committables(latest), self._store.store, location.open(), format_type)
-        except CorruptStateError:
-            self._check_leader()  # a newer attempt may have subsumed the checkpoint meanwhile
-            raise
-        return f"{location.url}/{folder}"
-
-    def _savepoint_location(self, target: str | None) -> StorageLocation:
-        return self._location if target is None else replace(self.config.storage, url=target)
 
 
 def _now() -> int:

@@ -63,6 +63,7 @@ from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Out
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 
 __all__ = ["Completion", "EpochRequest", "JobMaster"]
 
@@ -101,6 +102,7 @@ class JobMaster:
         regions: The regions of the job.
         steps: Carry out the steps of checkpoints.
         mailbox: Runs the lanes.
+        requests: Serves requests to the job.
         create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
         on_completed: Called with each checkpoint once HEAD names it.
         abort_lingering: Aborts open transactions that no checkpoint names.
@@ -116,6 +118,7 @@ class JobMaster:
         regions: Sequence[RegionExecution],
         steps: CheckpointSteps,
         mailbox: Mailbox,
+        requests: RequestDesk,
         *,
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
         on_completed: Callable[[CheckpointMetadata], object],
@@ -130,6 +133,7 @@ class JobMaster:
         """The first error of the attempt, or None."""
         self._regions, self._steps, self._mailbox = tuple(regions), steps, mailbox
         (self._region,) = self._regions
+        self._requests = requests
         self._create_metadata, self._on_completed = create_metadata, on_completed
         self._abort_lingering = abort_lingering
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
@@ -185,7 +189,7 @@ class JobMaster:
             FlinkPyError: The attempt has failed for another reason.
         """
         self.settle()
-        self._request, self._taken, self._enough = request, 0, False
+        self._request, self._taken, self._enough = request, 0, self._requests.ending
         try:
             while not self._quiet():
                 while self._completed:
@@ -226,8 +230,8 @@ class JobMaster:
         self._enough = True
         self._interrupt_regions()
         self._steps.watchdog.interrupt()
-        self._mailbox.drain(Lane.TRIGGER)
-        self._mailbox.drain(Lane.STORE)
+        for lane in (Lane.TRIGGER, Lane.STORE, Lane.REQUESTS):
+            self._mailbox.drain(lane)
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 
@@ -238,12 +242,12 @@ class JobMaster:
         except BaseException as error:  # an impossible stimulus; nothing must come after it
             self.error, self._reported = self.error or error, True
             raise
-        waits = self._request is not None and not self._enough and self.error is None
+        waits = self._iterating
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
         working = busy.total() if self._termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
         under_way = self._completing is not None or working > 0
-        return not (waits or under_way)
+        return not (waits or under_way or (self.error is None and self._requests.serve_rest()))
 
     def _advance(self) -> None:
         if self._termination is not None and self.error is None:
@@ -257,13 +261,15 @@ class JobMaster:
             for number in self._to_notify:
                 self._region.notify_complete(number)
             self._to_notify.clear()
+        if self._iterating:
+            self._requests.look()
         self._trigger_next()
         if self._completing is None and self._to_complete:
             self._completing = metadata = self._create_metadata(self._to_complete.popleft())
             self._complete_by(partial(self._steps.write_metadata, metadata))
         if self._completing is not None or self._to_complete:
             return
-        if self._subsumed and self.error is None:
+        if self._subsumed and self.error is None and not self._requests.writing:
             # State files are named by content: one that an old checkpoint names and the first of a Spark job does not
             # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
             self._mailbox.submit(Lane.STORE, partial(self._steps.subsume, tuple(self._subsumed)))
@@ -276,14 +282,19 @@ class JobMaster:
 
     def _trigger_next(self) -> None:
         request = self._request
-        if request is None or self._enough or self.error is not None or self._busy:
+        if request is None or not self._iterating or self._busy:
             return
         if len(self._to_complete) + (self._completing is not None) > self._max_ahead:
             return
-        if not request.periodic:
+        if not request.periodic or (self._requests.waiting and not self.coordinator.pending):
             self._trigger(request)
         elif self._due_ms <= self._now():
             self._drive(PeriodicTick(self._now()))
+
+    @property
+    def _iterating(self) -> bool:
+        """Whether another epoch is to follow."""
+        return self._request is not None and not self._enough and self.error is None
 
     def _trigger(self, request: EpochRequest) -> None:
         kind = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT
@@ -303,8 +314,10 @@ class JobMaster:
 
     def _next_timer(self) -> int | None:
         timers = list(self._timeouts.values())
-        if self._request is not None and self._request.periodic and not self._enough and not self._busy:
+        if self._request is not None and self._request.periodic and self._iterating and not self._busy:
             timers.append(self._due_ms)
+        if self._iterating and (due_ms := self._requests.due_ms) is not None:
+            timers.append(due_ms)
         return min(timers, default=None)
 
     def _fire_timeouts(self) -> None:
@@ -314,7 +327,11 @@ class JobMaster:
             self._drive(TimerFired(now, checkpoint_id))
 
     def _handle(self, done: Done) -> None:
-        if done.error is not None:
+        if done.lane in (Lane.REQUESTS, Lane.SAVEPOINT):
+            if (error := self._requests.handle(done)) is not None:
+                self._fail(error)
+            self._enough |= self._requests.ending
+        elif done.error is not None:
             if (region := self._region_of(done)) is not None:
                 region.ended()
             elif done.work is self._completion_step:
@@ -356,7 +373,12 @@ class JobMaster:
         request, planned = self._request, len(region.epochs)
         if self.error is not None:
             return
-        more = request is not None and planned < request.barriers and not region.planner.ended[epoch.checkpoint_id]
+        more = (
+            self._iterating
+            and request is not None
+            and planned < request.barriers
+            and not region.planner.ended[epoch.checkpoint_id]
+        )
         if more and request is not None and (request.limit is None or self._taken + planned < request.limit):
             self._trigger(request)
             return
@@ -373,6 +395,7 @@ class JobMaster:
             self._fail(ended.error)
             return
         results, last = ended.results, ended.checkpoint_ids[-1]
+        self._requests.epoch_ended(last)
         self._taken += len(ended.checkpoint_ids)
         self._enough |= self._has_enough(region, last, results.states)
         region.acknowledged(last, results.states)
@@ -487,6 +510,8 @@ class JobMaster:
                 self._due_ms = at_ms
             case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
                 self._progress(message)  # it is due again when the pause is over
+            case Rejected(reason=CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS):
+                pass  # the interval is shorter than the completion of a checkpoint; one is queued already
             case Rejected(message=message):
                 self._fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {message}"))
             case _:
@@ -512,3 +537,4 @@ class JobMaster:
         duration_ms = round((time.monotonic() - self._triggered.pop(number)) * 1000)
         self._completed.append(Completion(metadata, duration_ms, self._collected.pop(number, {})))
         self._to_notify.append(number)
+        self._requests.completed(metadata)

@@ -34,6 +34,10 @@ class Lane:
     """Completes checkpoints and commits sinks."""
     TRIGGER: ClassVar[Lane]
     """Takes checkpoint ids and calls master hooks."""
+    REQUESTS: ClassVar[Lane]
+    """Looks for requests to the job and answers them."""
+    SAVEPOINT: ClassVar[Lane]
+    """Writes savepoints while the job runs."""
 
     @staticmethod
     def region(number: int) -> Lane:
@@ -45,6 +49,7 @@ class Lane:
 
 
 Lane.STORE, Lane.TRIGGER = Lane("store"), Lane("trigger")
+Lane.REQUESTS, Lane.SAVEPOINT = Lane("requests"), Lane("savepoint")
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.stimuli import PeriodicTick
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import StorageError, UserFunctionError
@@ -354,3 +355,20 @@ def test_lanes_do_not_wait_for_each_other(held: Gate) -> None:
     held.open()
     assert result(box.take()) == (Lane.STORE, None)
     box.close()
+
+
+def test_an_interval_may_be_shorter_than_the_completion_of_a_checkpoint(tmp_path: Path) -> None:
+    graph, sink = program(tmp_path)
+    ticked = threading.Semaphore(0)
+    with Threaded(graph, tmp_path, config=config(interval=timedelta(milliseconds=10))) as attempt:
+        handle = attempt._coordinator.handle
+
+        def counting(stimulus: Any) -> Any:
+            if isinstance(stimulus, PeriodicTick):
+                ticked.release()
+            return handle(stimulus)
+
+        attempt._coordinator.handle = counting  # type: ignore[method-assign]
+        attempt.before_commit[1] = lambda: [ticked.acquire(timeout=LIMIT) or pytest.fail("no tick") for _ in range(3)]
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(periodic=True)] == [1, 2, 3, 4, 5]
+    assert sink.rows() == expected(tmp_path)

@@ -1,0 +1,296 @@
+"""The requests that a running attempt has taken: which ones wait, and for what.
+
+The master's thread calls it. Whatever waits for the store runs on lanes: one looks for requests and answers them,
+another one copies savepoints, so that a long copy delays neither epochs nor other requests.
+
+Requests for a checkpoint or savepoint that wait together are served by one checkpoint: the next one whose epoch ends. A
+stop, a rescale and a cancel end the iteration over epochs; the attempt carries them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
+
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
+from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.errors import (
+    CorruptStateError,
+    FlinkPyError,
+    JobCancelledError,
+    JobNotRunningError,
+    RequestFailedError,
+    StorageError,
+)
+from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
+from dagster_flinkpy.runtime.master.savepoints import SavepointWriter
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+__all__ = ["LOOK_INTERVAL", "RequestDesk"]
+
+LOOK_INTERVAL = timedelta(seconds=2)
+"""Time between two looks for requests. Each look is one listing."""
+_TRIES = 3
+_ENDINGS = (RequestKind.STOP, RequestKind.RESCALE)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """The outcome of a look."""
+
+    requests: tuple[Request, ...] = ()
+    problem: str = ""
+    """Why the store could not be asked."""
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The outcome of writing a savepoint."""
+
+    request: Request
+    checkpoint_id: int
+    url: str = ""
+    error: Exception | None = None
+
+
+class RequestDesk:
+    """Serves requests to an execution attempt.
+
+    Args:
+        mailbox: Runs the lanes.
+        store: The job's checkpoints.
+        attempt: The attempt.
+        watchdog: Runs what waits for the store.
+        savepoints: Writes savepoints.
+        lease: The lease of the attempt, which looking for requests renews.
+        now: Tells milliseconds since 1970.
+        progress: Takes one-line progress messages.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        store: CompletedCheckpointStore,
+        attempt: Attempt,
+        watchdog: Watchdog,
+        savepoints: SavepointWriter,
+        lease: timedelta,
+        now: Callable[[], int],
+        progress: Callable[[str], object],
+    ) -> None:
+        self._mailbox, self._store, self._attempt = mailbox, store, attempt
+        nonce, check_leader = attempt.leader.record.nonce, partial(store.check_leader, attempt)
+        self._inbox = RequestInbox(store.store, attempt.token, nonce, check_leader, now)
+        self._watchdog, self._savepoints, self._lease = watchdog, savepoints, lease
+        self._now, self._progress = now, progress
+        self.partitioned = False
+        """Whether the run reads time partitions, between which it is not stopped or rescaled."""
+        self._due_ms = now() + to_millis(LOOK_INTERVAL)
+        self._looking = False
+        self._open: dict[str, Request] = {}
+        """All requests that were taken and not answered."""
+        self._waiting: list[Request] = []
+        """Requests that the next checkpoint serves."""
+        self._bound: dict[int, list[Request]] = {}
+        """Requests by the checkpoint that serves them once it is complete."""
+        self._ending: Request | None = None
+        self._latest: CheckpointMetadata | None = None
+        """The last checkpoint that this attempt has completed."""
+        self._writing = 0
+
+    # --- what the master asks -----------------------------------------------------------------------------------------
+
+    @property
+    def due_ms(self) -> int | None:
+        """When to look for requests, in milliseconds since 1970; None while it looks."""
+        return None if self._looking else self._due_ms
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a request needs a checkpoint."""
+        return bool(self._waiting)
+
+    @property
+    def ending(self) -> bool:
+        """Whether a request needs the current iteration over epochs to end."""
+        return self._ending is not None
+
+    @property
+    def writing(self) -> bool:
+        """Whether a savepoint is being written. Its checkpoint must not be deleted."""
+        return self._writing > 0
+
+    def look(self) -> None:
+        """Looks for requests, if it is time."""
+        now = self._now()
+        if self._looking or now < self._due_ms:
+            return
+        self._looking, self._due_ms = True, now + to_millis(LOOK_INTERVAL)
+        self._mailbox.submit(Lane.REQUESTS, self._look)
+        if self._attempt.leader.record.expires_at - now < to_millis(self._lease / 2):
+            # On the lane that also renews it when it takes a checkpoint id.
+            self._mailbox.submit(Lane.TRIGGER, self._renew)
+
+    def _look(self) -> _Taken:
+        try:
+            return _Taken(tuple(self._watchdog.run("looking for requests", self._inbox.poll)))
+        except StorageError as error:
+            return _Taken(problem=str(error))
+
+    def _renew(self) -> None:
+        try:
+            self._watchdog.run("renewing the lease", self._store.renew, self._attempt, self._lease, self._now())
+        except StorageError as error:
+            self._progress(f"cannot renew the lease: {error}")
+
+    def handle(self, done: Done) -> BaseException | None:
+        """Takes the outcome of a piece of work.
+
+        Returns:
+            Why the attempt must end: it was fenced or cancelled. None if it goes on.
+        """
+        if isinstance(done.result, _Written):
+            self._on_written(done.result)
+        elif done.lane == Lane.REQUESTS and (done.error is not None or isinstance(done.result, _Taken)):
+            self._looking = False
+            if done.error is not None:
+                return done.error
+            if done.result.problem:
+                self._progress(f"cannot look for requests: {done.result.problem}")
+            for request in done.result.requests:
+                if (cancelled := self._take(request)) is not None:
+                    return cancelled
+        return None
+
+    def _take(self, request: Request) -> JobCancelledError | None:
+        self._progress(f"{request.owner} asks for a {request.order.kind.value}")
+        self._open[request.request_id] = request
+        kind = request.order.kind
+        try:
+            self._check(request.order)
+        except FlinkPyError as error:
+            self._fail(request, error)
+            return None
+        if kind is RequestKind.CANCEL:
+            return JobCancelledError(f"the job was cancelled on request of {request.owner!r}")
+        if kind in _ENDINGS:
+            self._ending = request
+        else:
+            self._waiting.append(request)
+        return None
+
+    def _check(self, order: Order) -> None:
+        self._savepoints.check(order.target, order.format_type)
+        if order.kind in _ENDINGS and self._ending is not None:
+            raise RequestFailedError(
+                f"the job is about to {self._ending.order.kind.value}, as {self._ending.owner!r} has asked"
+            )
+        if order.kind in _ENDINGS and self.partitioned:
+            raise RequestFailedError(
+                f"the run reads time partitions and ends by itself. Wait until it has ended to {order.kind.value} the "
+                "job, or cancel it"
+            )
+
+    # --- checkpoints and savepoints -----------------------------------------------------------------------------------
+
+    def epoch_ended(self, checkpoint_id: int) -> None:
+        """Lets a checkpoint serve the requests that wait; its state is that of now."""
+        if self._waiting:
+            self._bound[checkpoint_id] = self._waiting
+            self._waiting = []
+
+    def completed(self, metadata: CheckpointMetadata) -> None:
+        """Answers the requests that a checkpoint serves. It is complete, and the sinks have committed it."""
+        self._latest = metadata
+        for request in self._bound.pop(metadata.checkpoint_id, ()):
+            if request.order.kind is RequestKind.SAVEPOINT:
+                self._writing += 1
+                self._mailbox.submit(Lane.SAVEPOINT, partial(self._write, request, metadata))
+            else:
+                del self._open[request.request_id]
+                answer = partial(self._inbox.done, request.request_id, checkpoint_id=metadata.checkpoint_id)
+                self._mailbox.submit(Lane.REQUESTS, answer)
+
+    def serve_rest(self) -> bool:
+        """Serves requests that came after the last epoch, with its checkpoint. Returns whether there were any."""
+        if not self._waiting or self._latest is None:
+            return False
+        self.epoch_ended(self._latest.checkpoint_id)
+        self.completed(self._latest)
+        return True
+
+    def _write(self, request: Request, metadata: CheckpointMetadata) -> _Written:
+        for _ in range(_TRIES):
+            number = metadata.checkpoint_id
+            try:
+                url = self._savepoints.write(metadata, request.order.target, request.order.format_type)
+                return _Written(request, number, url)
+            except CorruptStateError as error:
+                latest = self._latest
+                if latest is None or latest.checkpoint_id == number:
+                    return _Written(request, number, error=error)
+                metadata = latest  # a native savepoint needs a checkpoint that is still retained
+            except Exception as error:  # the asker is to know; the job goes on
+                return _Written(request, number, error=error)
+        return _Written(
+            request,
+            number,
+            error=RequestFailedError("checkpoints are subsumed faster than a native savepoint is written"),
+        )
+
+    def _on_written(self, written: _Written) -> None:
+        self._writing -= 1
+        request = written.request
+        if written.error is not None:
+            self._fail(request, written.error)
+            return
+        del self._open[request.request_id]
+        answer = partial(
+            self._inbox.done, request.request_id, checkpoint_id=written.checkpoint_id, savepoint=written.url
+        )
+        self._mailbox.submit(Lane.REQUESTS, answer)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        del self._open[request.request_id]
+        self._mailbox.submit(Lane.REQUESTS, partial(self._inbox.failed, request.request_id, error))
+
+    # --- what the attempt does, while nothing runs --------------------------------------------------------------------
+
+    def take_ending(self) -> Request | None:
+        """Returns a request to stop or rescale the job, once; None if there is none."""
+        ending, self._ending = self._ending, None
+        return ending
+
+    def done(self, request: Request, checkpoint_id: int | None, savepoint: str | None = None) -> None:
+        """Answers that a request was carried out."""
+        del self._open[request.request_id]
+        self._watchdog.run("answering a request", self._inbox.done, request.request_id, checkpoint_id, savepoint)
+
+    def failed(self, request: Request, error: BaseException) -> None:
+        """Answers that a request was refused, or could not be carried out."""
+        del self._open[request.request_id]
+        self._watchdog.run("answering a request", self._inbox.failed, request.request_id, error)
+
+    def close(self, error: BaseException | None) -> None:
+        """Answers all requests that are left when the attempt ends.
+
+        Args:
+            error: Why it ends; None if nothing went wrong.
+
+        Raises:
+            FlinkPyError: They cannot be answered.
+        """
+        cancelled = isinstance(error, JobCancelledError)
+        reason = "it ended" if error is None else f"{type(error).__name__}: {error}"
+        for request in list(self._open.values()):
+            if cancelled and request.order.kind is RequestKind.CANCEL:
+                self.done(request, None)
+            else:
+                self.failed(request, JobNotRunningError(f"the run has not carried out the request, because {reason}"))
+        self._watchdog.run("answering requests", self._inbox.flush)
