@@ -24,7 +24,7 @@ from zlib import crc32
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
-from dagster_flinkpy.checkpoint.failure_manager import CheckpointFailureManager
+from dagster_flinkpy.checkpoint.failure_manager import LOSES_NOTHING, CheckpointFailureManager
 from dagster_flinkpy.checkpoint.instructions import (
     ArmPeriodic,
     ArmTimeout,
@@ -71,6 +71,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TimerFired,
     TriggerFailed,
     TriggerRequested,
+    describe,
 )
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import CheckpointError
@@ -125,6 +126,8 @@ class CheckpointCoordinator:
         self._last_id = restored.checkpoint_id if restored else 0
         self._last_completion_ms: int | None = None
         self._garbage: set[str] = set()
+        self._handed_over: set[str] = set()
+        """Files of failed checkpoints that the next one may name, too."""
         self._recent: deque[int] = deque(maxlen=_RECENT_IDS)
         self._story: deque[str] = deque(maxlen=_STORY_LENGTH)
         # Flink: the interval is at least the pause.
@@ -150,12 +153,12 @@ class CheckpointCoordinator:
         Raises:
             CheckpointError: The stimulus is impossible in this state; the message lists the last events.
         """
-        self._story.append(_event(stimulus))
+        self._story.append(describe(stimulus))
         instructions = self._handle(stimulus)
         if self._garbage and not self._pending and self._triggering is None:
             # State files are named by content, so a task of a pending checkpoint may write a file of the same name
             # again. So the files of aborted checkpoints are deleted when no checkpoint is pending.
-            files = frozenset(self._garbage) - self._named_by_latest
+            files = frozenset(self._garbage) - self._named_by_latest - self._handed_over
             self._garbage.clear()
             if files:
                 instructions.append(DiscardState(files))
@@ -217,11 +220,12 @@ class CheckpointCoordinator:
         if request is None:
             return []
         reason = CheckpointFailureReason.IO_EXCEPTION
-        instructions: list[Instruction] = [self._reject(Dropped(request, reason, stimulus.cause))]
+        rejected = self._reject(Dropped(request, reason, stimulus.cause))
         if self._failures.failed(None, request, reason):
             message = f"no id is available for a checkpoint: {stimulus.cause}{self._tolerance}"
-            return [*instructions, FailJob(None, reason, message)]
-        return instructions + self._next_request(stimulus.now_ms)
+            return [rejected, FailJob(None, reason, message)]
+        rejected = replace(rejected, tolerated=request.kind is CheckpointKind.CHECKPOINT)
+        return [rejected, *self._next_request(stimulus.now_ms)]
 
     @_handle.register
     def _(self, stimulus: MasterStateCollected) -> list[Instruction]:
@@ -441,6 +445,8 @@ class CheckpointCoordinator:
         pending = self._in_stage(stimulus.checkpoint_id, Stage.REPLACING_HEAD)
         self._succeeded(pending, stimulus.now_ms)
         self._named_by_latest = frozenset(pending.files())
+        self._garbage |= self._handed_over
+        self._handed_over.clear()
         self._completed.append(pending.checkpoint_id)
         self._committing = pending.checkpoint_id
         instructions: list[Instruction] = []
@@ -516,14 +522,20 @@ class CheckpointCoordinator:
             by_task: Whether a task declined the checkpoint. It is then retried if no other request is waiting.
         """
         self._remove(pending)
-        if discard:
+        failed = self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task)
+        tolerated = not failed and reason in LOSES_NOTHING and pending.request.kind is CheckpointKind.CHECKPOINT
+        if tolerated and not discard:
+            self._named_by_latest |= frozenset(pending.files())
+        elif tolerated:  # tasks continue from this state: the next checkpoint names some files, and older ones others
+            self._handed_over |= frozenset(pending.files()) - self._named_by_latest
+        elif discard:
             self._garbage.update(pending.files())
         self._record(pending, now_ms, CheckpointStatus.FAILED, reason)
         instructions: list[Instruction] = []
         if pending.stage is Stage.COLLECTING and reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             instructions.append(CancelSparkJob(pending.checkpoint_id))
-        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason))
-        if self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task):
+        instructions.append(NotifyAborted(self._job_id, pending.checkpoint_id, self._fencing_token, reason, tolerated))
+        if failed:
             message = f"checkpoint {pending.checkpoint_id} failed: {detail or reason.value}{self._tolerance}"
             return [*instructions, FailJob(pending.checkpoint_id, reason, message)]
         if not promote:
@@ -586,15 +598,3 @@ class CheckpointCoordinator:
 
 def _task(message: AcknowledgeCheckpoint | DeclineCheckpoint) -> str:
     return f"{message.uid}[{message.subtask}]"
-
-
-def _event(stimulus: Stimulus) -> str:
-    """Describes a stimulus in one line, without the state in an acknowledgement."""
-    if isinstance(stimulus, Acknowledge | Decline):
-        message = stimulus.message
-        what = f"checkpoint_id={message.checkpoint_id} {_task(message)}"
-    elif isinstance(stimulus, CoordinatorSnapshotted):
-        what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.uid}"
-    else:
-        what = " ".join(f"{k}={v}" for k, v in vars(stimulus).items() if k != "now_ms")
-    return f"{stimulus.now_ms} {type(stimulus).__name__} {what}".rstrip()

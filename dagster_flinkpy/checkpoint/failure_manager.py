@@ -6,7 +6,7 @@ from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind
 from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
 
-__all__ = ["CheckpointFailureManager"]
+__all__ = ["LOSES_NOTHING", "CheckpointFailureManager"]
 
 _COUNTED = frozenset(
     {
@@ -15,8 +15,15 @@ _COUNTED = frozenset(
         CheckpointFailureReason.CHECKPOINT_DECLINED,
         CheckpointFailureReason.CHECKPOINT_EXPIRED,
         CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
+        # Flink ignores a hook that fails. Here an epoch waits for its checkpoint, so the job would stand still.
+        CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE,
     }
 )
+
+LOSES_NOTHING = frozenset(
+    {CheckpointFailureReason.TRIGGER_CHECKPOINT_FAILURE, CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE}
+)
+"""Failures before an epoch begins, and after all tasks have acknowledged."""
 
 
 class CheckpointFailureManager:

@@ -50,6 +50,8 @@ class Rejected(Instruction):
     request_id: str
     reason: CheckpointFailureReason
     message: str
+    tolerated: bool = False
+    """Whether it counts as a failed checkpoint, and the job tolerates that. It may be requested again."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +140,16 @@ class NotifyComplete(Instruction):
 
 @dataclass(frozen=True)
 class NotifyAborted(Instruction):
-    """The checkpoint will never complete: abort what its tasks prepared."""
+    """The checkpoint will never complete: abort what its tasks prepared, unless the failure is tolerated."""
 
     job_id: str
     checkpoint_id: int
     fencing_token: int
     """Fencing token of the execution attempt."""
     reason: CheckpointFailureReason
+    tolerated: bool = False
+    """Whether nothing is lost, and the job goes on: the next checkpoint takes over what the tasks have prepared, and
+    states continue from those of the failed one."""
 
 
 @dataclass(frozen=True)

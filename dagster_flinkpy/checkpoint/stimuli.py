@@ -32,6 +32,7 @@ __all__ = [
     "TimerFired",
     "TriggerFailed",
     "TriggerRequested",
+    "describe",
 ]
 
 
@@ -174,3 +175,15 @@ class Shutdown(Stimulus):
     """Shuts the coordinator down."""
 
     reason: CheckpointFailureReason = CheckpointFailureReason.CHECKPOINT_COORDINATOR_SHUTDOWN
+
+
+def describe(stimulus: Stimulus) -> str:
+    """Describes a stimulus in one line, without the state in an acknowledgement."""
+    if isinstance(stimulus, Acknowledge | Decline):
+        message = stimulus.message
+        what = f"checkpoint_id={message.checkpoint_id} {message.uid}[{message.subtask}]"
+    elif isinstance(stimulus, CoordinatorSnapshotted):
+        what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.uid}"
+    else:
+        what = " ".join(f"{k}={v}" for k, v in vars(stimulus).items() if k != "now_ms")
+    return f"{stimulus.now_ms} {type(stimulus).__name__} {what}".rstrip()

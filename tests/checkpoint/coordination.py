@@ -74,8 +74,8 @@ def notify_complete(checkpoint_id: int) -> NotifyComplete:
     return NotifyComplete(JOB, checkpoint_id, TOKEN, COUNTS)
 
 
-def notify_aborted(checkpoint_id: int, reason: CheckpointFailureReason) -> NotifyAborted:
-    return NotifyAborted(JOB, checkpoint_id, TOKEN, reason)
+def notify_aborted(checkpoint_id: int, reason: CheckpointFailureReason, *, tolerated: bool = False) -> NotifyAborted:
+    return NotifyAborted(JOB, checkpoint_id, TOKEN, reason, tolerated)
 
 
 def notify_subsumed(checkpoint_id: int) -> NotifySubsumed:

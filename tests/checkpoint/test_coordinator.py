@@ -309,7 +309,7 @@ def test_a_request_without_an_id_is_rejected_and_the_next_one_tried() -> None:
         coordinator.handle(TriggerRequested(1, request_id=request_id))
     reason = REASON.IO_EXCEPTION
     assert coordinator.handle(TriggerFailed(2, "timed out")) == [
-        Rejected("a", reason, "timed out"),
+        Rejected("a", reason, "timed out", tolerated=True),
         AssignCheckpointId("b"),
     ]
     assert coordinator.handle(TriggerFailed(3, "timed out")) == [
@@ -354,12 +354,21 @@ def test_a_master_hook_answers_once_and_strangers_are_not_heard() -> None:
 
 
 def test_a_master_hook_that_fails_aborts_the_checkpoint_before_anything_is_sent() -> None:
-    coordinator = running(HOOKED, tolerable_failed=0)
+    coordinator = running(HOOKED, tolerable_failed=1)
     trigger(coordinator, 1, 1)
     coordinator.handle(TriggerRequested(2, request_id="queued"))
     assert coordinator.handle(MasterHookFailed(3, 1, "topic", "no such topic")) == [
-        notify_aborted(1, REASON.TRIGGER_CHECKPOINT_FAILURE),
+        notify_aborted(1, REASON.TRIGGER_CHECKPOINT_FAILURE, tolerated=True),
         AssignCheckpointId("queued"),
+    ]
+    coordinator.handle(CheckpointIdAssigned(3, 2))
+    assert coordinator.handle(MasterHookFailed(3, 2, "topic", "no such topic")) == [
+        notify_aborted(2, REASON.TRIGGER_CHECKPOINT_FAILURE),
+        FailJob(
+            2,
+            REASON.TRIGGER_CHECKPOINT_FAILURE,
+            "checkpoint 2 failed: master hook 'topic': no such topic (more than 1 in a row)",
+        ),
     ]
     assert coordinator.handle(MasterStateCollected(4, 1, "ledger", None)) == []
     assert coordinator.handle(MasterHookFailed(4, 1, "ledger", "late")) == []

@@ -15,6 +15,7 @@ from dagster_flinkpy.checkpoint.instructions import (
     CancelSparkJob,
     DiscardState,
     FailJob,
+    Instruction,
     Rejected,
     ReplaceHead,
     WriteMetadata,
@@ -231,8 +232,8 @@ def test_the_timeout_does_not_touch_a_checkpoint_that_is_being_written() -> None
     assert coordinator.handle(MetadataWritten(600_002, 1)) == [ReplaceHead(1)]
 
 
-def test_state_is_discarded_if_the_metadata_certainly_was_not_written() -> None:
-    coordinator = running()
+def test_state_is_discarded_if_the_metadata_certainly_was_not_written_and_the_job_fails() -> None:
+    coordinator = running(tolerable_failed=0)
     trigger(coordinator, 1, 1)
     acknowledge_all(coordinator, 2, 1, "n")
     failed = coordinator.handle(MetadataWriteFailed(3, 1, unknown_outcome=False))
@@ -240,12 +241,62 @@ def test_state_is_discarded_if_the_metadata_certainly_was_not_written() -> None:
     assert len(only(failed, DiscardState).files) == 3
 
 
+def fail_to_write(coordinator: CheckpointCoordinator, now: int, checkpoint_id: int, *names: str) -> list[Instruction]:
+    """Takes a checkpoint up to its metadata, which cannot be written. The state of each task has some files."""
+    trigger(coordinator, now, checkpoint_id)
+    for task in (SOURCE, *COUNTS):
+        state = SubtaskState(task.subtask, keyed=keyed(*names, index=task.subtask))
+        message = AcknowledgeCheckpoint(JOB, checkpoint_id, TOKEN, task.uid, task.subtask, state)
+        coordinator.handle(Acknowledge(now, message))
+    return coordinator.handle(MetadataWriteFailed(now, checkpoint_id, unknown_outcome=False))
+
+
+def test_state_that_the_next_checkpoint_continues_from_is_kept_until_that_one_is_complete() -> None:
+    coordinator = running(num_retained=2)
+    coordinator.handle(JobStatusChanged(0, True))
+    trigger(coordinator, 1, 1)
+    for task in (SOURCE, *COUNTS):
+        coordinator.handle(ack(1, 1, task, "first"))
+    coordinator.handle(MetadataWritten(1, 1))
+    coordinator.handle(HeadReplaced(1, 1))
+    coordinator.handle(CommitFinished(1, 1))
+    tolerated = notify_aborted(2, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True)
+    assert fail_to_write(coordinator, 2, 2, "first", "second", "third") == [tolerated]
+    trigger(coordinator, 3, 3)
+    for task in (SOURCE, *COUNTS):
+        coordinator.handle(ack(3, 3, task, "second"))
+    coordinator.handle(MetadataWritten(3, 3))
+    replaced = coordinator.handle(HeadReplaced(3, 3))
+    third = frozenset(path for i in (0, 1) for path in keyed("third", index=i).files())
+    assert only(replaced, DiscardState).files == third, "checkpoint 1 is retained, and names the first file"
+
+
+def test_failures_that_lose_nothing_are_tolerated_as_often_as_the_job_says() -> None:
+    coordinator = running(tolerable_failed=1)
+    (aborted,) = fail_to_write(coordinator, 1, 1)
+    assert aborted == notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True)
+    assert complete(coordinator, 2, 2) == []
+    fail_to_write(coordinator, 3, 3)
+    failed = fail_to_write(coordinator, 4, 4)
+    assert failed[0] == notify_aborted(4, REASON.FINALIZE_CHECKPOINT_FAILURE)
+    assert only(failed, FailJob).message.endswith("(more than 1 in a row)")
+
+
+def test_a_checkpoint_that_the_job_stops_with_is_not_taken_over() -> None:
+    coordinator = running()
+    trigger(coordinator, 1, 1, kind=CheckpointKind.SAVEPOINT, stop=True)
+    acknowledge_all(coordinator, 2, 1)
+    failed = coordinator.handle(MetadataWriteFailed(3, 1, unknown_outcome=False))
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
+
+
 def test_state_is_kept_if_the_outcome_of_writing_the_metadata_is_unknown() -> None:
     coordinator = running()
     trigger(coordinator, 1, 1)
     acknowledge_all(coordinator, 2, 1, "n")
     failed = coordinator.handle(MetadataWriteFailed(4, 1, unknown_outcome=True))
-    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE)]
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True)]
+    complete(coordinator, 5, 2)
     assert coordinator.handle(Shutdown(5)) == []
 
 
@@ -270,7 +321,7 @@ def test_one_checkpoint_is_completed_at_a_time_and_the_oldest_first() -> None:
     assert coordinator.handle(MetadataWritten(5, 3)) == []
     assert coordinator.handle(MetadataWritten(5, 2)) == []
     failed = coordinator.handle(MetadataWriteFailed(6, 1, unknown_outcome=False))
-    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE), ReplaceHead(2)]
+    assert failed == [notify_aborted(1, REASON.FINALIZE_CHECKPOINT_FAILURE, tolerated=True), ReplaceHead(2)]
     assert coordinator.handle(HeadReplaced(7, 2)) == [notify_complete(2)]
     assert coordinator.handle(CommitFinished(8, 2)) == [ReplaceHead(3)]
 

@@ -76,6 +76,8 @@ class CoordinatorWalk(RuleBasedStateMachine):
         self.ended: list[int] = []
         self.files: dict[int, set[str]] = {}
         self.deleted: set[str] = set()
+        self.taken_over: set[str] = set()
+        """The state that tasks continue from, though its checkpoint has failed."""
         self.send(JobStatusChanged(0, True))
 
     def send(self, stimulus: Stimulus) -> None:
@@ -100,11 +102,14 @@ class CoordinatorWalk(RuleBasedStateMachine):
             self.replacing.append(instruction.checkpoint_id)
         elif isinstance(instruction, NotifyComplete):
             assert instruction.checkpoint_id == self.completed[-1]
+            self.taken_over.clear()
             self.committing.append(instruction.checkpoint_id)
         elif isinstance(instruction, NotifyAborted):
             assert instruction.checkpoint_id not in self.completed
             assert instruction.checkpoint_id not in self.ended, "aborted twice"
             self.ended.append(instruction.checkpoint_id)
+            if instruction.tolerated:
+                self.taken_over |= self.files.get(instruction.checkpoint_id, set())
             self.hooked.pop(instruction.checkpoint_id, None)
             self.collecting.pop(instruction.checkpoint_id, None)
         elif isinstance(instruction, DiscardState):
@@ -202,6 +207,10 @@ class CoordinatorWalk(RuleBasedStateMachine):
     def the_latest_checkpoint_is_whole(self) -> None:
         if self.completed:
             assert not self.files[self.completed[-1]] & self.deleted
+
+    @invariant()
+    def what_tasks_continue_from_is_whole(self) -> None:
+        assert not self.taken_over & self.deleted
 
     @invariant()
     def what_is_pending_is_whole(self) -> None:
