@@ -71,6 +71,10 @@ def shorten(text: str, characters: int) -> str:
 class FlinkPyError(Exception):
     """Base of all errors raised by dagster-flinkpy. Messages may quote users' data, so long ones are shortened."""
 
+    suppressed_by: str = ""
+    """Why the restart strategy of the program allowed no other restart (Flink: "Recovery is suppressed by ..."). Empty
+    if no strategy decided that."""
+
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(arg, _MESSAGE_CHARACTERS) if isinstance(arg, str) else arg for arg in args))
 

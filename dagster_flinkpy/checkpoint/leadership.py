@@ -41,7 +41,14 @@ class _Found:
 
 
 def take_lead(
-    store: ObjectStore, owner: str, now_ms: int, ttl: timedelta, *, start_over: bool, led_by: str = ""
+    store: ObjectStore,
+    owner: str,
+    now_ms: int,
+    ttl: timedelta,
+    *,
+    start_over: bool,
+    led_by: str = "",
+    after: lease.Leader | None = None,
 ) -> Lead:
     """Takes the ``leader`` object with a greater token, and writes the token to ``HEAD``.
 
@@ -52,6 +59,7 @@ def take_lead(
         ttl: How long the lease of the attempt lasts.
         start_over: Whether the attempt may lead even if ``HEAD`` was lost or is damaged.
         led_by: Id of the run that the attempt belongs to.
+        after: The former attempt of the same run, which must still lead. Default: whoever leads is fenced.
 
     Raises:
         HeadLostError: ``HEAD`` was lost; nothing is changed.
@@ -59,7 +67,7 @@ def take_lead(
         FencedError: A newer attempt took over in the meantime.
     """
     found = _find_head(store, start_over)
-    leader = lease.acquire(store, owner, ttl, now_ms, above=found.head.fencing_token, led_by=led_by)
+    leader = lease.acquire(store, owner, ttl, now_ms, above=found.head.fencing_token, led_by=led_by, after=after)
     former = leader.former
     while True:
         if found.head.fencing_token >= leader.token:

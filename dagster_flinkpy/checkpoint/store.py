@@ -203,6 +203,7 @@ class CompletedCheckpointStore:
         *,
         start_over: bool = False,
         led_by: str = "",
+        after: Attempt | None = None,
     ) -> Attempt:
         """Takes over from any other attempt, and finds out where to continue.
 
@@ -214,6 +215,7 @@ class CompletedCheckpointStore:
                 even if ``HEAD`` or the latest checkpoint is lost or damaged, and ``left_behind`` describes what
                 remains. Tokens and ids are greater than all that the remaining objects name.
             led_by: Id of the run that the attempt belongs to, such as a Dagster run id.
+            after: The former attempt of the same run, which must still lead. Default: whoever leads is fenced.
 
         Raises:
             HeadLostError: ``HEAD`` is missing, but the job has run before; nothing is changed.
@@ -221,7 +223,8 @@ class CompletedCheckpointStore:
                 the message names it.
             FencedError: Another attempt took over in the meantime.
         """
-        beginning = take_lead(self.store, owner, now_ms, ttl, start_over=start_over, led_by=led_by)
+        former = None if after is None else after.leader
+        beginning = take_lead(self.store, owner, now_ms, ttl, start_over=start_over, led_by=led_by, after=former)
         leader, head = beginning.leader, beginning.head
         left_behind, latest = beginning.left_behind, None
         try:

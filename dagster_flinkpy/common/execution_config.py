@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -21,6 +22,8 @@ class ExecutionConfig:
         self._latency_tracking_interval = 0
         self._strict = False
         self._require_all_slots = False
+        self.failover_options = Configuration()
+        """The options ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy`` of the program."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ExecutionConfig) and vars(self) == vars(other)

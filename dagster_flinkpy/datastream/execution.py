@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
@@ -42,6 +43,8 @@ class ExecutionSettings:
     """Whether state without an operator may be left behind, or the uids whose state may."""
     latency_tracking_interval: timedelta = timedelta(0)
     """Time between two latency markers of a source; with zero none are sent."""
+    failover_options: Configuration = field(default_factory=Configuration)
+    """The program's options for restarts."""
     require_all_slots: bool = False
     """Whether the run fails if Spark cannot run all subtasks at once."""
     local: bool = False

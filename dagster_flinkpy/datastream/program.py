@@ -235,6 +235,7 @@ class StreamProgram(Generic[S]):
             allow_non_restored_state=self.allow_non_restored_state,
             latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
             require_all_slots=self.config.is_require_all_slots(),
+            failover_options=self.config.failover_options,
             local=self.local,
             checkpointing=self.checkpoint_config,
         )

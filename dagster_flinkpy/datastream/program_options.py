@@ -40,9 +40,8 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
     for name in configuration.to_dict():
         if name in OPTIONS:
             OPTIONS[name](program, configuration, name)
-        elif name.startswith("restart-strategy"):
-            because = "pass restart_strategy_of(configuration) to build_restart_sensor()"
-            no_effect(f"option {name!r}", because, stacklevel=4)
+        elif name.startswith("restart-strategy") or name == "jobmanager.execution.failover-strategy":
+            program.config.failover_options.set_string(name, configuration.get_string(name, ""))
         else:
             near = get_close_matches(name, OPTIONS, n=1)
             because = "this library does not have it" + (f"; did you mean {near[0]!r}?" if near else "")

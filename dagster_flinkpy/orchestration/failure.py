@@ -45,7 +45,9 @@ def as_failure(error: FlinkPyError, advice: str = "") -> Failure:
     else:
         trace = shorten("".join(traceback.format_exception(error)), _TRACEBACK_CHARACTERS)
     metadata["traceback"] = MetadataValue.md(f"```\n{trace.rstrip()}\n```")
-    retry = throwable_type(error) is not ThrowableType.NON_RECOVERABLE_ERROR
+    if error.suppressed_by:
+        metadata["suppressed_by"] = MetadataValue.text(error.suppressed_by)
+    retry = throwable_type(error) is not ThrowableType.NON_RECOVERABLE_ERROR and not error.suppressed_by
     message = str(error.args[0] if error.args else error)
     first_line = shorten(message.partition("\n")[0], _MESSAGE_CHARACTERS)
     return Failure(f"{first_line} {advice}".rstrip(), metadata, allow_retries=retry)

@@ -16,6 +16,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError, MissingUidWarning
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
 
 if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -51,6 +52,8 @@ class FlinkJob:
     """Set by the program with ``env.get_config().set_latency_tracking_interval``."""
     require_all_slots: bool
     """Set by the program with ``env.get_config().set_require_all_slots``."""
+    failover: FailoverConfig
+    """Set by the program with ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy``."""
     program: str
     """Name of the program. Blocking edges are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
@@ -93,6 +96,7 @@ class FlinkJob:
             CoordinatorConfig.of_program(self.checkpointing, num_retained=storage.num_retained),
             latency_tracking_interval=self.latency_tracking_interval,
             require_all_slots=self.require_all_slots,
+            failover=self.failover,
             partition_retention=self.partition_retention,
             blocking_edges=location.child(self.program).child("exchange"),
         )
@@ -142,6 +146,7 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
     graph.require_uids()
     env.warn_of_script_settings()
     regions = _continuous(graph).regions()
+    failover = FailoverConfig.of_scheduled_run(env.get_config().failover_options)
     latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())
     return [
         FlinkJob(
@@ -150,6 +155,7 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
             env.get_checkpoint_config(),
             latency,
             env.get_config().is_require_all_slots(),
+            failover,
             name,
         )
         for region in regions

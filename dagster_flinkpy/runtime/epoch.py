@@ -72,6 +72,8 @@ class EpochJob:
     """Uids of sources whose input ends with the first barrier."""
     later: tuple[Epoch, ...] = ()
     """The epochs after the first one that this job reads."""
+    restarts: int = 0
+    """How often the region has restarted in this execution attempt."""
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE
     """Whether gates align barriers, or only count them."""
     alignment_timeout: timedelta | None = None

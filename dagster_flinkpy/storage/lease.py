@@ -81,7 +81,16 @@ def read(store: ObjectStore) -> LeaderRecord | None:
     return found[0] if found else None
 
 
-def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int, *, above: int = 0, led_by: str = "") -> Leader:
+def acquire(
+    store: ObjectStore,
+    owner: str,
+    ttl: timedelta,
+    now_ms: int,
+    *,
+    above: int = 0,
+    led_by: str = "",
+    after: Leader | None = None,
+) -> Leader:
     """Takes the leadership, with the next token, from the attempt that has it.
 
     The former leader then fails at its next ``check``. If another attempt wins the race, this call tries again
@@ -94,12 +103,16 @@ def acquire(store: ObjectStore, owner: str, ttl: timedelta, now_ms: int, *, abov
         now_ms: Milliseconds since 1970.
         above: The token is also greater than this one, because the object may have been lost.
         led_by: Id of the run that the attempt belongs to.
+        after: The former attempt of the same run, which must still lead. Default: whoever leads is fenced.
 
     Raises:
         CorruptMetadataError: The object is not a leader record; it is not overwritten.
+        FencedError: Another owner leads than that of ``after``.
     """
     while True:
         found = _read(store)
+        if after is not None and (found is None or found[0].owner != after.owner):
+            check(store, after)
         record = LeaderRecord(
             token=max(above, found[0].token if found else 0) + 1,
             owner=owner,

@@ -197,3 +197,12 @@ def test_progress_lines_are_cut(tmp_path: Path) -> None:
     with HarnessAttempt(collect_graph(events(environment(1), RECORDS)), tmp_path, on_progress=lines.append) as attempt:
         attempt._progress("x" * LONG)
     assert len(lines[-1]) < 3_000
+
+
+def test_a_step_failure_says_that_the_restart_strategy_has_given_up() -> None:
+    error = UserFunctionError("it raised")
+    assert "suppressed_by" not in as_failure(error).metadata and as_failure(error).allow_retries
+    error.suppressed_by = "all 3 restarts of the fixed-delay strategy are used up"
+    failure = as_failure(error)
+    assert not failure.allow_retries
+    assert failure.metadata["suppressed_by"].value == error.suppressed_by

@@ -41,11 +41,17 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.key_groups import KeyGroupRange, compute_key_group_range_for_operator_index
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
+from dagster_flinkpy.runtime.master.failover import (
+    FailoverConfig,
+    RestartAllStrategy,
+    RestartPipelinedRegionStrategy,
+)
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.region_execution import RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
 from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, OperatorStateHandle, RunHandle, TableSnapshot
@@ -359,7 +365,7 @@ class _SparkJob:
     def _start(self, stage: _Stage, index: int, tries: int) -> None:
         world, chaos = self._world, self._world.chaos
         self._tries += 1
-        execution = f"{self._tries}"
+        execution = f"{self._job.restarts}-{self._tries}"
 
         def body() -> None:
             world.step("task starts")
@@ -460,6 +466,7 @@ class SimulatedAttempt(JobAttempt):
                 retention=scenario.retention,
             ),
             partition_retention=scenario.partition_retention,
+            failover=_failover(world),
             cache_dir="/nowhere",
         )
         self._world = world
@@ -485,6 +492,15 @@ class SimulatedAttempt(JobAttempt):
         aborted = super()._abort_lingering()
         self.aborted_open = True
         return aborted
+
+
+def _failover(world: World) -> FailoverConfig:
+    """Most attempts restart in the run, some of them as a whole."""
+    if world.rng.random() > world.chaos.restarts:
+        return FailoverConfig()
+    delay = timedelta(seconds=world.rng.choice((0, 1, 40, 90)))
+    failover = world.rng.choice((RestartPipelinedRegionStrategy(), RestartAllStrategy()))
+    return FailoverConfig(FixedDelayRestart(world.rng.choice((1, 3)), delay), failover)
 
 
 class SimulatedMaster(JobMaster):

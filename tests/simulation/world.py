@@ -68,6 +68,8 @@ class Chaos:
     """Per world: checkpoints may be deleted when a run ends."""
     restore: float = 0.35
     """Per attempt: it starts from a savepoint, if there is one."""
+    restarts: float = 0.6
+    """Per attempt: it restarts in the run after a failure."""
     retry: float = 0.3
     """Per attempt: the next one retries it."""
     savepoint: float = 0.35

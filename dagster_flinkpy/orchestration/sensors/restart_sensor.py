@@ -72,7 +72,7 @@ def next_restart(
         runs: Its runs, the newest first.
         strategy: The restart strategy.
         now_ms: Milliseconds since 1970.
-        hopeless: The error of the newest run, if a retry cannot fix it.
+        hopeless: Why another run would not help, if the newest one has found that out.
         waits_for: The job in which the newest run failed before it reached this one.
     """
     job = f"Job {target.job_id}"
@@ -89,7 +89,7 @@ def next_restart(
             "recover first."
         )
     if hopeless is not None:
-        return f"{job}: run {_short(last)} failed with {hopeless}, which a retry cannot fix."
+        return f"{job}: run {_short(last)} failed with {hopeless}."
     # The jitter depends on the run, so that each tick gives the same answer.
     decision = strategy.decide(_failures(runs, strategy), random=random.Random(last.run_id).random)
     if not decision.restart:
@@ -113,7 +113,8 @@ def build_restart_sensor(
     The strategy counts the failures since somebody last started the job by hand, which corresponds to submitting the
     job in Flink; `FixedDelayRestart` also starts counting anew after a run that succeeded. A savepoint, restore or
     rescale that fails does not count as a failure of the job. There is no restart if it could not help: the state does
-    not fit, the configuration is wrong, or a newer run has fenced this one. A canceled run stays canceled.
+    not fit, the configuration is wrong, or a newer run has fenced this one. There is none either if the program sets a
+    restart strategy, which acts inside its runs, and it has given up. A canceled run stays canceled.
 
     If a run has several jobs, only those whose step did not succeed are restarted. A job that the run did not reach,
     because another job failed first, is restarted when that job has recovered.
@@ -230,13 +231,17 @@ class _History:
 
 
 def _hopeless(instance: DagsterInstance, history: _History) -> str | None:
-    """Returns the error of the newest run, if a retry cannot fix it."""
+    """Returns why the newest run is not tried again: a retry cannot fix its error, or it was retried in the run."""
     run_id = history.runs[0].dagster_run.run_id
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
         data = entry.dagster_event.step_failure_data if entry.dagster_event else None
-        said = data.user_failure_data.metadata.get("error") if data and data.user_failure_data else None
-        if said is not None and entry.step_key == history.target.dagster_name and retry_is_pointless(str(said.value)):
-            return str(said.value)
+        metadata = data.user_failure_data.metadata if data and data.user_failure_data else {}
+        if (said := metadata.get("error")) is None or entry.step_key != history.target.dagster_name:
+            continue
+        if retry_is_pointless(str(said.value)):
+            return f"{said.value}, which a retry cannot fix"
+        if (suppressed := metadata.get("suppressed_by")) is not None:
+            return f"{said.value}, and {suppressed.value}"
     return None
 
 

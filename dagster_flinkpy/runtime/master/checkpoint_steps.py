@@ -58,7 +58,7 @@ class CheckpointSteps:
     """The lease of the attempt, which each checkpoint renews."""
     partition_retention: PartitionRetention
     started_from: int | None
-    """Id of the checkpoint or savepoint that the attempt has restored, or None."""
+    """Id of the checkpoint or savepoint from which the run started, and another try of it would; or None."""
     now: Callable[[], int]
     """Returns the time, in milliseconds since 1970."""
     commit: Callable[[CheckpointMetadata], object]

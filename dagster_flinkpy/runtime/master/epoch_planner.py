@@ -105,8 +105,13 @@ class EpochPlanner:
         self.splits.snapshot(checkpoint_id)
         return EpochResults(acknowledged={checkpoint_id: states_of_inputs(self._graph, self._inputs)})
 
-    def job(self, epochs: Sequence[Epoch]) -> EpochJob:
-        """Returns the Spark job that reads these epochs in order."""
+    def job(self, epochs: Sequence[Epoch], restarts: int = 0) -> EpochJob:
+        """Returns the Spark job that reads these epochs in order.
+
+        Args:
+            epochs: The epochs.
+            restarts: How often the region has restarted in this execution attempt. Default: 0.
+        """
         first, last = epochs[0], epochs[-1]
         inputs = dict(self._inputs)
         for task, splits in first.splits.items():
@@ -123,6 +128,7 @@ class EpochPlanner:
             inputs=inputs,
             ended_sources=first.ended_sources,
             later=tuple(epochs[1:]),
+            restarts=restarts,
             mode=checkpointing.mode,
             alignment_timeout=checkpointing.aligned_timeout if unaligned else None,
             latency_interval=config.latency_tracking_interval,

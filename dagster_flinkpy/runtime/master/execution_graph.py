@@ -43,9 +43,9 @@ class ExecutionState(Enum):
 
     CREATED = "CREATED"
     SCHEDULED = "SCHEDULED"
-    """Its region waits for its turn, or plans its input."""
+    """Its region waits for its turn."""
     DEPLOYING = "DEPLOYING"
-    """Its Spark job is being submitted."""
+    """The input of its first Spark job is being planned."""
     RUNNING = "RUNNING"
     """Its Spark job runs, or it waits for its next epoch."""
     FINISHED = "FINISHED"
@@ -289,7 +289,7 @@ class ExecutionGraph:
         self._move(region, ExecutionState.CREATED, ExecutionState.SCHEDULED)
 
     def deploy(self, region: int) -> None:
-        """Notes that the Spark job of a region is being submitted."""
+        """Notes that the first Spark job of a region is being prepared."""
         self._move(region, ExecutionState.SCHEDULED, ExecutionState.DEPLOYING)
 
     def switch_to_running(self, region: int) -> None:
@@ -305,7 +305,7 @@ class ExecutionGraph:
         for execution in self.executions(region):
             if execution.state is ExecutionState.CANCELING:
                 execution.transition(ExecutionState.CANCELED)  # it was canceled first (Flink: Execution.markFinished)
-            else:
+            elif not execution.state.terminal:
                 execution.transition(ExecutionState.FINISHED)
         if self.status is JobStatus.RUNNING and self._all(ExecutionState.FINISHED):
             self._transition(JobStatus.FINISHED)

@@ -32,16 +32,23 @@ from dagster_flinkpy.errors import (
     IllegalStateTransitionError,
     InputAfterEndError,
     JavaNotFoundError,
+    JobCancelledError,
     PathEscapesPrefixError,
     PythonWorkerLostError,
     RestoreError,
     SparkUnavailableError,
     StateSchemaError,
 )
-from dagster_flinkpy.runtime.master.restart_strategies import RestartStrategy
+from dagster_flinkpy.runtime.master.restart_strategies import (
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+    restart_strategy_of,
+)
 
 __all__ = [
     "ExecutionFailureHandler",
+    "FailoverConfig",
     "FailoverStrategy",
     "FailureHandlingResult",
     "LocalRestartAllStrategy",
@@ -59,6 +66,7 @@ __all__ = [
 ]
 
 _OPTION = "jobmanager.execution.failover-strategy"
+_LOST_WORKERS = (PythonWorkerLostError, SparkUnavailableError)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -81,6 +89,7 @@ _NON_RECOVERABLE = (
     FencedError,
     HeadLostError,
     InputAfterEndError,
+    JobCancelledError,
     RestoreError,
     StateSchemaError,
 )
@@ -264,6 +273,51 @@ def failover_strategy_of(configuration: Configuration) -> FailoverStrategy:
     return _STRATEGIES[name]()
 
 
+@dataclass(frozen=True)
+class FailoverConfig:
+    """What happens inside a run after a failure."""
+
+    restart: RestartStrategy = field(default_factory=NoRestart)
+    """Whether and when to restart. Default: a failure ends the attempt."""
+    failover: FailoverStrategy = field(default_factory=RestartPipelinedRegionStrategy)
+    """What restarts. Default: the region that failed."""
+    only_lost_workers: bool = False
+    """Whether only the loss of a Python worker or of Spark leads to a restart. Default: any failure that a restart may
+    mend does."""
+
+    @staticmethod
+    def of_script(options: Configuration, *, checkpointing: bool) -> FailoverConfig:
+        """Returns what a program sets that runs by itself, with Flink's defaults.
+
+        Args:
+            options: The options of the program.
+            checkpointing: Whether the program sets a checkpoint interval. If so, the default is exponential delay.
+
+        Raises:
+            ConfigurationError: An option is wrong.
+        """
+        return FailoverConfig(restart_strategy_of(options, checkpointing=checkpointing), failover_strategy_of(options))
+
+    @staticmethod
+    def of_scheduled_run(options: Configuration) -> FailoverConfig:
+        """Returns what a program sets whose runs an orchestrator starts.
+
+        Flink's default would try a function that always raises again for ever, and the run would never fail. So unless
+        the program sets a strategy, only lost workers lead to a restart, three times in a row. For other failures
+        there are the retries of the orchestrator and the restart sensor.
+
+        Args:
+            options: The options of the program.
+
+        Raises:
+            ConfigurationError: An option is wrong.
+        """
+        failover = failover_strategy_of(options)
+        if any(key.startswith("restart-strategy") for key in options.key_set()):
+            return FailoverConfig(restart_strategy_of(options, checkpointing=True), failover)
+        return FailoverConfig(FixedDelayRestart(attempts=3), failover, only_lost_workers=True)
+
+
 # --- what to do -------------------------------------------------------------------------------------------------------
 
 
@@ -279,6 +333,8 @@ class FailureHandlingResult:
     """The time of the restart, in milliseconds since 1970."""
     reason: str
     """The number of the restart, or why there is none, for people."""
+    gave_up: bool = False
+    """Whether the restart strategy that the program sets allows no more restarts."""
 
 
 class ExecutionFailureHandler:
@@ -286,15 +342,12 @@ class ExecutionFailureHandler:
 
     Args:
         topology: The regions of the job.
-        failover: Decides what restarts.
-        restart: Decides whether and when.
+        config: The strategies.
         seed: Seed of the jitter.
     """
 
-    def __init__(
-        self, topology: RegionTopology, failover: FailoverStrategy, restart: RestartStrategy, seed: str = ""
-    ) -> None:
-        self._topology, self._failover, self._restart, self._seed = topology, failover, restart, seed
+    def __init__(self, topology: RegionTopology, config: FailoverConfig, seed: str = "") -> None:
+        self._topology, self._config, self._seed = topology, config, seed
         self._failures_ms: list[int] = []
 
     def handle(self, error: BaseException, failure: RegionFailure | None, now_ms: int) -> FailureHandlingResult:
@@ -307,10 +360,18 @@ class ExecutionFailureHandler:
         """
         if throwable_type(error) is not ThrowableType.RECOVERABLE_ERROR:
             return FailureHandlingResult(error, None, now_ms, f"no restart mends a {type(error).__name__}")
+        if self._config.only_lost_workers and not isinstance(error, _LOST_WORKERS):
+            return FailureHandlingResult(error, None, now_ms, "the program sets no restart strategy")
         self._failures_ms.append(now_ms)
         # The same random numbers for the same failures, because a strategy goes through all of them each time.
-        decision = self._restart.decide(self._failures_ms, random=random.Random(self._seed).random)
+        decision = self._config.restart.decide(self._failures_ms, random=random.Random(self._seed).random)
         if not decision.restart:
-            return FailureHandlingResult(error, None, now_ms, decision.reason)
-        plan = RestartPlan({}) if failure is None else self._failover.plan(self._topology, failure)
+            gave_up = not self._config.only_lost_workers and not isinstance(self._config.restart, NoRestart)
+            return FailureHandlingResult(error, None, now_ms, decision.reason, gave_up)
+        plan = RestartPlan({}) if failure is None else self._config.failover.plan(self._topology, failure)
         return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
+
+    def succeeded(self) -> None:
+        """Notes that an epoch was acknowledged, which ends a series of failures for strategies that count in a row."""
+        if self._config.restart.success_ends_series:
+            self._failures_ms.clear()

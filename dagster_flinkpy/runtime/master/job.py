@@ -45,12 +45,14 @@ from dagster_flinkpy.errors import (
     shorten,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.attempt_restarts import AttemptRestarts
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import EpochRequest, JobMaster
 from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
@@ -59,7 +61,7 @@ from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
-from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.retention import discards_checkpoints
@@ -80,7 +82,7 @@ _LEASE_MARGIN = timedelta(minutes=1)
 _LINE_CHARACTERS = 2_000
 
 
-class JobAttempt(ServedJob):
+class JobAttempt(AttemptRestarts, ServedJob):
     """One execution attempt of a job; a context manager.
 
     On entry it takes the leadership with a greater fencing token, restores the last completed checkpoint, commits what
@@ -180,6 +182,7 @@ class JobAttempt(ServedJob):
         self._watchdog = Watchdog(config.checkpointing.timeout)
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
+        self._tokens: set[int] = set()
         self.collected: Mapping[str, list[pa.Array]] = {}
         """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
 
@@ -207,17 +210,17 @@ class JobAttempt(ServedJob):
         if self.config.require_all_slots and not self.config.in_process:
             require_all_slots(self.config.job_id, self.graph, self.config.spark, self._session)
 
-    def _take_over(self) -> Attempt:
+    def _take_over(self, after: Attempt | None = None) -> Attempt:
         job_store = self._location.open()
         self.config.storage.open().probe()
         self._store = CompletedCheckpointStore(job_store, self.config.checkpointing.num_retained)
         return self._store.begin_attempt(
-            self._owner, _now(), self._lease, start_over=self._start_over, led_by=self._led_by
+            self._owner, _now(), self._lease, start_over=self._start_over, led_by=self._led_by, after=after
         )
 
     def _begin(self) -> None:
         former = self._attempt.former
-        if former is not None and former.alive(_now()):
+        if former is not None and former.alive(_now()) and former.token not in self._tokens:
             self._progress(
                 f"took over from {former.owner!r}, which may still be running but can no longer complete a checkpoint"
             )
@@ -270,6 +273,10 @@ class JobAttempt(ServedJob):
             statistics=statistics,
         )
         timeline = CheckpointTimeline(_now)
+        if not self._tokens:
+            self._started_from = None if self.restored is None else self.restored.checkpoint_id
+            self._failover = JobFailover([self.graph], {}, self.config, _now, self._progress)
+        self._failover = self._failover.deployed([self.graph])
         steps = CheckpointSteps(
             self._store,
             self._attempt,
@@ -278,7 +285,7 @@ class JobAttempt(ServedJob):
             self._committers,
             self._lease,
             self.config.partition_retention,
-            None if self.restored is None else self.restored.checkpoint_id,
+            self._started_from,
             _now,
             commit=lambda metadata: self._commit(metadata),
             after_commit=lambda: self._restore.dispose_claimed(self._owner, _now()),
@@ -298,6 +305,7 @@ class JobAttempt(ServedJob):
         self._master = JobMaster(
             self._coordinator,
             [RegionExecution(runner, Lane.region(0), self._mailbox)],
+            self._failover,
             steps,
             self._mailbox,
             self._desk,
@@ -309,6 +317,7 @@ class JobAttempt(ServedJob):
             now=_now,
             progress=self._progress,
         )
+        self._tokens.add(self.token)
         self._master.start()
 
     def _create_mailbox(self) -> Mailbox:
@@ -343,10 +352,10 @@ class JobAttempt(ServedJob):
             if discards_checkpoints(self.config.checkpointing.retention, self._attempt, error, finished=self.finished):
                 self._watchdog.run("deleting checkpoints", self._store.delete_checkpoints, self._attempt)
         with suppress(FlinkPyError):
-            statistics = self._coordinator.statistics
-            self._watchdog.run("writing the statistics", self._store.save_statistics, self._attempt, statistics)
+            self._save_statistics()
         with suppress(FlinkPyError):
             self._desk.close(error or self._master.error)
+        self._failover.close(error, finished=self.finished)
         self._end()
         if found is not None:
             raise found
@@ -552,10 +561,7 @@ class JobAttempt(ServedJob):
     def _complete(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         if self._master.error is not None:
             raise CheckpointError("this attempt has failed; start another one") from self._master.error
-        for completion in self._master.run(request):
-            self.collected = completion.collected
-            statistics, sinks = self._coordinator.statistics, set(self._committers.uids)
-            yield completed_epoch(completion.metadata, self._location.url, completion.duration_ms, sinks, statistics)
+        yield from self._run_with_restarts(request)
 
     # --- the region's lane -------------------------------------------------------------------------------------------
 

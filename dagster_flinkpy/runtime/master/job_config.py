@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 
@@ -30,6 +31,8 @@ class JobConfig:
     """Location of blocking edges, which several jobs share. Default: ``exchange/`` below the job's own prefix."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
     """Which end states of time partitions are kept. Default: all."""
+    failover: FailoverConfig = field(default_factory=FailoverConfig)
+    """What happens inside a run after a failure. Default: a failure ends the attempt."""
     in_process: bool = False
     """Whether tasks run in this process, one after the other, instead of on Spark."""
     cache_dir: str | None = None

@@ -57,9 +57,11 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TimerFired,
     TriggerRequested,
 )
+from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
@@ -100,6 +102,7 @@ class JobMaster:
     Args:
         coordinator: Decides when checkpoints are taken and completed.
         regions: The regions of the job.
+        failover: Decides what restarts after a failure.
         steps: Carry out the steps of checkpoints.
         mailbox: Runs the lanes.
         requests: Serves requests to the job.
@@ -116,6 +119,7 @@ class JobMaster:
         self,
         coordinator: CheckpointCoordinator,
         regions: Sequence[RegionExecution],
+        failover: JobFailover,
         steps: CheckpointSteps,
         mailbox: Mailbox,
         requests: RequestDesk,
@@ -131,7 +135,7 @@ class JobMaster:
         self.coordinator = coordinator
         self.error: BaseException | None = None
         """The first error of the attempt, or None."""
-        self._regions, self._steps, self._mailbox = tuple(regions), steps, mailbox
+        self._regions, self._failover, self._steps, self._mailbox = tuple(regions), failover, steps, mailbox
         (self._region,) = self._regions
         self._requests = requests
         self._create_metadata, self._on_completed = create_metadata, on_completed
@@ -176,7 +180,9 @@ class JobMaster:
     # --- what callers do ---------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Tells the coordinator that the job is running."""
+        """Schedules all regions, and tells the coordinator that the job is running."""
+        for index in range(len(self._regions)):
+            self._failover.graph.schedule(index)
         self._drive(JobStatusChanged(self._now(), running=True))
 
     def run(self, request: EpochRequest) -> Iterator[Completion]:
@@ -225,6 +231,20 @@ class JobMaster:
         self._termination = error
         self._mailbox.wake()
 
+    def pause(self, until_ms: int) -> None:
+        """Waits until a time, in milliseconds since 1970, unless the run is terminated. Nothing is running."""
+        while self._now() < until_ms:
+            if self._termination is not None:
+                raise self._termination
+            self._mailbox.take(until_ms)
+
+    def recovered(self, metadata: CheckpointMetadata) -> Completion | None:
+        """Returns a checkpoint that was complete when the attempt failed, and that the next attempt has committed.
+
+        Returns None if this attempt has committed it and handed it to the caller.
+        """
+        return self._completion(metadata) if metadata.checkpoint_id in self._triggered else None
+
     def interrupt(self) -> None:
         """Ends what is running, because the caller has failed or was interrupted."""
         self._enough = True
@@ -246,7 +266,7 @@ class JobMaster:
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
         working = busy.total() if self._termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
-        under_way = self._completing is not None or working > 0
+        under_way = self._completing is not None or working > 0 or self._failover.restarting
         return not (waits or under_way or (self.error is None and self._requests.serve_rest()))
 
     def _advance(self) -> None:
@@ -255,6 +275,7 @@ class JobMaster:
             self._interrupt_regions()
         if self.error is not None and not self._failing:
             self._failing = True
+            self._failover.job_failed(self.error, canceled=self._termination is not None)
             self._drive(JobStatusChanged(self._now(), running=False))
         if self._to_notify and self._region.idle:
             # Between two epochs: what an enumerator has planned is not read yet.
@@ -308,6 +329,8 @@ class JobMaster:
                 self._fire_timeouts()
             else:
                 self._handle(done)
+            for index in self._failover.restart_due():
+                self._restart(index)
         except BaseException as error:
             self.error, self._reported = self.error or error, True
             raise
@@ -318,6 +341,8 @@ class JobMaster:
             timers.append(self._due_ms)
         if self._iterating and (due_ms := self._requests.due_ms) is not None:
             timers.append(due_ms)
+        if (restart_ms := self._failover.next_restart()) is not None:
+            timers.append(restart_ms)
         return min(timers, default=None)
 
     def _fire_timeouts(self) -> None:
@@ -382,18 +407,46 @@ class JobMaster:
         if more and request is not None and (request.limit is None or self._taken + planned < request.limit):
             self._trigger(request)
             return
+        self._run(region)
+
+    def _run(self, region: RegionExecution) -> None:
+        self._failover.graph.switch_to_running(self._regions.index(region))
         region.run()
 
-    def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
+    def _on_region_failed(self, region: RegionExecution, ended: RegionEnded, error: FlinkPyError) -> None:
+        index, first, last = self._regions.index(region), ended.checkpoint_ids[0], ended.checkpoint_ids[-1]
+        if self._failover.region_failed(index, first, {index: last}, error, ended.task):
+            region.failed()
+            for checkpoint_id in ended.checkpoint_ids:
+                self._timeouts.pop(checkpoint_id, None)  # they begin anew with the restart
+            return
         region.ended()
+        self._causes[first] = error
+        self._drive(self._decline(region, first, ended.task, error))
+        self._fail(error)
+
+    def _restart(self, index: int) -> None:
+        region = self._regions[index]
+        for epoch in region.epochs:
+            self._timeouts[epoch.checkpoint_id] = self._now() + to_millis(self._steps.watchdog.timeout)
+        self._failover.deploy(index)
+        self._failover.graph.switch_to_running(index)
+        if len(self._regions) == 1 and self._completing is None and not self._to_complete:
+            # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
+            self._mailbox.submit(region.lane, self._abort_lingering)
+        region.restart()
+
+    def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
+        index = self._regions.index(region)
         if self.error is not None:
+            region.ended()
+            self._failover.graph.ended(index)
             return
         if ended.error is not None:
-            self._causes[ended.checkpoint_ids[0]] = ended.error
-            self._drive(self._decline(region, ended.checkpoint_ids[0], ended.task, ended.error))
-            # There is no state from which the region could continue.
-            self._fail(ended.error)
+            self._on_region_failed(region, ended, ended.error)
             return
+        region.ended()
+        self._failover.acknowledged(index)
         results, last = ended.results, ended.checkpoint_ids[-1]
         self._requests.epoch_ended(last)
         self._taken += len(ended.checkpoint_ids)
@@ -477,6 +530,9 @@ class JobMaster:
             case EmitBarriers(checkpoint_id=checkpoint_id):
                 assert self._request is not None
                 self._triggering = False
+                self._failover.deploy(0)
+                if self._request.kind is not EpochKind.READ:  # there is nothing to plan
+                    self._failover.graph.switch_to_running(0)
                 self._region.deploy(checkpoint_id, self._request.kind)
             case CancelSparkJob():
                 self._interrupt_regions()
@@ -530,11 +586,14 @@ class JobMaster:
         """Hands a committed checkpoint to the caller."""
         assert self._completing is not None
         metadata, self._completing, self._replacing_head = self._completing, None, False
+        self._timeouts.pop(metadata.checkpoint_id, None)
+        self._completed.append(self._completion(metadata))
+        self._to_notify.append(metadata.checkpoint_id)
+        self._requests.completed(metadata)
+
+    def _completion(self, metadata: CheckpointMetadata) -> Completion:
         number = metadata.checkpoint_id
-        self._timeouts.pop(number, None)
         for line in self._printed.pop(number, ()):
             print(line)
         duration_ms = round((time.monotonic() - self._triggered.pop(number)) * 1000)
-        self._completed.append(Completion(metadata, duration_ms, self._collected.pop(number, {})))
-        self._to_notify.append(number)
-        self._requests.completed(metadata)
+        return Completion(metadata, duration_ms, self._collected.pop(number, {}))

@@ -83,6 +83,7 @@ class JobSession:
                 lost = lost_server(self._settings, spark, error)
                 if lost is None:
                     raise
+                self._spark = None  # a restarted region connects again, and starts another local server
                 raise lost from error
 
     def close(self) -> None:

@@ -59,9 +59,13 @@ class LocalExecutor:
         # Java starts while this process imports the job loop.
         from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
         from dagster_flinkpy.checkpoint.former_jobs import refuse_former_jobs
+        from dagster_flinkpy.runtime.master.failover import FailoverConfig
         from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
         from dagster_flinkpy.storage import StorageLocation
 
+        failover = FailoverConfig.of_script(
+            settings.failover_options, checkpointing=settings.checkpointing.interval is not None
+        )
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
@@ -87,6 +91,7 @@ class LocalExecutor:
                         checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
                         latency_tracking_interval=settings.latency_tracking_interval,
                         require_all_slots=settings.require_all_slots,
+                        failover=failover,
                         in_process=settings.local,
                         blocking_edges=storage.child(base_id).child("exchange"),
                     ),

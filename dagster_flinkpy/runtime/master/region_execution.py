@@ -45,6 +45,7 @@ class RegionExecution:
         """The epochs that are planned for the next Spark job or run in the current one."""
         self.running = False
         """Whether its lane is planning or running epochs."""
+        self._restarts = 0
 
     @property
     def planner(self) -> EpochPlanner:
@@ -69,8 +70,8 @@ class RegionExecution:
             case EpochKind.REPEAT:
                 self._mailbox.submit(self.lane, partial(self.runner.repeat, checkpoint_id))
             case EpochKind.DRAIN:
-                drain = [self.planner.plan_drain(checkpoint_id)]
-                self._mailbox.submit(self.lane, partial(self.runner.run, drain))
+                self.epochs.append(self.planner.plan_drain(checkpoint_id))
+                self.run()
 
     def planned(self, epoch: Epoch) -> None:
         """Adds a planned epoch to the next Spark job."""
@@ -80,7 +81,17 @@ class RegionExecution:
     def run(self) -> None:
         """Runs the Spark job that reads the planned epochs."""
         self.running = True
-        self._mailbox.submit(self.lane, partial(self.runner.run, tuple(self.epochs)))
+        self._mailbox.submit(self.lane, partial(self.runner.run, tuple(self.epochs), self._restarts))
+
+    def failed(self) -> None:
+        """Notes that the Spark job has failed. Its epochs are kept for :meth:`restart`."""
+        self.running = False
+
+    def restart(self) -> None:
+        """Runs the same epochs again. Their splits and the state from which they start have not changed."""
+        self._restarts += 1
+        self.runner.begin(self.epochs[0].checkpoint_id)
+        self.run()
 
     def ended(self) -> None:
         """Forgets the epochs: their Spark job has ended, or cannot be planned."""

@@ -68,12 +68,20 @@ class RegionRunner:
         with self.timeline.measured("plan_ms", [checkpoint_id]):
             return self.planner.plan(checkpoint_id, before)
 
-    def run(self, epochs: Sequence[Epoch]) -> RegionEnded:
-        """Runs the Spark job that reads some epochs."""
+    def run(self, epochs: Sequence[Epoch], restarts: int = 0) -> RegionEnded:
+        """Runs the Spark job that reads some epochs.
+
+        Args:
+            epochs: The epochs.
+            restarts: How often the region has restarted in this execution attempt. Default: 0.
+
+        Raises:
+            Exception: An enumerator raised. What it would read next is unclear.
+        """
         ids = tuple(epoch.checkpoint_id for epoch in epochs)
         results = EpochResults()
         try:
-            results = self._run(epochs)
+            results = self._run(epochs, restarts)
             if results.failure is None:
                 results.check_complete(ids, self.tasks)
                 results.check_consistent()
@@ -81,10 +89,12 @@ class RegionRunner:
             return RegionEnded(ids, results, self._cause(error))
         if (failure := results.failure) is not None:
             return RegionEnded(ids, results, self._cause(failure.error), failure.task)
+        # Once and last: after it the enumerators assign the next input, and the epochs cannot be run again.
+        self.planner.splits.was_read(ids[-1], results.states)
         return RegionEnded(ids, results)
 
-    def _run(self, epochs: Sequence[Epoch]) -> EpochResults:
-        job, splits = self.planner.job(epochs), self.planner.splits
+    def _run(self, epochs: Sequence[Epoch], restarts: int) -> EpochResults:
+        job, splits = self.planner.job(epochs, restarts), self.planner.splits
         for epoch in epochs:
             self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
         with self.timeline.measured("spark_ms", [epoch.checkpoint_id for epoch in epochs]):
@@ -92,8 +102,6 @@ class RegionRunner:
         for checkpoint_id, states in results.acknowledged.items():
             self.timeline.acknowledged(checkpoint_id, states.values(), results.marked_ms[checkpoint_id])
         self.on_results(results, job)
-        if results.failure is None:
-            splits.was_read(epochs[-1].checkpoint_id, results.states)
         return results
 
     def repeat(self, checkpoint_id: int) -> RegionEnded:

@@ -69,6 +69,10 @@ class Restore:
             self.progress(f"{self.path} was restored by an earlier try; this one continues from there")
             self.path = None
 
+    def continue_run(self) -> None:
+        """Lets the next attempt of the same run start from the latest checkpoint, which the run has completed."""
+        self.path, self.start_empty, self.claimed = None, False, None
+
     def load(
         self, config: JobConfig, graph: JobGraph, store: CompletedCheckpointStore, attempt: Attempt
     ) -> CheckpointMetadata | None:

