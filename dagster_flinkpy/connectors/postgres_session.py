@@ -1,0 +1,126 @@
+"""Connections and statements of the PostgreSQL sink."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres_sink import PostgresSink
+
+__all__ = ["LEDGER", "Session", "gid_of"]
+
+LEDGER = "flinkpy_commits"
+"""The table of committed checkpoints, in the schema of the sink's table."""
+
+_LEDGER_COLUMNS = """
+    job text NOT NULL,
+    uid text NOT NULL,
+    checkpoint bigint NOT NULL,
+    digest text NOT NULL,
+    rows bigint NOT NULL,
+    partition text,
+    committed_at timestamptz NOT NULL DEFAULT now(),
+    PRIMARY KEY (job, uid, checkpoint, digest)
+"""
+_CONNECT_SECONDS = 10
+
+
+def gid_of(job_id: str, uid: str) -> str:
+    """Returns how the ids of a sink's prepared transactions begin. PostgreSQL allows them 200 bytes."""
+    return f"flinkpy:{hashlib.sha256(f'{len(job_id)}.{job_id}{uid}'.encode()).hexdigest()[:24]}:"
+
+
+class Session:
+    """Connects for a job's sink, and phrases its statements.
+
+    Args:
+        sink: The sink.
+        job_id: Id of the job.
+        uid: Uid of the sink's operator.
+    """
+
+    def __init__(self, sink: PostgresSink, job_id: str, uid: str) -> None:
+        self._conninfo = sink.conninfo
+        self._job_id, self._uid = job_id, uid
+        schema = [] if sink.schema is None else [sink.schema]
+        self.target = sql.Identifier(*schema, sink.table)
+        self.ledger = sql.Identifier(*schema, LEDGER)
+
+    def connect(self) -> psycopg.Connection[Any]:
+        """Returns a connection without an open transaction. As a context it is closed at the end."""
+        defaults = {
+            "connect_timeout": str(_CONNECT_SECONDS),
+            "application_name": f"flinkpy {self._job_id} {self._uid}"[:63],
+        }
+        given = {name: str(value) for name, value in psycopg.conninfo.conninfo_to_dict(self._conninfo).items()}
+        conninfo = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
+        return psycopg.connect(conninfo, autocommit=True)
+
+    def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
+        """Creates the table of committed checkpoints, if it does not exist."""
+        if self.exists(connection, self.ledger):
+            return
+        statement = sql.SQL("CREATE TABLE IF NOT EXISTS {} (" + _LEDGER_COLUMNS + ")").format(self.ledger)
+        with connection.transaction():
+            connection.execute(
+                "SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))"
+            )  # IF NOT EXISTS is not atomic
+            connection.execute(statement)
+
+    def exists(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> bool:
+        """Returns whether a table exists."""
+        found = connection.execute("SELECT to_regclass(%s)", [table.as_string(connection)]).fetchone()
+        return found is not None and found[0] is not None
+
+    def register(
+        self, connection: psycopg.Connection[Any], checkpoint_id: int, digest: str, rows: int, partition: str | None
+    ) -> bool:
+        """Adds a checkpoint to the ledger, within the current transaction.
+
+        It waits for other transactions that add the same checkpoint.
+
+        Returns:
+            Whether it was not there yet.
+        """
+        statement = sql.SQL(
+            "INSERT INTO {} (job, uid, checkpoint, digest, rows, partition) VALUES (%s, %s, %s, %s, %s, %s) "
+            "ON CONFLICT DO NOTHING"
+        ).format(self.ledger)
+        values = [self._job_id, self._uid, checkpoint_id, digest, rows, partition]
+        return connection.execute(statement, values).rowcount == 1
+
+    def registered(self, connection: psycopg.Connection[Any], condition: str, *values: object) -> bool:
+        """Returns whether the ledger has an entry of the sink that fulfils a condition."""
+        statement = sql.SQL("SELECT 1 FROM {} WHERE job = %s AND uid = %s AND " + condition + " LIMIT 1")
+        parameters = [self._job_id, self._uid, *values]
+        return connection.execute(statement.format(self.ledger), parameters).fetchone() is not None
+
+    def forget(self, connection: psycopg.Connection[Any], checkpoint_id: int, days: int) -> None:
+        """Deletes entries of the ledger that are older than some days, except that of the newest checkpoint."""
+        statement = sql.SQL(
+            "DELETE FROM {} WHERE job = %s AND uid = %s AND checkpoint < %s "
+            "AND committed_at < now() - %s * interval '1 day'"
+        )
+        connection.execute(statement.format(self.ledger), [self._job_id, self._uid, checkpoint_id, days])
+
+    def last_committed(self, connection: psycopg.Connection[Any]) -> int | None:
+        """Returns the newest checkpoint in the ledger, or None."""
+        if not self.exists(connection, self.ledger):
+            return None
+        statement = sql.SQL("SELECT max(checkpoint) FROM {} WHERE job = %s AND uid = %s").format(self.ledger)
+        found = connection.execute(statement, [self._job_id, self._uid]).fetchone()
+        return None if found is None else found[0]
+
+    def copy_into(self, table: sql.Identifier, columns: Sequence[str]) -> sql.Composed:
+        """Returns the statement that copies CSV into columns of a table."""
+        names = sql.SQL(", ").join(map(sql.Identifier, columns))
+        return sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(table, names)
+
+    def two_phase(self, command: str, gid: str) -> sql.Composed:
+        """Returns a command about a prepared transaction."""
+        return sql.SQL(command + " {}").format(sql.Literal(gid))

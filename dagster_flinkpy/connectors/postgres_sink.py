@@ -1,0 +1,136 @@
+"""A table of PostgreSQL as a two-phase-commit sink."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.postgres_types import columns_of, sql_type
+from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["PostgresSink"]
+
+
+class PostgresSink(TwoPhaseCommittingSink):
+    """Writes rows into a table of PostgreSQL. Needs ``pip install 'dagster-flinkpy[postgres]'``.
+
+    Subtasks stage their rows on the store. When the checkpoint is complete, the driver writes all of them in one
+    transaction. The same transaction adds a row to the table ``flinkpy_commits`` in the schema of the table, so a
+    checkpoint that is committed again adds nothing. Readers see all rows of a checkpoint or none.
+
+    By default rows are appended. With ``key``, a row replaces the row with the same key. With ``partition_column``, for
+    jobs with time partitions, the rows of a partition replace those that earlier runs of the partition have written.
+
+    Args:
+        conninfo: How to connect, as libpq knows it: ``postgresql://user@host/database`` or ``host=... dbname=...``.
+            Take the password from the environment (``PGPASSWORD``) or from ``~/.pgpass``.
+        table: The table, ``name`` or ``schema.name``. It must exist.
+        staging: The folder for staged rows, local or on S3. Not with ``prepare_transactions``.
+        key: Columns with a unique index.
+        partition_column: A column that the sink fills with the key of the Dagster partition. It must not be one of the
+            fields.
+        prepare_transactions: Whether subtasks write straight into the table, each in a transaction that is prepared
+            (``PREPARE TRANSACTION``) at the barrier and committed on completion. That saves a copy of big epochs.
+            Appends only. The server must allow it (``max_prepared_transactions``), and readers may see the rows of one
+            subtask before those of another.
+
+    Raises:
+        ConfigurationError: Arguments contradict each other, or psycopg is not installed.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        table: str,
+        staging: StorageLocation | str | None = None,
+        *,
+        key: Sequence[str] = (),
+        partition_column: str | None = None,
+        prepare_transactions: bool = False,
+    ) -> None:
+        check_name("PostgresSink() as conninfo", conninfo)
+        check_name("PostgresSink() as table", table)
+        check_argument("PostgresSink()", staging, (str, StorageLocation, type(None)), "a folder for staged rows")
+        if find_spec("psycopg") is None:
+            raise ConfigurationError("PostgresSink needs psycopg: pip install 'dagster-flinkpy[postgres]'")
+        schema, _, name = table.rpartition(".")
+        if not name or "." in schema:
+            raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
+        if isinstance(key, str):
+            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
+        if key and partition_column is not None:
+            raise ConfigurationError(
+                "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
+            )
+        if prepare_transactions and (key or partition_column is not None or staging is not None):
+            raise ConfigurationError(
+                "prepare_transactions=True only appends and stages nothing: leave out key, partition_column and staging"
+            )
+        if not prepare_transactions and staging is None:
+            raise ConfigurationError("PostgresSink needs staging, a folder for the rows of incomplete checkpoints")
+        self.conninfo = conninfo
+        self.schema = schema or None
+        self.table = name
+        self.staging = StorageLocation(staging) if isinstance(staging, str) else staging
+        self.key = tuple(key)
+        self.partition_column = partition_column
+        self.prepare_transactions = prepare_transactions
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        where = f"the sink of table {self.table!r}"
+        if type_info is None:
+            raise ConfigurationError(
+                f"{where} needs typed records: declare output_type=..., such as Types.ROW_NAMED([...], [...]), on the "
+                "operator before it"
+            )
+        columns = columns_of(type_info)
+        for name, kind in columns.items():
+            sql_type(name, kind)
+        if missing := [name for name in self.key if name not in columns]:
+            raise ConfigurationError(f"{where} has the key {missing[0]!r}, but the records have {list(columns)}")
+        if self.partition_column in columns:
+            raise ConfigurationError(
+                f"{where} fills partition_column {self.partition_column!r} itself: leave it out of the records"
+            )
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        from dagster_flinkpy.connectors.postgres_writer import PreparingWriter, StagingWriter
+
+        self.validate(type_info)
+        return (PreparingWriter if self.prepare_transactions else StagingWriter)(self, context, type_info)
+
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        from dagster_flinkpy.connectors.postgres_committer import (
+            LedgerCommitter,
+            PartitionCommitter,
+            PreparedTransactionCommitter,
+        )
+
+        if self.prepare_transactions:
+            return PreparedTransactionCommitter(self, context)
+        return (LedgerCommitter if self.partition_column is None else PartitionCommitter)(self, context)
+
+    def kinds(self) -> set[str]:
+        return {"postgres"}
+
+    def uri(self) -> str:
+        if "://" in self.conninfo:
+            parts = urlsplit(self.conninfo)
+            host, port, database = parts.hostname, parts.port, parts.path.strip("/")
+        else:
+            given = dict(re.findall(r"(\w+)\s*=\s*'?((?<=')[^']*|[^\s']+)", self.conninfo))
+            host, port, database = given.get("host"), given.get("port"), given.get("dbname", "")
+        place = f"{host or ''}:{port}" if port else host or ""
+        return f"postgresql://{place}/{database}/{f'{self.schema}.' if self.schema else ''}{self.table}"

@@ -1,0 +1,226 @@
+"""The writers of the PostgreSQL sink: to staged files, or into transactions that are prepared."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zlib
+from contextlib import suppress
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as csv
+
+from dagster_flinkpy.common.typeinfo import MapTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.postgres_session import Session, gid_of
+from dagster_flinkpy.connectors.postgres_types import columns_of, is_json
+from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name
+from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
+from dagster_flinkpy.errors import ConfigurationError, StorageError, TypeMismatchError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres_sink import PostgresSink
+
+__all__ = ["CsvEncoder", "PreparingWriter", "StagingWriter"]
+
+_OPTIONS = csv.WriteOptions(include_header=False)
+_COMPRESSION_LEVEL = 1
+
+
+class CsvEncoder:
+    """Encodes records as CSV for ``COPY``. A null is empty, and text is always quoted.
+
+    Args:
+        type_info: Type of the records.
+        partition: The value of a last column, or None if there is no such column.
+    """
+
+    def __init__(self, type_info: TypeInformation, partition: str | None = None) -> None:
+        self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
+        self._columns = columns_of(type_info)
+        self._partition = partition
+
+    def encode(self, column: pa.Array) -> bytes:
+        """Encodes a column of records.
+
+        Raises:
+            TypeMismatchError: A value cannot be stored in PostgreSQL.
+        """
+        arrays = column.flatten() if self._flat else [column]
+        encoded = [_encoded(*each, array) for each, array in zip(self._columns.items(), arrays, strict=True)]
+        names = list(self._columns)
+        if self._partition is not None:
+            encoded.append(pa.repeat(pa.scalar(self._partition), len(column)))
+            names.append("")
+        out = io.BytesIO()
+        csv.write_csv(pa.Table.from_arrays(encoded, names=names), out, _OPTIONS)
+        return out.getvalue()
+
+
+def _encoded(name: str, type_info: TypeInformation, array: pa.Array) -> pa.Array:
+    if is_json(type_info):
+        return pa.array([_json(name, type_info, value) for value in array.to_pylist()], pa.string())
+    if pa.types.is_binary(array.type):
+        return _hex(array)
+    if pa.types.is_decimal(array.type):
+        return array.cast(pa.string())
+    if pa.types.is_string(array.type) and pc.any(pc.match_substring(array, "\0")).as_py():
+        raise _nul(name)
+    return array
+
+
+def _nul(name: str) -> TypeMismatchError:
+    return TypeMismatchError(
+        f"column {name!r} has text with a NUL character (\\0), which PostgreSQL cannot store: remove it with map()"
+    )
+
+
+def _hex(array: pa.Array) -> pa.Array:
+    """Writes binary values as PostgreSQL reads them, in hex digits."""
+    values = array.cast(pa.large_binary())
+    if not len(values):
+        return values.cast(pa.large_string())
+    _, offsets, data = values.buffers()
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    digits = memoryview(data or b"")[ends[0] : ends[-1]].hex().encode()
+    starts = pa.py_buffer((ends - ends[0]) * 2)
+    text = pa.LargeStringArray.from_buffers(len(values), starts, pa.py_buffer(digits))
+    kind = pa.large_string()
+    prefixed = pc.binary_join_element_wise(pa.scalar("\\x", kind), text, pa.scalar("", kind))
+    return pc.if_else(values.is_null(), pa.scalar(None, kind), prefixed)
+
+
+def _json(name: str, type_info: TypeInformation, value: Any) -> str | None:
+    if value is None:
+        return None
+    try:
+        return json.dumps(_plain(name, type_info, value), ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise TypeMismatchError(f"column {name!r} has NaN or infinity, which JSON cannot contain: {value!r}") from error
+
+
+def _plain(name: str, type_info: TypeInformation, value: Any) -> Any:
+    """Returns a value of a column as JSON has it."""
+    if value is None:
+        return None
+    if isinstance(type_info, MapTypeInfo):
+        return {str(_plain(name, type_info.key_type, k)): _plain(name, type_info.value_type, v) for k, v in value}
+    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
+        return {field: _plain(name, kind, value[field]) for field, kind in columns_of(type_info).items()}
+    if isinstance(value, list):
+        return [_plain(name, type_info.elem_type, each) for each in value]  # type: ignore[attr-defined]
+    if isinstance(value, str) and "\0" in value:
+        raise _nul(name)
+    if isinstance(value, (date, datetime, time)):
+        return value.isoformat()
+    return str(value) if isinstance(value, Decimal) else value
+
+
+class StagingWriter(CommittingSinkWriter):
+    """Writes one epoch of one subtask to a file on the store, as compressed CSV.
+
+    Args:
+        sink: The sink.
+        context: Who is writing.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        assert sink.staging is not None
+        if sink.partition_column is not None and context.partition is None:
+            raise ConfigurationError(
+                f"table {sink.table!r} has partition_column {sink.partition_column!r}, but the job has no time "
+                "partitions: give it partitions_def=..., or leave out partition_column"
+            )
+        self._encoder = CsvEncoder(type_info, None if sink.partition_column is None else context.partition)
+        self._partition = context.partition
+        self._store = sink.staging.open()
+        self._key = f"{file_name(context)}.csv.gz"
+        self._upload = StagedUpload(self._store, self._key)
+        self._compressor = zlib.compressobj(_COMPRESSION_LEVEL, wbits=31)  # 31: gzip
+        self._rows = 0
+        self._finished = False
+
+    def write(self, column: pa.Array) -> None:
+        self._upload.write(self._compressor.compress(self._encoder.encode(column)))
+        self._rows += len(column)
+
+    def prepare_commit(self) -> list[Json]:
+        if not self._rows:
+            return []
+        self._upload.write(self._compressor.flush())
+        file = self._upload.finish(self._rows)
+        # Nobody reads the folder, so the file may be visible.
+        self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)
+        self._finished = True
+        return [
+            {
+                "key": file.key,
+                "rows": file.rows,
+                "bytes": file.bytes,
+                "sha256": file.sha256,
+                "partition": self._partition,
+            }
+        ]
+
+    def abort(self) -> None:
+        self._upload.abort()
+        if self._finished:
+            with suppress(StorageError):  # abort_lingering finds it
+                self._store.delete(self._key)
+
+
+class PreparingWriter(CommittingSinkWriter):
+    """Writes one epoch of one subtask in a transaction, and prepares it at the barrier.
+
+    Args:
+        sink: The sink.
+        context: Who is writing.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        self._session = Session(sink, context.job_id, context.uid)
+        self._encoder = CsvEncoder(type_info)
+        self._columns = list(columns_of(type_info))
+        self._checkpoint_id = context.checkpoint_id
+        digest = hashlib.sha256(context.execution.encode()).hexdigest()[:16]
+        self._gid = gid_of(context.job_id, context.uid) + (
+            f"{context.checkpoint_id}:{context.subtask}:{context.fencing_token}:{digest}"
+        )
+        self._connection: Any = None
+        self._copy: Any = None
+        self._prepared = False
+        self._rows = 0
+
+    def write(self, column: pa.Array) -> None:
+        data = self._encoder.encode(column)
+        if self._copy is None:
+            self._connection = self._session.connect()
+            self._connection.execute("BEGIN")
+            self._copying = self._connection.cursor().copy(self._session.copy_into(self._session.target, self._columns))
+            self._copy = self._copying.__enter__()
+        self._copy.write(data)
+        self._rows += len(column)
+
+    def prepare_commit(self) -> list[Json]:
+        if self._copy is None:
+            return []
+        self._copying.__exit__(None, None, None)
+        self._session.register(self._connection, self._checkpoint_id, self._gid, self._rows, None)
+        self._prepared = True  # from now on a failure leaves the outcome open
+        self._connection.execute(self._session.two_phase("PREPARE TRANSACTION", self._gid))
+        self._connection.close()
+        return [{"gid": self._gid, "rows": self._rows}]
+
+    def abort(self) -> None:
+        if self._connection is not None:
+            self._connection.close()  # the server rolls back
+        if self._prepared:
+            with suppress(Exception), self._session.connect() as connection:  # abort_lingering finds it
+                connection.execute(self._session.two_phase("ROLLBACK PREPARED", self._gid))
