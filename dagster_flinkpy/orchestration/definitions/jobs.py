@@ -44,7 +44,7 @@ def build_flink_jobs(
     There is one set of jobs for the program, or for each region if it has blocking edges.
 
     ==================== ===========================================================================================
-    ``{name}_savepoint`` Keeps the last completed checkpoint as a savepoint until somebody deletes it.
+    ``{name}_savepoint`` Keeps the last completed checkpoint, or the next one of a running job, as a savepoint.
     ``{name}_restore``   Makes a savepoint the job's latest checkpoint, optionally at another parallelism.
     ``{name}_rescale``   Spreads the latest checkpoint over another parallelism. A stopped job stays stopped.
     ``{name}_reset``     Goes back to an older checkpoint that is still kept.
@@ -55,8 +55,9 @@ def build_flink_jobs(
     ``{name}_inspect``   Shows the state of one key.
     ==================== ===========================================================================================
 
-    All but the last three refuse to start while another run of this instance works on the job, and record what they did
-    as an observation of each asset. After a restore, a rescale or a reset, later runs continue from its checkpoint.
+    While a run works on the job, savepoint, stop and rescale ask it, and it answers; restore and reset refuse to start.
+    These five record what was done as an observation of each asset. After a restore, a rescale or a reset, later runs
+    continue from its checkpoint.
 
     Args:
         env: The program, as passed to `flink_assets`.
@@ -153,7 +154,7 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             "savepoint",
             f"take_savepoint_of_{name}",
             savepoint,
-            f"Keeps the last completed checkpoint of job {job_id} as a savepoint.",
+            f"Keeps the last completed checkpoint of job {job_id}, or its next one if it is running, as a savepoint.",
         ),
         build(
             "restore",
@@ -166,7 +167,8 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             "rescale",
             f"rescale_{name}",
             rescale,
-            f"Spreads the latest checkpoint of job {job_id} over another parallelism.",
+            f"Spreads the latest checkpoint of job {job_id} over another parallelism. If the job is running, it "
+            "continues in the same run.",
             example={"parallelism": max(vertex.parallelism for vertex in vertices)},
         ),
         build(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster import AssetObservation, Failure, MetadataValue, OpExecutionContext
+from dagster import AssetObservation, MetadataValue, OpExecutionContext
 
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.errors import RestoreError
+from dagster_flinkpy.errors import ObjectNotFoundError, RestoreError
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
@@ -25,13 +25,14 @@ from dagster_flinkpy.orchestration.run_config import (
     StopConfig,
     SweepConfig,
 )
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, place
+from dagster_flinkpy.orchestration.runs.running_job import ask_running_job, refuse_beside_others
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+    from dagster_flinkpy.checkpoint.requests import Answer, Order
     from dagster_flinkpy.runtime.master.job import JobAttempt
 
 __all__ = ["JobOperations"]
@@ -41,8 +42,9 @@ __all__ = ["JobOperations"]
 class JobOperations:
     """The operations on one job, each run as the only step of a Dagster run.
 
-    All but `dispose`, `sweep` and `inspect` are execution attempts of the job. They refuse to start while another run
-    works on it, and record what they did as an observation of each asset.
+    While a run works on the job, `take_savepoint`, `stop` and `rescale` ask that run, which answers. Otherwise they are
+    execution attempts of the job, as `restore` and `reset` always are, which refuse to start beside another run. All of
+    these record what was done as an observation of each asset.
     """
 
     job: FlinkJob
@@ -59,23 +61,39 @@ class JobOperations:
         return self.assets_of()
 
     def take_savepoint(self, context: OpExecutionContext, config: SavepointConfig) -> str:
-        """Keeps the last completed checkpoint as a savepoint, and returns its path."""
-        with flink_failures(), self._attempt(context, "savepoint") as attempt:
-            path = attempt.savepoint(config.target, config.format_type)
-            restored = attempt.restored
-        assert restored is not None, "the attempt has taken a savepoint of it"
-        context.log.info(f"Checkpoint {restored.checkpoint_id} of job {self.job.job_id} is kept as savepoint {path}")
-        self._observe(context, f"Savepoint of checkpoint {restored.checkpoint_id}", restored, path)
+        """Keeps a checkpoint as a savepoint, and returns its path: the next one of a running job, or the last one."""
+        from dagster_flinkpy.checkpoint.requests import Order, RequestKind
+
+        target = self._target(context, config)
+        order = Order(RequestKind.SAVEPOINT, target=target, format_type=config.format_type)
+        with flink_failures():
+            if (answer := self._ask(context, order)) is not None:
+                path, kept = self._savepoint_of(context, answer)
+            else:
+                with self._attempt(context, "savepoint") as attempt:
+                    path = attempt.savepoint(config.target, config.format_type)
+                    assert attempt.restored is not None, "the attempt has taken a savepoint of it"
+                    kept = attempt.restored
+        context.log.info(f"Checkpoint {kept.checkpoint_id} of job {self.job.job_id} is kept as savepoint {path}")
+        self._observe(context, f"Savepoint of checkpoint {kept.checkpoint_id}", kept, savepoint=path)
         return path
 
     def stop(self, context: OpExecutionContext, config: StopConfig) -> str:
         """Takes a last checkpoint, keeps it as a savepoint, and returns its path."""
-        with flink_failures(), self._attempt(context, "stop") as attempt:
-            path = attempt.stop_with_savepoint(config.target, config.format_type, drain=config.drain)
-            latest = attempt.latest
-        assert latest is not None, "the attempt has completed a checkpoint"
-        context.log.info(f"Job {self.job.job_id} is stopped with checkpoint {latest.checkpoint_id}, savepoint {path}")
-        self._observe(context, f"Stopped with checkpoint {latest.checkpoint_id}", latest, path)
+        from dagster_flinkpy.checkpoint.requests import Order, RequestKind
+
+        target = self._target(context, config)
+        order = Order(RequestKind.STOP, target=target, format_type=config.format_type, drain=config.drain)
+        with flink_failures():
+            if (answer := self._ask(context, order)) is not None:
+                path, last = self._savepoint_of(context, answer)
+            else:
+                with self._attempt(context, "stop") as attempt:
+                    path = attempt.stop_with_savepoint(config.target, config.format_type, drain=config.drain)
+                    assert attempt.latest is not None, "the attempt has completed a checkpoint"
+                    last = attempt.latest
+        context.log.info(f"Job {self.job.job_id} is stopped with checkpoint {last.checkpoint_id}, savepoint {path}")
+        self._observe(context, f"Stopped with checkpoint {last.checkpoint_id}", last, savepoint=path)
         return path
 
     def restore(self, context: OpExecutionContext, config: RestoreConfig) -> int:
@@ -94,7 +112,18 @@ class JobOperations:
 
     def rescale(self, context: OpExecutionContext, config: RescaleConfig) -> int:
         """Spreads the latest checkpoint over another parallelism, and returns the id of the new one."""
+        from dagster_flinkpy.checkpoint.requests import Order, RequestKind
+
         did = f"is rescaled to parallelism {config.parallelism}"
+        with flink_failures():
+            answer = self._ask(context, Order(RequestKind.RESCALE, parallelism=config.parallelism))
+            if answer is not None:
+                taken = self._checkpoint_of(context, answer)
+        if answer is not None:
+            what = f"Job {self.job.job_id} {did} while it runs, with its checkpoint {taken.checkpoint_id}"
+            context.log.info(what)
+            self._observe(context, what, taken)
+            return taken.checkpoint_id
         return self._commit_restored(context, "rescale", did, parallelism=config.parallelism)
 
     def reset(self, context: OpExecutionContext, config: ResetConfig) -> int:
@@ -165,8 +194,37 @@ class JobOperations:
         location: StorageLocation = getattr(context.resources, self.storage_key).location()
         return location
 
+    def _ask(self, context: OpExecutionContext, order: Order) -> Answer | None:
+        return ask_running_job(context, self.assets, self._location(context), order)
+
+    def _target(self, context: OpExecutionContext, config: SavepointConfig) -> str | None:
+        """Returns the target as a URL, because the job may run in another working directory."""
+        return None if config.target is None else replace(self._location(context), url=config.target).url
+
+    def _savepoint_of(self, context: OpExecutionContext, answer: Answer) -> tuple[str, CheckpointMetadata]:
+        """Returns the path and the metadata of the savepoint that a running job has written."""
+        from dagster_flinkpy.checkpoint.savepoint import load_savepoint
+        from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_location
+
+        assert answer.savepoint is not None, "the request was done"
+        job = self._location(context).child(self.job.job_id)
+        return answer.savepoint, load_savepoint(savepoint_location(answer.savepoint, job).open())
+
+    def _checkpoint_of(self, context: OpExecutionContext, answer: Answer) -> CheckpointMetadata:
+        """Returns the metadata of the checkpoint that a running job has taken, or of a later one that replaced it."""
+        from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+
+        assert answer.checkpoint_id is not None, "the request was done"
+        store = CompletedCheckpointStore(self._location(context).child(self.job.job_id).open())
+        try:
+            return store.load(answer.checkpoint_id)
+        except ObjectNotFoundError:
+            latest = store.latest()
+            assert latest is not None, "there was a checkpoint"
+            return latest
+
     def _attempt(self, context: OpExecutionContext, why: str, **options: Any) -> JobAttempt:
-        self._refuse_beside_others(context)
+        refuse_beside_others(context, self.assets)
         return self.job.attempt(
             getattr(context.resources, self.storage_key),
             getattr(context.resources, self.spark_key),
@@ -206,10 +264,14 @@ class JobOperations:
         context.add_output_metadata({**dict(summary), **origin})
         return epoch.checkpoint_id
 
-    def _observe(self, context: OpExecutionContext, what: str, metadata: CheckpointMetadata, savepoint: str) -> None:
+    def _observe(
+        self, context: OpExecutionContext, what: str, metadata: CheckpointMetadata, savepoint: str | None = None
+    ) -> None:
+        """Records what was done as an observation of each asset."""
+        place_of = None if savepoint is None else place(savepoint)
         facts = dict(
             FlinkCheckpointMetadataSet(
-                checkpoint_id=metadata.checkpoint_id, savepoint=place(savepoint), state_bytes=metadata.state_bytes
+                checkpoint_id=metadata.checkpoint_id, savepoint=place_of, state_bytes=metadata.state_bytes
             )
         )
         for key in self.assets.keys:
@@ -222,13 +284,3 @@ class JobOperations:
         owner = f"Dagster run {context.run.run_id} (dispose)"
         dispose_savepoint(savepoint, owner=owner, now_ms=current_millis())
         context.log.info(f"Deleted {savepoint.url}")
-
-    def _refuse_beside_others(self, context: OpExecutionContext) -> None:
-        """Raises if another run works on the job, because a new attempt would fence that run and so end it."""
-        others = active_runs(context.instance, self.job.job_id, self.assets.keys, besides=context.run.run_id)
-        if others:
-            raise Failure(
-                f"Run {others[0].run_id} ({others[0].status.value}) is working on job {self.job.job_id}. Wait until it "
-                "ends, or cancel it, then try again.",
-                {"run": MetadataValue.dagster_run(others[0].run_id)},
-            )
