@@ -28,6 +28,7 @@ from dagster_flinkpy.orchestration.run_config import (
 from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import build_checkpoint_sensor
 from dagster_flinkpy.orchestration.sensors.restart_sensor import build_restart_sensor
 from dagster_flinkpy.orchestration.sensors.status_sensors import build_job_status_sensors
+from dagster_flinkpy.orchestration.sensors.supervising_sensor import build_supervising_sensor
 from dagster_flinkpy.orchestration.sensors.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
 from dagster_flinkpy.orchestration.table_io_manager import FlinkTableIOManager
 
@@ -71,6 +72,7 @@ __all__ = [
     "build_restart_sensor",
     "build_retention_sensor",
     "build_savepoint_sensor",
+    "build_supervising_sensor",
     "flink_assets",
     "restart_strategy_of",
 ]

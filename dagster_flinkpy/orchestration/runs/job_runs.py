@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from typing import Any
 
 from dagster import (
     AssetKey,
@@ -27,6 +28,7 @@ __all__ = [
     "recent_runs",
     "refuse_other_location",
     "runs_at_work",
+    "runs_on",
     "works_on",
 ]
 
@@ -137,6 +139,19 @@ def runs_at_work(instance: DagsterInstance, job_id: str, asset_keys: Collection[
     at_work = RunsFilter(statuses=[DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
     records = instance.get_run_records(at_work)
     return [record for record in records if works_on(instance, record.dagster_run, job_id, asset_keys)]
+
+
+def runs_on(run: DagsterRun, step: str) -> bool:
+    """Returns whether a run is at work that takes checkpoints until it is told otherwise.
+
+    Args:
+        run: The run.
+        step: Name of the job's step.
+    """
+    config: Any = run.run_config
+    for part in ("ops", step, "config"):
+        config = config.get(part) or {}
+    return run.status == DagsterRunStatus.STARTED and config.get("epochs") == 0
 
 
 def refuse_other_location(

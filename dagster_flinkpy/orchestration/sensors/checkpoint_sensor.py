@@ -1,7 +1,7 @@
 """The sensor that triggers checkpoints periodically."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from dagster import (
@@ -19,7 +19,7 @@ from dagster import (
 from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.runs.job_runs import active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 from dagster_flinkpy.storage import StorageLocation
 
@@ -66,12 +66,15 @@ class JobStatus:
     """Ids of the runs that work on the job."""
     stopped: bool = False
     """Whether the job was stopped with that checkpoint."""
+    runs_on: str | None = None
+    """Id of the run that takes checkpoints until it is told otherwise, and can be asked for one; None without it."""
 
 
 def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> str | None:
     """Returns why no checkpoint is triggered now, or None if one is.
 
-    The order is that of Flink's ``CheckpointRequestDecider``, with a run in place of a pending checkpoint.
+    The order is that of Flink's ``CheckpointRequestDecider``, with a run in place of a pending checkpoint. A run that
+    runs on is no reason to wait.
     """
     from dagster_flinkpy.checkpoint.decider import CheckpointRequestDecider, Dropped
     from dagster_flinkpy.checkpoint.stimuli import TriggerRequested
@@ -84,6 +87,8 @@ def reason_to_wait(status: JobStatus, policy: CheckpointPolicy, now_ms: int) -> 
             f"{job} is finished: checkpoint {status.last_checkpoint_id} holds the end of its input. If more input has "
             "arrived since, a run that you start by hand reports it."
         )
+    if status.runs_on is not None:
+        status = replace(status, active=())
     interval_ms = to_millis(policy.interval)
     if status.last_trigger_ms is not None and now_ms < status.last_trigger_ms + interval_ms and not status.active:
         return f"{job}: the next checkpoint is due in {_span(status.last_trigger_ms + interval_ms - now_ms)}."
@@ -114,6 +119,9 @@ def build_checkpoint_sensor(
     passed, or a run is working on the job. The run key is ``{job}-{checkpoint id}-{attempt}``: a failed checkpoint is
     tried again at the next interval, as another attempt.
 
+    A run that goes on until it is told otherwise (``epochs: 0``) is asked for the checkpoint instead. So the sensor
+    completes a checkpoint at each interval, whoever runs the job.
+
     Args:
         assets: What `flink_assets` returned.
         name: Name of the sensor. Default: ``{job}_checkpoint_sensor``.
@@ -141,8 +149,10 @@ def build_checkpoint_sensor(
     policies = {target.job_id: _policy(target, interval, min_pause) for target in targets}
     jobs = [target.asset_job("checkpoint", f"Takes a checkpoint of job {target.job_id}.") for target in targets]
 
+    sensor_name = name or f"{targets[0].dagster_name}_checkpoint_sensor"
+
     @sensor(
-        name=name or f"{targets[0].dagster_name}_checkpoint_sensor",
+        name=sensor_name,
         jobs=jobs,
         minimum_interval_seconds=minimum_interval_seconds,
         default_status=default_status,
@@ -151,14 +161,21 @@ def build_checkpoint_sensor(
     )
     def checkpoint_sensor(context: SensorEvaluationContext) -> SensorResult:
         storage = getattr(context.resources, checkpoint_storage_resource_key).location()
+        from dagster_flinkpy.orchestration.sensors.checkpoint_requests import CheckpointRequests
+
+        asked = CheckpointRequests(context.cursor, f"Dagster sensor {sensor_name}")
         requests, reasons = [], []
         for target, job in zip(targets, jobs, strict=True):
             status = _status(target, context.instance, storage)
             if reason := reason_to_wait(status, policies[target.job_id], current_millis()):
                 reasons.append(reason)
+            elif status.runs_on is not None:
+                reasons.append(asked.ask(storage.child(target.job_id), target.job_id, status.runs_on))
             else:
                 requests.append(_request(target, context.instance, status, job.name))
-        return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
+        if requests:
+            return SensorResult(run_requests=requests, cursor=str(asked))
+        return SensorResult(skip_reason=" ".join(reasons), cursor=str(asked))
 
     return checkpoint_sensor
 
@@ -194,6 +211,7 @@ def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLoca
     triggers = [epoch_millis(tried[0].create_timestamp)] if tried else []
     if latest:
         triggers.append(latest.timestamp_ms)
+    active = active_runs(instance, target.job_id, target.keys)
     return JobStatus(
         job_id=target.job_id,
         last_checkpoint_id=latest.checkpoint_id if latest else None,
@@ -201,7 +219,8 @@ def _status(target: FlinkTarget, instance: DagsterInstance, storage: StorageLoca
         stopped=latest is not None and latest.stopped,
         last_trigger_ms=max(triggers, default=None),
         last_completion_ms=epoch_millis(completed.last_modified) if completed else None,
-        active=tuple(run.run_id for run in active_runs(instance, target.job_id, target.keys)),
+        active=tuple(run.run_id for run in active),
+        runs_on=next((run.run_id for run in active if runs_on(run, target.dagster_name)), None),
     )
 
 

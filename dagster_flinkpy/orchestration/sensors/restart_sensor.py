@@ -27,6 +27,7 @@ from dagster_flinkpy.common.clock import current_millis, epoch_millis
 from dagster_flinkpy.orchestration.dagster_internals import (
     ASSET_PARTITION_RANGE_END_TAG,
     ASSET_PARTITION_RANGE_START_TAG,
+    MAX_RUNTIME_SECONDS_TAG,
     PARTITION_NAME_TAG,
     WILL_RETRY_TAG,
     StepEventStatus,
@@ -39,9 +40,18 @@ from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_tar
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.master.restart_strategies import RestartStrategy
 
-__all__ = ["build_restart_sensor", "next_restart"]
+__all__ = [
+    "JobHistory",
+    "Restart",
+    "build_restart_sensor",
+    "default_strategy",
+    "hopeless_error",
+    "next_restart",
+    "restart_request",
+]
 
-_PARTITION_RANGE = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG)
+_KEPT = (ASSET_PARTITION_RANGE_START_TAG, ASSET_PARTITION_RANGE_END_TAG, MAX_RUNTIME_SECONDS_TAG)
+"""Dagster's own tags that a restarted run has from the one that failed."""
 _NO_ASSETS = ("savepoint", "restore", "rescale", "reset", "stop")
 """Jobs of `build_flink_jobs` that are attempts of the job but run no epoch of it."""
 
@@ -154,8 +164,8 @@ def build_restart_sensor(
     )
     def restart_sensor(context: SensorEvaluationContext) -> SensorResult:
         requests, reasons = [], []
-        chosen = strategy or _default_strategy()
-        histories = [_History.of(context.instance, target) for target in targets]
+        chosen = strategy or default_strategy()
+        histories = [JobHistory.of(context.instance, target) for target in targets]
         failed = [history.target.job_id for history in histories if history.failed]
         for history, target, job in zip(histories, targets, jobs, strict=True):
             answer = next_restart(
@@ -163,12 +173,12 @@ def build_restart_sensor(
                 history.runs,
                 chosen,
                 current_millis(),
-                hopeless=_hopeless(context.instance, history) if history.failed else None,
+                hopeless=hopeless_error(context.instance, history) if history.failed else None,
                 waits_for=failed[0] if failed and not history.reached else None,
             )
             if isinstance(answer, Restart):
                 context.log.info(f"Job {target.job_id}: {answer.reason}")
-                requests.append(_request(context.instance, target, answer, job.name))
+                requests.append(restart_request(context.instance, target, answer, job.name))
             else:
                 reasons.append(answer)
         return SensorResult(run_requests=requests) if requests else SensorResult(skip_reason=" ".join(reasons))
@@ -177,7 +187,8 @@ def build_restart_sensor(
 
 
 @cache
-def _default_strategy() -> RestartStrategy:
+def default_strategy() -> RestartStrategy:
+    """Returns the strategy of sensors that are given none."""
     from dagster_flinkpy.runtime.master.restart_strategies import ExponentialDelayRestart
 
     return ExponentialDelayRestart()
@@ -200,7 +211,7 @@ def _failures(runs: Sequence[RunRecord], strategy: RestartStrategy) -> list[int]
 
 
 @dataclass(frozen=True)
-class _History:
+class JobHistory:
     """The runs of a job that concern this sensor."""
 
     target: FlinkTarget
@@ -211,26 +222,28 @@ class _History:
 
     @property
     def failed(self) -> bool:
+        """Whether the job failed in its newest run."""
         return bool(self.runs) and self.reached and self.runs[0].dagster_run.status == DagsterRunStatus.FAILURE
 
     @staticmethod
-    def of(instance: DagsterInstance, target: FlinkTarget) -> _History:
+    def of(instance: DagsterInstance, target: FlinkTarget) -> JobHistory:
+        """Reads the history of a job."""
         found = recent_runs(instance, target.job_id, target.keys)
         runs = [record for record in found if not _is_upkeep(record.dagster_run, target)]
         last = runs[0].dagster_run if runs else None
         if last is None or last.status != DagsterRunStatus.FAILURE or JOB_TAG in last.tags:
-            return _History(target, runs)
+            return JobHistory(target, runs)
         # The run may have several jobs, each as a step.
         steps = {step.step_key: step.status for step in instance.get_run_step_stats(last.run_id)}
         mine = steps.get(target.dagster_name)
         if mine == StepEventStatus.SUCCESS:
             done = runs[0]._replace(dagster_run=last.with_status(DagsterRunStatus.SUCCESS))
-            return _History(target, [done, *runs[1:]])
+            return JobHistory(target, [done, *runs[1:]])
         reached = mine in (StepEventStatus.FAILURE, StepEventStatus.IN_PROGRESS)
-        return _History(target, runs, reached or StepEventStatus.FAILURE not in steps.values())
+        return JobHistory(target, runs, reached or StepEventStatus.FAILURE not in steps.values())
 
 
-def _hopeless(instance: DagsterInstance, history: _History) -> str | None:
+def hopeless_error(instance: DagsterInstance, history: JobHistory) -> str | None:
     """Returns why the newest run is not tried again: a retry cannot fix its error, or it was retried in the run."""
     run_id = history.runs[0].dagster_run.run_id
     for entry in instance.all_logs(run_id, of_type=DagsterEventType.STEP_FAILURE):
@@ -255,12 +268,13 @@ def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
     return run.is_finished and run.job_name in {f"{target.dagster_name}_{verb}" for verb in verbs}
 
 
-def _request(instance: DagsterInstance, target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:
+def restart_request(instance: DagsterInstance, target: FlinkTarget, restart: Restart, job_name: str) -> RunRequest:
+    """Returns the request for the run that replaces a failed one, with its config and its partitions."""
     run = restart.of
     kept = {
         name: value
         for name, value in run.tags.items()
-        if name in _PARTITION_RANGE or not name.startswith((".dagster/", "dagster/"))
+        if name in _KEPT or not name.startswith((".dagster/", "dagster/"))
     }
     return RunRequest(
         run_key=f"{target.job_id}-restart-of-{run.run_id}",

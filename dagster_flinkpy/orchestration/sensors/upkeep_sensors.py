@@ -28,7 +28,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.runs.job_runs import active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ def build_savepoint_sensor(
 ) -> SensorDefinition:
     """Builds a sensor that takes savepoints: at an interval, if a condition holds for the last checkpoint, or both.
 
-    It takes at most one savepoint of a checkpoint, and none while a run is working on the job. A failed run is tried
+    It takes at most one savepoint of a checkpoint, and none while a run is working on the job, unless that run goes on
+    until it is told otherwise (``epochs: 0``): the savepoint job asks such a run for a savepoint. A failed run is tried
     again at the next two ticks, with the run key ``{job}-savepoint-of-{checkpoint id}-{attempt}``. After that the
     sensor waits for the next interval, or for the next checkpoint for which the condition holds. A canceled run is not
     tried again.
@@ -113,7 +114,8 @@ def build_savepoint_sensor(
             latest = CompletedCheckpointStore(storage.child(target.job_id).open()).latest()
             asked = _Asked.find(context.instance, target, latest, cursor.jobs.get(target.job_id))
             reason = _no_savepoint(target, latest, asked, interval, condition, now_ms)
-            runs = active_runs(context.instance, target.job_id, target.keys)
+            found = active_runs(context.instance, target.job_id, target.keys)
+            runs = [run for run in found if not runs_on(run, target.dagster_name)]
             if reason is None and runs:
                 reason = f"Job {target.job_id}: run {runs[0].run_id} is still working on it."
             if reason is not None:

@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.requests import RequestKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, build_checkpoint_sensor, flink_assets
@@ -35,6 +36,7 @@ from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import (
     reason_to_wait,
 )
 from tests.orchestration.programs import parts, word_count
+from tests.orchestration.running_job import RunningJob
 
 NOW = 1_700_000_000_000
 MINUTE = timedelta(minutes=1)
@@ -190,6 +192,38 @@ def test_waits_for_an_active_run(
     result = tick(build_checkpoint_sensor(assets, interval=MINUTE))
     assert not result.run_requests
     assert result.skip_message == f"Job words: run {run.run_id} is still working on it."
+
+
+def test_a_run_that_runs_on_is_asked_for_a_checkpoint(
+    tmp_path: Path, assets: list[AssetsDefinition], instance: DagsterInstance
+) -> None:
+    config = {"ops": {"words": {"config": {"epochs": 0}}}}
+    run = create_run_for_test(instance, tags={JOB_TAG: "words"}, status=DagsterRunStatus.STARTED, run_config=config)
+    sensor = build_checkpoint_sensor(assets, interval=MINUTE)
+    storage = CheckpointStorageResource(url=str(tmp_path / "checkpoints"))
+    cursor: str | None = None
+
+    def said() -> str | None:
+        nonlocal cursor
+        context = build_sensor_context(instance, cursor=cursor, resources={"checkpoint_storage": storage})
+        result = sensor.evaluate_tick(context)
+        assert not result.run_requests
+        cursor = result.cursor
+        return result.skip_message
+
+    assert said() == f"Job words: run {run.run_id} has not yet begun to work on it."
+    job = RunningJob(tmp_path, run.run_id)  # its last checkpoint is years old
+    asked = f"Job words: run {run.run_id} is asked for a checkpoint."
+    assert said() == asked
+    assert said() == f"Job words: run {run.run_id} was asked for a checkpoint 0 s ago.", "a tick later"
+    job.error = ConfigurationError("no")
+    job.answer()
+    assert said() == f"{asked} It could not complete the one before: no"
+    job.error = None
+    job.answer()
+    assert [order.kind for order in job.orders] == [RequestKind.CHECKPOINT] * 2
+    complete(tmp_path, 9, ago=timedelta(0))
+    assert "due in" in str(said())
 
 
 def test_runs_of_other_jobs_do_not_matter(tick: Any, assets: list[AssetsDefinition], instance: DagsterInstance) -> None:
