@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dagster_flinkpy.errors import JobCancelledError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
@@ -20,6 +21,7 @@ def run_epochs(
     """Runs epochs until the config is satisfied, the input has ended, or the job is stopped.
 
     If the run fails or is terminated, the last checkpoint that it completed is materialized before the error is raised.
+    If somebody has asked for the job to be cancelled, the run ends as canceled.
 
     Args:
         run: The step.
@@ -29,6 +31,7 @@ def run_epochs(
         spark: The Spark that runs its epochs.
 
     Raises:
+        JobCancelledError: Somebody has asked for it.
         InputAfterEndError: The job is finished, but more input has arrived.
 
     Returns:
@@ -60,10 +63,14 @@ def run_epochs(
                     for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
                         taken += 1
                         events.completed(epoch, attempt.token, is_last=attempt.finished or taken == config.epochs)
-    except BaseException:
+    except BaseException as error:
         events.record_last()
+        if isinstance(error, JobCancelledError):
+            context.instance.report_run_canceling(context.run, str(error))  # so its failure ends it as canceled
         raise
-    if not taken:
+    if attempt.stopped_with is not None:
+        context.log.info(f"Job {job.job_id} was stopped on request, with savepoint {attempt.stopped_with}")
+    elif not taken:
         context.log.warning(
             f"Job {job.job_id} was stopped with a savepoint. Restore a savepoint to continue it."
             if attempt.stopped

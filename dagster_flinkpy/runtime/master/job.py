@@ -513,7 +513,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         The running epoch is abandoned. Checkpoints that all tasks have acknowledged are completed and yielded first.
         Any thread may call it, and a signal handler.
         """
-        self._master.terminate(error)
+        self._mailbox.terminate(error)
 
     def refuse_input_after_end(self) -> None:
         """Checks that a finished job has no new input.

@@ -169,8 +169,6 @@ class JobMaster:
         """Complete checkpoints that the sources have not been notified of."""
         self._abort_due = False
         self._failing = self._reported = False
-        self._termination: BaseException | None = None
-        """Why the run is to end, from another thread or a signal handler."""
         self._causes: dict[int | None, FlinkPyError] = {}
         self._triggered: dict[int, float] = {}
         self._printed: dict[int, list[str]] = {}
@@ -223,19 +221,11 @@ class JobMaster:
             self._reported = True
             raise self.error
 
-    def terminate(self, error: BaseException) -> None:
-        """Makes :meth:`run` raise an error soon. Any thread may call it, and a signal handler.
-
-        The running epochs are abandoned. Checkpoints that all tasks have acknowledged are completed and yielded first.
-        """
-        self._termination = error
-        self._mailbox.wake()
-
     def pause(self, until_ms: int) -> None:
         """Waits until a time, in milliseconds since 1970, unless the run is terminated. Nothing is running."""
         while self._now() < until_ms:
-            if self._termination is not None:
-                raise self._termination
+            if (told := self._mailbox.termination) is not None:
+                raise told
             self._mailbox.take(until_ms)
 
     def recovered(self, metadata: CheckpointMetadata) -> Completion | None:
@@ -265,17 +255,17 @@ class JobMaster:
         waits = self._iterating
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
-        working = busy.total() if self._termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
+        working = busy.total() if self._mailbox.termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
         under_way = self._completing is not None or working > 0 or self._failover.restarting
         return not (waits or under_way or (self.error is None and self._requests.serve_rest()))
 
     def _advance(self) -> None:
-        if self._termination is not None and self.error is None:
-            self._fail(self._termination)
+        if (told := self._mailbox.termination) is not None and self.error is None:
+            self._fail(told)
             self._interrupt_regions()
         if self.error is not None and not self._failing:
             self._failing = True
-            self._failover.job_failed(self.error, canceled=self._termination is not None)
+            self._failover.job_failed(self.error, canceled=told is not None)
             self._drive(JobStatusChanged(self._now(), running=False))
         if self._to_notify and self._region.idle:
             # Between two epochs: what an enumerator has planned is not read yet.

@@ -70,6 +70,8 @@ class Mailbox(ABC):
     def __init__(self) -> None:
         self.busy: Counter[Lane] = Counter()
         """The number of submitted pieces of work that the master has not taken back, by lane."""
+        self.termination: BaseException | None = None
+        """Why the run is to end, as somebody outside the master's thread has decided; see :meth:`terminate`."""
 
     def submit(self, lane: Lane, work: Work) -> None:
         """Queues work behind all earlier work of the lane."""
@@ -94,6 +96,11 @@ class Mailbox(ABC):
         """Waits until all work of a lane has ended, and drops the results."""
         while self.busy[lane]:
             self.take()
+
+    def terminate(self, error: BaseException) -> None:
+        """Makes the master end the run with an error. Any thread and signal handler may call it."""
+        self.termination = error
+        self.wake()
 
     def close(self) -> None:
         """Ends the lanes. Nothing may be submitted or taken afterwards."""

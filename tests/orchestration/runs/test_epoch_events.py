@@ -1,4 +1,4 @@
-"""Materializations of a run that takes several checkpoints, that fails, or is terminated. Tasks run in the harness."""
+"""Materializations of a run that takes several checkpoints, that fails or is told to end. Tasks run in the harness."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,11 +28,13 @@ from dagster import (
 from dagster._core.definitions.data_version import DATA_VERSION_TAG, CachingStaleStatusResolver, StaleStatus
 from dagster._core.loader import LoadingContextForTest
 
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.orchestration import FlinkAssetChecks, flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
@@ -209,3 +212,56 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
     assert words.run("abcdef", epochs=0).success
     assert words.checkpoints("table") == [2, 7]
     assert words.rows() == [2, 6]
+
+
+LONG = "ab" * 200
+"""More words than a run counts before it is told to end."""
+
+
+@pytest.fixture
+def asks(words: Words, monkeypatch: pytest.MonkeyPatch) -> Callable[[Order], None]:
+    """Returns a function that makes a run ask itself for something while its second epoch runs."""
+    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+
+    def ask(order: Order) -> None:
+        def submit(checkpoint_id: int) -> None:
+            if checkpoint_id == 2:
+                JobRequests(words.resources["checkpoint_storage"].location().child("words"), "a test").submit(order)
+
+        words.during = submit
+
+    return ask
+
+
+def test_a_run_that_is_asked_to_stop_succeeds(words: Words, asks: Callable[[Order], None]) -> None:
+    asks(Order(RequestKind.STOP))
+    result = words.run(LONG, epochs=0)
+    assert result.success
+    (last,) = words.checkpoints("table")
+    assert words.rows() == [last - 1], "the last checkpoint has read nothing"
+    (line,) = [e.user_message for e in words.instance.all_logs(result.run_id) if "on request" in (e.user_message or "")]
+    assert "/savepoint-words-" in line
+    words.during = lambda checkpoint_id: pytest.fail("it stays stopped")
+    assert words.run(LONG).success
+    assert words.checkpoints("table") == [last]
+
+
+def test_a_run_that_is_asked_to_cancel_is_canceled(words: Words, asks: Callable[[Order], None]) -> None:
+    asks(Order(RequestKind.CANCEL))
+    result = words.run(LONG, epochs=0)
+    (run,) = words.instance.get_runs()
+    assert run.status == DagsterRunStatus.CANCELED
+    (last,) = words.checkpoints("table")
+    assert words.rows() == [last]
+    (failed,) = [event for event in result.all_events if event.is_step_failure]
+    error = failed.step_failure_data.user_failure_data
+    assert error is not None and error.metadata["error"].value == "JobCancelledError"
+
+
+def test_a_run_that_is_rescaled_continues(words: Words, asks: Callable[[Order], None]) -> None:
+    asks(Order(RequestKind.RESCALE, parallelism=3))
+    assert words.run(LONG[:24], epochs=0, materialize_interval=0).success
+    made = words.instance.fetch_materializations(AssetRecordsFilter(AssetKey(["words", "count"])), limit=99).records
+    widths = [r.asset_materialization.metadata["flink/parallelism"].value for r in reversed(made)]  # type: ignore[union-attr]
+    assert widths[0] == 2 and widths[-1] == 3 and widths == sorted(widths)
+    assert words.rows()[-1] == 24

@@ -164,7 +164,7 @@ def test_a_job_has_it_or_a_restart_sensor(words: Supervised) -> None:
 def test_a_job_of_partitions_ends(tmp_path: Path) -> None:
     env = StreamExecutionEnvironment.get_execution_environment()
     source = ParquetSource(
-        str(tmp_path / "in"), produced_type=Types.ROW_NAMED(["word"], [Types.STRING()]), partition_format="%Y-%m-%d"
+        str(tmp_path / "in"), row_type=Types.ROW_NAMED(["word"], [Types.STRING()]), partition_format="%Y-%m-%d"
     )
     words = env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words")
     words.sink_to(ParquetSink(str(tmp_path / "out"))).uid("table")
