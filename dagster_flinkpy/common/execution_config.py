@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import ConfigurationError
 
@@ -24,6 +25,8 @@ class ExecutionConfig:
         self._require_all_slots = False
         self.failover_options = Configuration()
         """The options ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy`` of the program."""
+        self.metric_reporters: tuple[MetricReporterOptions, ...] = ()
+        """Set by the options ``metrics.reporter.*``. Not in PyFlink."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, ExecutionConfig) and vars(self) == vars(other)
@@ -58,8 +61,7 @@ class ExecutionConfig:
     def set_latency_tracking_interval(self, interval: int) -> ExecutionConfig:
         """Sets the milliseconds between two latency markers of a source; with 0 none are sent.
 
-        The metrics of a checkpoint have each operator's histogram, as ``latency_ms_p50``, ``_p95``, ``_p99`` and
-        ``_max``.
+        The metrics of a checkpoint have each operator's latency, and the job's from source to commit.
 
         Raises:
             ConfigurationError: The interval is negative.

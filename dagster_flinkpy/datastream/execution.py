@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
+from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -47,6 +48,8 @@ class ExecutionSettings:
     """The program's options for restarts."""
     require_all_slots: bool = False
     """Whether the run fails if Spark cannot run all subtasks at once."""
+    metric_reporters: tuple[MetricReporterOptions, ...] = ()
+    """Who gets the metrics while the program runs (options ``metrics.reporter.*``)."""
     local: bool = False
     """Whether tasks run in this process instead of on Spark (option ``execution.local``)."""
     checkpointing: CheckpointConfig = field(default_factory=CheckpointConfig)

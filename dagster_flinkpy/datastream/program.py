@@ -236,6 +236,7 @@ class StreamProgram(Generic[S]):
             latency_tracking_interval=timedelta(milliseconds=self.config.get_latency_tracking_interval()),
             require_all_slots=self.config.is_require_all_slots(),
             failover_options=self.config.failover_options,
+            metric_reporters=self.config.metric_reporters,
             local=self.local,
             checkpointing=self.checkpoint_config,
         )

@@ -9,6 +9,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from dagster_flinkpy.common.configuration import Configuration, parse_duration
+from dagster_flinkpy.common.metric_options import is_reporter_option, metric_reporters_of
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.execution_mode import RuntimeExecutionMode
@@ -37,7 +38,11 @@ def apply_options(program: StreamProgram[Any], configuration: Configuration) -> 
     Raises:
         ConfigurationError: The value of an option is invalid.
     """
+    if any(map(is_reporter_option, configuration.key_set())):
+        program.config.metric_reporters = metric_reporters_of(configuration)
     for name in configuration.to_dict():
+        if is_reporter_option(name):
+            continue
         if name in OPTIONS:
             OPTIONS[name](program, configuration, name)
         elif name.startswith("restart-strategy") or name == "jobmanager.execution.failover-strategy":

@@ -98,9 +98,9 @@ class StreamExecutionEnvironment:
         """Applies options; one that is not known has no effect, and a `NoEffectWarning` names the nearest known one.
 
         Known are ``parallelism.default``, ``pipeline.max-parallelism``, ``pipeline.strict``,
-        ``metrics.latency.interval``, ``execution.require-all-slots``, ``execution.runtime-mode``,
-        ``state.backend.type`` (``columnar`` by default, or ``hashmap``), ``restart-strategy.*``,
-        ``jobmanager.execution.failover-strategy``; with the prefix ``execution.checkpointing.``
+        ``metrics.latency.interval``, ``metrics.reporters``, ``metrics.reporter.*``, ``execution.require-all-slots``,
+        ``execution.runtime-mode``, ``state.backend.type`` (``columnar`` by default, or ``hashmap``),
+        ``restart-strategy.*``, ``jobmanager.execution.failover-strategy``; with the prefix ``execution.checkpointing.``
         ``interval``, ``dir``, ``mode``, ``timeout``, ``min-pause``, ``max-concurrent-checkpoints``,
         ``tolerable-failed-checkpoints``, ``unaligned.enabled``, ``aligned-checkpoint-timeout``, ``barriers-per-job``
         and ``externalized-checkpoint-retention``; and for ``env.execute()`` only

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.execution import without_spark
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -54,6 +55,8 @@ class FlinkJob:
     """Set by the program with ``env.get_config().set_require_all_slots``."""
     failover: FailoverConfig
     """Set by the program with ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy``."""
+    metric_reporters: tuple[MetricReporterOptions, ...]
+    """Set by the program with the options ``metrics.reporter.*``."""
     program: str
     """Name of the program. Blocking edges are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
@@ -97,6 +100,7 @@ class FlinkJob:
             latency_tracking_interval=self.latency_tracking_interval,
             require_all_slots=self.require_all_slots,
             failover=self.failover,
+            metric_reporters=self.metric_reporters,
             partition_retention=self.partition_retention,
             blocking_edges=location.child(self.program).child("exchange"),
         )
@@ -156,6 +160,7 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
             latency,
             env.get_config().is_require_all_slots(),
             failover,
+            env.get_config().metric_reporters,
             name,
         )
         for region in regions

@@ -22,6 +22,7 @@ from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import Completion, EpochRequest, JobMaster
+from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.starting_point import Restore
@@ -44,6 +45,7 @@ class AttemptRestarts(ABC):
     _failover: JobFailover
     _location: StorageLocation
     _master: JobMaster
+    _reporters: MetricReporters
     _restore: Restore
     _start_over: bool
     _store: CompletedCheckpointStore
@@ -131,7 +133,6 @@ class AttemptRestarts(ABC):
 
     def _reported(self, completion: Completion) -> CompletedEpoch:
         self.collected = completion.collected
-        sinks = set(self._committers.uids)
-        return completed_epoch(
-            completion.metadata, self._location.url, completion.duration_ms, sinks, self._coordinator.statistics
-        )
+        sinks, statistics = set(self._committers.uids), self._coordinator.statistics
+        self._reporters.report(completion.metadata, statistics)
+        return completed_epoch(completion.metadata, self._location.url, completion.duration_ms, sinks, statistics)

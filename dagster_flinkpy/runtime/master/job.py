@@ -58,6 +58,7 @@ from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
+from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
@@ -163,8 +164,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         self._owner, self._led_by = owner, led_by
         self._start_over = start_empty or restore_from is not None if start_over is None else start_over
         self._run_id = run_id
-        self._on_progress = on_progress
-        self._on_log = on_log
+        self._on_progress, self._on_log = on_progress, on_log
         self._restore = Restore(
             path=restore_from,
             start_empty=start_empty,
@@ -183,6 +183,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         self._hooks = MasterHooks(config.checkpointing.master_hooks, self._watchdog)
         self._mailbox = self._create_mailbox()
         self._tokens: set[int] = set()
+        self._reporters = MetricReporters(config.metric_reporters, config.job_id, self._progress)
         self.collected: Mapping[str, list[pa.Array]] = {}
         """The records that the last epoch sent to the driver, as columns, by uid of the collect operator."""
 
@@ -274,6 +275,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         )
         timeline = CheckpointTimeline(_now)
         if not self._tokens:
+            self._reporters.open()
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
             self._failover = JobFailover([self.graph], {}, self.config, _now, self._progress)
         self._failover = self._failover.deployed([self.graph])
@@ -362,6 +364,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
 
     def _end(self) -> None:
         self._mailbox.close()
+        self._reporters.close()
         self._hooks.close()
         with suppress(FlinkPyError):  # a lease that is not released expires
             self._watchdog.run("releasing the leadership", self._store.end_attempt, self._attempt)

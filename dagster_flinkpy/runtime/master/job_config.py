@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
+from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
@@ -27,6 +28,8 @@ class JobConfig:
     """Time between two latency markers of a source. Default: 0, which sends none."""
     require_all_slots: bool = False
     """Whether an attempt fails if Spark cannot run all subtasks at once. Default: they run in waves."""
+    metric_reporters: tuple[MetricReporterOptions, ...] = ()
+    """Who gets the metrics while an attempt runs. Default: nobody."""
     blocking_edges: StorageLocation | None = None
     """Location of blocking edges, which several jobs share. Default: ``exchange/`` below the job's own prefix."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)

@@ -92,6 +92,7 @@ class LocalExecutor:
                         latency_tracking_interval=settings.latency_tracking_interval,
                         require_all_slots=settings.require_all_slots,
                         failover=failover,
+                        metric_reporters=settings.metric_reporters,
                         in_process=settings.local,
                         blocking_edges=storage.child(base_id).child("exchange"),
                     ),

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.job_metrics import TIMES, operator_metrics
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.runtime.master import job_session
@@ -41,7 +42,8 @@ def test_one_spark_job_carries_several_barriers(tmp_path: Path) -> None:
     graph = counts.get_execution_environment().get_job_graph()
     config = {"checkpointing": CoordinatorConfig(num_retained=9), "latency_tracking_interval": timedelta(seconds=1)}
     with attempt_of(graph, tmp_path, **config) as attempt:
-        assert attempt.run_epoch(3).checkpoint_id == 3
+        epoch = attempt.run_epoch(3)
+        assert epoch.checkpoint_id == 3
         metadata = [attempt._store.load(i) for i in (1, 2, 3)]
         assert len(sink.rows()) == 24
     for each in metadata:
@@ -49,6 +51,14 @@ def test_one_spark_job_carries_several_barriers(tmp_path: Path) -> None:
         assert count is not None
         assert sum(s.metrics["records_in"] for s in count.subtasks) == 8
         assert max(s.metrics.get("latency_ms_max", -1) for s in count.subtasks) >= -1
+        measured = {operator.uid: operator_metrics(operator) for operator in each.operators}
+        assert measured["map"].total["numBytesOut"] == measured["count"].total["numBytesIn"] > 0
+        assert all(sum(s[name] for name in TIMES) == 1000 for m in measured.values() for s in m.subtasks)
+    job = epoch.metrics.job
+    assert job["lastCheckpointSparkDuration"] > job["lastCheckpointHeadDuration"] >= 0
+    first = epoch.statistics.history[0].phases
+    assert first is not None and first.latency_ms_p50 is not None and first.latency_ms_p99 is not None
+    assert first.latency_ms_p99 >= first.latency_ms_p50 > 0, "the first markers are sent at once"
     with attempt_of(graph, tmp_path, **config) as attempt:
         assert attempt.run_epoch(3).checkpoint_id == 5
         assert attempt.finished

@@ -1,0 +1,164 @@
+"""Reports the metrics of an attempt while it runs (Flink: ``MetricReporter``). What fails here never fails the job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
+from dagster_flinkpy.common.metric_options import MetricReporterOptions, PrometheusOptions, PushGatewayOptions
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.runtime.master.prometheus_metrics import PrometheusMetrics
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+__all__ = ["MetricReporters"]
+
+_PUSH_SECONDS = 10.0
+"""How long a push may take, and how long the end of a run waits for the last one."""
+
+
+class _Reporter(Protocol):
+    def report(self) -> None:
+        """There are new metrics."""
+
+    def close(self) -> None:
+        """The attempt has ended."""
+
+
+class MetricReporters:
+    """The reporters of an attempt.
+
+    Args:
+        options: Which reporters there are; often none.
+        job_id: Id of the job.
+        progress: Takes a line about where the metrics are, or why they are not there.
+
+    Raises:
+        ConfigurationError: ``prometheus_client`` is not installed.
+    """
+
+    def __init__(
+        self, options: Sequence[MetricReporterOptions], job_id: str, progress: Callable[[str], object]
+    ) -> None:
+        self._options, self._job_id, self._progress = tuple(options), job_id, progress
+        self._metrics = PrometheusMetrics()
+        self._reporters: list[_Reporter] = []
+        if self._options:
+            try:
+                import prometheus_client  # noqa: F401
+            except ImportError:
+                raise ConfigurationError(
+                    f"job {job_id!r} has a metric reporter, but prometheus_client is not installed: "
+                    "pip install 'dagster-flinkpy[prometheus]'"
+                ) from None
+
+    def open(self) -> None:
+        """Starts the reporters."""
+        if not self._options:
+            return
+        from prometheus_client import CollectorRegistry
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self._metrics)
+        for each in self._options:
+            if isinstance(each, PushGatewayOptions):
+                self._reporters.append(_PushGatewayReporter(each, self._job_id, registry, self._progress))
+            elif (endpoint := _listen(each, registry, self._progress)) is not None:
+                self._reporters.append(endpoint)
+
+    def report(self, metadata: CheckpointMetadata, statistics: CheckpointStatistics) -> None:
+        """Reports a committed checkpoint."""
+        if self._reporters:
+            self._metrics.report(metadata, statistics)
+            for reporter in self._reporters:
+                reporter.report()
+
+    def close(self) -> None:
+        """Ends the reporters. The last push is waited for."""
+        for reporter in self._reporters:
+            reporter.close()
+        self._reporters.clear()
+
+
+class _Endpoint:
+    """Serves the metrics at ``/metrics``, until the attempt ends."""
+
+    def __init__(self, port: int, registry: CollectorRegistry) -> None:
+        from prometheus_client import start_http_server
+
+        self._server, self._thread = start_http_server(port, registry=registry)
+        self.port: int = self._server.server_port
+
+    def report(self) -> None:
+        """Does nothing: whoever asks gets the newest metrics."""
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _listen(
+    options: PrometheusOptions, registry: CollectorRegistry, progress: Callable[[str], object]
+) -> _Endpoint | None:
+    for port in options.ports:
+        try:
+            endpoint = _Endpoint(port, registry)
+        except OSError:
+            continue  # another run listens there
+        progress(f"metrics for Prometheus are at http://localhost:{endpoint.port}/metrics")
+        return endpoint
+    tried = ", ".join(map(str, options.ports[:3])) + (", ..." if len(options.ports) > 3 else "")
+    progress(f"warning: no metrics for Prometheus, because no port is free: {tried}; set a wider range of ports")
+    return None
+
+
+class _PushGatewayReporter:
+    """Pushes the newest metrics on a thread of its own; while a push takes long, older metrics are left out."""
+
+    def __init__(
+        self, options: PushGatewayOptions, job_id: str, registry: CollectorRegistry, progress: Callable[[str], object]
+    ) -> None:
+        self._options, self._registry, self._progress = options, registry, progress
+        self._name = options.job_name or job_id
+        self._due = threading.Event()
+        self._reported = self._closing = self._failing = False
+        self._thread = threading.Thread(target=self._push_when_due, name="flinkpy-metrics", daemon=True)
+        self._thread.start()
+
+    def report(self) -> None:
+        self._reported = True
+        self._due.set()
+
+    def close(self) -> None:
+        self._closing = True
+        self._due.set()
+        self._thread.join(2 * _PUSH_SECONDS)
+
+    def _push_when_due(self) -> None:
+        from prometheus_client import delete_from_gateway, push_to_gateway
+
+        url, key = self._options.host_url, dict(self._options.grouping_key)
+        while True:
+            self._due.wait()
+            self._due.clear()
+            closing, self._reported, reported = self._closing, False, self._reported
+            if reported:
+                self._attempt(lambda: push_to_gateway(url, self._name, self._registry, key, _PUSH_SECONDS))
+            if closing:
+                break
+        if self._options.delete_on_shutdown:
+            self._attempt(lambda: delete_from_gateway(url, self._name, key, _PUSH_SECONDS))
+
+    def _attempt(self, request: Callable[[], None]) -> None:
+        try:
+            request()
+            self._failing = False
+        except Exception as error:  # whatever the network does; metrics never fail a job
+            if not self._failing:
+                self._progress(f"warning: metrics cannot be pushed to {self._options.host_url}: {error}")
+            self._failing = True
