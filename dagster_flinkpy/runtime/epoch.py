@@ -72,6 +72,8 @@ class EpochJob:
     """Uids of sources whose input ends with the first barrier."""
     later: tuple[Epoch, ...] = ()
     """The epochs after the first one that this job reads."""
+    task_tries: int = 1
+    """How often Spark may run a task whose function or source raises. The last try reports the error to the driver."""
     restarts: int = 0
     """How often the region has restarted in this execution attempt."""
     mode: CheckpointingMode = CheckpointingMode.EXACTLY_ONCE

@@ -14,6 +14,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import secrets
 import select
 import signal
@@ -98,6 +99,10 @@ _open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 _server_logs: weakref.WeakKeyDictionary[SparkSession, ServerLog] = weakref.WeakKeyDictionary()
 
 
+_LOCAL_MASTER = re.compile(r"local(?:\[(\*|\d+)\])?")
+_TASK_TRIES = 4
+"""Spark's default of ``spark.task.maxFailures``, which has no effect on a local master."""
+
 SparkMode = Literal["local", "remote", "classic"]
 """Where Spark runs; see `SparkSettings.mode`."""
 
@@ -116,7 +121,8 @@ class SparkSettings:
     Default: ``local``."""
 
     master: str = "local[*]"
-    """The Spark master of ``local`` and ``classic``. Default: ``local[*]``."""
+    """The Spark master of ``local`` and ``classic``. ``local[n]`` tries a failed task three more times, like
+    ``local[n,4]``; write ``local[n,1]`` for one try. Default: ``local[*]``."""
 
     remote: str | None = None
     """The URL of ``remote``, such as ``sc://host:15002/;token=...``."""
@@ -266,8 +272,20 @@ def stop_server(settings: SparkSettings | None = None) -> None:
 # --- the local server -------------------------------------------------------------------------------------------------
 
 
+def _with_task_retries(master: str) -> str:
+    """Lets a local Spark run a failed task again, as a cluster does. By default it gives up at the first failure."""
+    found = _LOCAL_MASTER.fullmatch(master)
+    return master if found is None else f"local[{found[1] or 1},{_TASK_TRIES}]"
+
+
 def _server_conf(settings: SparkSettings) -> dict[str, str]:
-    return {"spark.master": settings.master, **_SESSION_CONF, **_DRIVER_CONF, **_LOCAL_CONF, **settings.conf}
+    return {
+        "spark.master": _with_task_retries(settings.master),
+        **_SESSION_CONF,
+        **_DRIVER_CONF,
+        **_LOCAL_CONF,
+        **settings.conf,
+    }
 
 
 def _state_file(settings: SparkSettings) -> StateFile:
@@ -467,7 +485,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(settings.master)
+    builder = SparkSession.builder.master(_with_task_retries(settings.master))
     for key, value in conf.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()

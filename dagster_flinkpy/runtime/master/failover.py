@@ -19,6 +19,7 @@ from enum import Enum, auto
 from typing import ClassVar
 
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.errors import (
     CheckpointError,
     CheckpointTimeoutError,
@@ -193,8 +194,6 @@ class FailoverStrategy(ABC):
 
     retries_tasks: ClassVar[bool] = False
     """Whether Spark runs a single task again whose function raised, before the region counts as failed."""
-    prefers_prior_location: ClassVar[bool] = False
-    """Whether restarted tasks prefer the executors that have their state."""
 
     @abstractmethod
     def plan(self, topology: RegionTopology, failure: RegionFailure) -> RestartPlan:
@@ -209,9 +208,10 @@ class RestartAllStrategy(FailoverStrategy):
 
 
 class LocalRestartAllStrategy(RestartAllStrategy):
-    """Restarts all, and tasks prefer the executors that have their state (``LocalRestartAllStrategy``)."""
+    """Restarts all (``LocalRestartAllStrategy``, whose tasks prefer the machines that they ran on).
 
-    prefers_prior_location = True
+    Spark decides where tasks run. A task uses the local copies of state files that are there, after each restart.
+    """
 
 
 class RestartPipelinedRegionStrategy(FailoverStrategy):
@@ -242,9 +242,9 @@ class RestartPipelinedRegionStrategy(FailoverStrategy):
 
 
 class RestartIndividualStrategy(RestartPipelinedRegionStrategy):
-    """Spark runs a failed task again, without delay; if that does not help, its region restarts.
+    """Spark runs a task again whose function or source raised; if that does not help, its region restarts.
 
-    Flink: ``RestartIndividualStrategy``. Spark tries a task ``spark.task.maxFailures`` times.
+    Flink: ``RestartIndividualStrategy``. Spark tries a task ``spark.task.maxFailures`` times, without delay.
     """
 
     retries_tasks = True
@@ -270,6 +270,8 @@ def failover_strategy_of(configuration: Configuration) -> FailoverStrategy:
     name = configuration.get_string(_OPTION, "region").lower()
     if name not in _STRATEGIES:
         raise ConfigurationError(f"{_OPTION} is {name!r}; write {', '.join(map(repr, _STRATEGIES))}")
+    if name == "full-local":
+        no_effect(f"option {_OPTION!r} = {name!r}", "Spark decides where tasks run, so it is the same as 'full'")
     return _STRATEGIES[name]()
 
 
@@ -303,8 +305,8 @@ class FailoverConfig:
         """Returns what a program sets whose runs an orchestrator starts.
 
         Flink's default would try a function that always raises again for ever, and the run would never fail. So unless
-        the program sets a strategy, only lost workers lead to a restart, three times in a row. For other failures
-        there are the retries of the orchestrator and the restart sensor.
+        the program sets a strategy, only lost workers lead to a restart, once in a row: Spark has tried the task
+        several times by then. For other failures there are the retries of the orchestrator and the restart sensor.
 
         Args:
             options: The options of the program.
@@ -315,7 +317,7 @@ class FailoverConfig:
         failover = failover_strategy_of(options)
         if any(key.startswith("restart-strategy") for key in options.key_set()):
             return FailoverConfig(restart_strategy_of(options, checkpointing=True), failover)
-        return FailoverConfig(FixedDelayRestart(attempts=3), failover, only_lost_workers=True)
+        return FailoverConfig(FixedDelayRestart(), failover, only_lost_workers=True)
 
 
 # --- what to do -------------------------------------------------------------------------------------------------------

@@ -580,7 +580,9 @@ class JobAttempt(AttemptRestarts, ServedJob):
             self._slots.look(spark)
             progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
             with watched(spark, progress):
-                return list(run_region(spark, replace(job, counts=counts.folder)))
+                tries = int(spark.conf.get("spark.task.maxFailures", "4") or 4)
+                tries = tries if self.config.failover.failover.retries_tasks else 1
+                return list(run_region(spark, replace(job, counts=counts.folder, task_tries=tries)))
 
     # --- completing --------------------------------------------------------------------------------------------------
 

@@ -116,6 +116,8 @@ def run_stage(program: bytes, stage: int, batches: Iterator[pa.RecordBatch]) -> 
     # Records are many small objects without cycles. With the default threshold of 700 they are scanned over and over.
     gc.set_threshold(200_000, 20, 100)
     with loaded_job(program) as job:
-        yield from StageTask(job, stage, context.partitionId(), capture_logs=True).run(batches)
+        last_try = context.attemptNumber() + 1 >= job.task_tries
+        task = StageTask(job, stage, context.partitionId(), capture_logs=True, may_fail=not last_try)
+        yield from task.run(batches)
     # Spark keeps a Python worker for the next task only if it has read all of its input.
     deque(batches, maxlen=0)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import FlinkPyError, StorageError
+from dagster_flinkpy.errors import FlinkPyError, SourceReadError, StorageError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.operators.source_operator import SourceOperator
@@ -49,10 +49,15 @@ class StageTask:
         stage: Number of the stage.
         index: Index of the subtask, which is that of the Spark partition.
         capture_logs: Whether to send what user functions log and print to the driver. Default: False.
+        may_fail: Whether Spark tries the task again if it fails. Then an error of a user function or a source fails it.
+            Default: False; the error is sent to the driver.
     """
 
-    def __init__(self, job: EpochJob, stage: int, index: int, *, capture_logs: bool = False) -> None:
+    def __init__(
+        self, job: EpochJob, stage: int, index: int, *, capture_logs: bool = False, may_fail: bool = False
+    ) -> None:
         self.job, self.stage, self.index = job, stage, index
+        self._may_fail = may_fail
         self.execution = uuid.uuid4().hex[:16]
         self._output = TaskOutput()
         self._logs = UserLogs(lambda: self.current, index, job.checkpoint_id) if capture_logs else None
@@ -141,6 +146,9 @@ class StageTask:
             self._abort()
             raise
         except FlinkPyError as e:
+            if self._may_fail and isinstance(e, (SourceReadError, UserFunctionError)):
+                self._abort()
+                raise
             yield from self._cancel(rows, e)
         else:
             for ack in self._acks:

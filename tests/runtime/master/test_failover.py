@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dagster_flinkpy import errors
+from dagster_flinkpy.common import no_effect
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -21,6 +22,7 @@ from dagster_flinkpy.errors import (
     FencedError,
     FlinkPyError,
     JobGraphError,
+    NoEffectWarning,
     PythonWorkerLostError,
     SourceReadError,
     SparkUnavailableError,
@@ -153,7 +155,6 @@ def test_restart_all_goes_back_to_the_last_completed_checkpoint() -> None:
     failure = RegionFailure(0, 1, {})
     assert RestartAllStrategy().plan(CHAIN, failure).everything
     assert LocalRestartAllStrategy().plan(CHAIN, failure).everything
-    assert LocalRestartAllStrategy().prefers_prior_location
     assert RestartIndividualStrategy().retries_tasks
     assert not RestartIndividualStrategy().plan(CHAIN, failure).everything
 
@@ -164,7 +165,6 @@ def test_restart_all_goes_back_to_the_last_completed_checkpoint() -> None:
         (None, RestartPipelinedRegionStrategy),
         ("region", RestartPipelinedRegionStrategy),
         ("full", RestartAllStrategy),
-        ("full-local", LocalRestartAllStrategy),
         ("individual", RestartIndividualStrategy),
     ],
 )
@@ -173,6 +173,13 @@ def test_the_option_of_the_program(name: str | None, strategy: type[FailoverStra
     if name is not None:
         options.set_string("jobmanager.execution.failover-strategy", name)
     assert type(failover_strategy_of(options)) is strategy
+
+
+def test_local_restart_all_warns_that_spark_places_tasks() -> None:
+    options = Configuration().set_string("jobmanager.execution.failover-strategy", "full-local")
+    no_effect._warned_of.clear()
+    with pytest.warns(NoEffectWarning, match="Spark decides where tasks run"):
+        assert type(failover_strategy_of(options)) is LocalRestartAllStrategy
 
 
 def test_an_unknown_strategy_is_refused() -> None:
@@ -283,8 +290,8 @@ def test_without_an_option_a_scheduled_run_restarts_only_after_a_lost_worker() -
     found = handler.handle(UserFunctionError("it raised"), RegionFailure(0, 1, {}), 0)
     assert (found.plan, found.reason) == (None, "the program sets no restart strategy")
     lost = PythonWorkerLostError("a worker died")
-    plans = [handler.handle(lost, RegionFailure(0, 1, {}), n).plan for n in range(4)]
-    assert [plan is not None for plan in plans] == [True, True, True, False]
+    plans = [handler.handle(lost, RegionFailure(0, 1, {}), n).plan for n in range(2)]
+    assert [plan is not None for plan in plans] == [True, False]
 
 
 def test_an_acknowledged_epoch_ends_a_series_of_failures() -> None:

@@ -14,6 +14,12 @@ import pytest
 
 from dagster_flinkpy.errors import PythonWorkerLostError, UserFunctionError
 from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.failover import (
+    FailoverConfig,
+    FailoverStrategy,
+    RestartIndividualStrategy,
+    RestartPipelinedRegionStrategy,
+)
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.task import breadcrumb
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, read_breadcrumb
@@ -118,8 +124,9 @@ def run(
     """Runs an epoch on the Spark of the tests, and returns the number of its records."""
     monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
 
-    def run_epoch(job: str, action: Callable[[], Any]) -> int:
-        config = JobConfig(job, StorageLocation(str(tmp_path)))
+    def run_epoch(job: str, action: Callable[[], Any], failover: FailoverStrategy | None = None) -> int:
+        strategies = FailoverConfig(failover=failover or RestartPipelinedRegionStrategy())
+        config = JobConfig(job, StorageLocation(str(tmp_path)), failover=strategies)
         with JobAttempt(program(action), config, owner="test") as attempt:
             attempt.run_epoch()
             return len(collected(attempt.graph, attempt.collected))
@@ -156,6 +163,39 @@ def test_a_worker_that_dies_is_reported_with_the_operator(
     if action is crash:
         assert "in crash" in message
     assert run("after", lambda: None) == 3
+
+
+@pytest.mark.spark
+def test_a_task_whose_worker_was_killed_runs_again(run: Callable[..., int], tmp_path: Path) -> None:
+    """Spark does it, so nobody else notices."""
+    killed = tmp_path / "killed"
+
+    def kill_once() -> None:
+        if not killed.exists():
+            killed.touch()
+            kill()
+
+    assert run("is killed", kill_once) == 3
+    assert killed.exists()
+
+
+@pytest.mark.spark
+def test_with_restart_individual_spark_runs_a_task_again_whose_function_raised(
+    run: Callable[..., int], tmp_path: Path
+) -> None:
+    tries = tmp_path / "tries"
+
+    def raise_twice() -> None:
+        number = len(tries.read_text()) if tries.exists() else 0
+        tries.write_text("x" * (number + 1))
+        if number < 2:
+            raise ValueError("a hiccup")
+
+    assert run("is tried again", raise_twice, RestartIndividualStrategy()) == 3
+    tries.unlink()
+    with pytest.raises(UserFunctionError, match="a hiccup") as raised:
+        run("is not tried again", raise_twice)
+    assert raised.value.operator == "it"
 
 
 @pytest.mark.spark
