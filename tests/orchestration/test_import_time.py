@@ -17,7 +17,6 @@ RUN = {  # what runs, checks and ticks need
     "connectors.parquet_writer",
     "orchestration.runs.check_findings",
     "runtime.master.job",
-    "runtime.master.restart_strategies",
     "state",
     "storage.local",
     "storage.s3",

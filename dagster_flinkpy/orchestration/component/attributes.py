@@ -185,6 +185,12 @@ class _RestartSensor(_SensorModel):
     ] = None
 
 
+class _SupervisingSensor(_RestartSensor):
+    max_runtime: Duration | None = Field(
+        default=None, description="How long a run takes at most, before another one takes its place. Default: for ever."
+    )
+
+
 class _SavepointSensor(_SensorModel):
     interval: Duration
     target: str | None = Field(default=None, description="Folder for the savepoints. Default: next to the checkpoints.")
@@ -211,6 +217,10 @@ class SensorsModel(Resolvable, Model):
         _SensorModel | None, switched(_SensorModel, "Switches the checkpoint sensor on and off with the job's status.")
     ] = None
     restart: Annotated[_RestartSensor | None, switched(_RestartSensor, "Restarts the job after a failure.")] = None
+    supervising: Annotated[
+        _SupervisingSensor | None,
+        switched(_SupervisingSensor, "Keeps the job running: starts it when no run works on it. Instead of restart."),
+    ] = None
     savepoint: Annotated[
         _SavepointSensor | None,
         Resolver(

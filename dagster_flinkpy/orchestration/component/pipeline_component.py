@@ -41,6 +41,7 @@ from dagster_flinkpy.orchestration.component.attributes import (
     switched,
 )
 from dagster_flinkpy.orchestration.component.scaffolder import FlinkPipelineScaffolder
+from dagster_flinkpy.orchestration.dagster_internals import MAX_RUNTIME_SECONDS_TAG
 from dagster_flinkpy.orchestration.definitions.assets import flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
@@ -52,6 +53,7 @@ from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfi
 from dagster_flinkpy.orchestration.sensors.checkpoint_sensor import build_checkpoint_sensor
 from dagster_flinkpy.orchestration.sensors.restart_sensor import build_restart_sensor
 from dagster_flinkpy.orchestration.sensors.status_sensors import build_job_status_sensors
+from dagster_flinkpy.orchestration.sensors.supervising_sensor import build_supervising_sensor
 from dagster_flinkpy.orchestration.sensors.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
 
 __all__ = ["FlinkPipelineComponent"]
@@ -223,6 +225,19 @@ class FlinkPipelineComponent(Component, Resolvable, Model):
             built += build_job_status_sensors(assets, built[0], **on.job_status.ticks())
         if on.restart:
             built.append(build_restart_sensor(assets, strategy=on.restart.strategy, **on.restart.ticks()))
+        if on.supervising:
+            if on.restart:
+                raise ConfigurationError("sensors.supervising restarts the job, too: turn sensors.restart off")
+            limit = on.supervising.max_runtime
+            built.append(
+                build_supervising_sensor(
+                    assets,
+                    tags=None if limit is None else {MAX_RUNTIME_SECONDS_TAG: str(limit.total_seconds())},
+                    strategy=on.supervising.strategy,
+                    checkpoint_storage_resource_key=storage,
+                    **on.supervising.ticks(),
+                )
+            )
         if (on.savepoint or on.retention) and not self.jobs:
             raise ConfigurationError("sensors.savepoint and sensors.retention start jobs: set jobs: true")
         if on.savepoint:

@@ -27,7 +27,8 @@ from dagster.components.testing import DefsFolderSandbox, create_defs_folder_san
 from dagster_shared.serdes.objects import EnvRegistryKey
 from pydantic import ValidationError
 
-from dagster_flinkpy.orchestration import FlinkOperatorData
+from dagster_flinkpy.orchestration import FlinkOperatorData, build_supervising_sensor
+from dagster_flinkpy.orchestration.component import pipeline_component
 from dagster_flinkpy.orchestration.component.pipeline_component import FlinkPipelineComponent
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "dg_project"
@@ -149,6 +150,22 @@ def test_restart_strategies(strategy: dict[str, Any], expected: str) -> None:
     assert f"{type(found).__name__}({fields})" == expected
 
 
+def test_a_supervised_job(load: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[dict[str, Any]] = []
+
+    def build(assets: Any, **options: Any) -> Any:
+        built.append(options)
+        return build_supervising_sensor(assets, **options)
+
+    monkeypatch.setattr(pipeline_component, "build_supervising_sensor", build)
+    settings = {"max_runtime": "1 d", "strategy": {"type": "fixed-delay"}, "default_status": "RUNNING"}
+    defs = load({"sensors": {"supervising": settings}})
+    sensor = defs.resolve_sensor_def("words_supervising_sensor")
+    assert sensor.default_status == DefaultSensorStatus.RUNNING
+    assert built[0]["tags"] == {"dagster/max_runtime": "86400.0"}
+    assert type(built[0]["strategy"]).__name__ == "FixedDelayRestart"
+
+
 def attributes(**given: Any) -> FlinkPipelineComponent:
     """Returns a component with these attributes, without a file."""
     env = "tests.orchestration.programs:word_count"
@@ -237,6 +254,7 @@ def test_errors_say_where_in_the_file(load: Any, given: dict[str, Any], said: st
         ({"sensors": {"job_status": True}}, "which is off"),
         ({"sensors": {"savepoint": {"interval": "1 d"}}, "jobs": False}, "set jobs: true"),
         ({"deps": {"counts": ["raw"]}}, "not a source of the program"),
+        ({"sensors": {"restart": True, "supervising": True}}, "turn sensors.restart off"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(load: Any, given: dict[str, Any], said: str) -> None:
