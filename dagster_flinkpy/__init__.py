@@ -28,9 +28,8 @@ def __dir__() -> list[str]:
 
 register("executor", "dagster_flinkpy.runtime.master.local_executor:LocalExecutor")
 register("blocking_edge_writer", "dagster_flinkpy.runtime.blocking.blocking_edge:BlockingEdgeWriter")
-register("blocking_edge_committer", "dagster_flinkpy.runtime.blocking.blocking_edge:BlockingEdgeCommitter")
 register("blocking_edge_enumerator", "dagster_flinkpy.runtime.blocking.blocking_edge:BlockingEdgeEnumerator")
-register("blocking_edge_reader", "dagster_flinkpy.runtime.blocking.blocking_edge:read_segments")
+register("blocking_edge_reader", "dagster_flinkpy.runtime.blocking.segments:read_segments")
 register("spark_source_enumerator", "dagster_flinkpy.runtime.blocking.dataframe_enumerators:SparkSourceEnumerator")
 register(
     "spark_transform_enumerator", "dagster_flinkpy.runtime.blocking.dataframe_enumerators:SparkTransformEnumerator"

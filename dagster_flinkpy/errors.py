@@ -37,6 +37,7 @@ __all__ = [
     "RequestOutcomeUnknownError",
     "RequestTimeoutError",
     "RestoreError",
+    "SegmentLostError",
     "SinkCommitError",
     "SourceReadError",
     "SparkUnavailableError",
@@ -284,6 +285,10 @@ class IllegalStateTransitionError(FlinkPyError):
 
 class SourceReadError(FlinkPyError):
     """A source could not read its input."""
+
+
+class SegmentLostError(SourceReadError):
+    """A segment of a blocking edge is gone. The region that wrote it has to run again."""
 
 
 class InputAfterEndError(FlinkPyError):

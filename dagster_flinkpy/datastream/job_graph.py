@@ -164,6 +164,12 @@ class JobGraph:
         """Returns the edges out of an operator."""
         return [e for e in self.edges if e.source == uid]
 
+    @property
+    def sources(self) -> list[JobVertex]:
+        """The operators that read from outside the program."""
+        reads_edge = (BlockingEdgeSourceSpec, SparkTransformSpec)
+        return [v for v in self.vertices if not self.inputs(v.uid) and not isinstance(v.spec, reads_edge)]
+
     def without_uid(self) -> list[JobVertex]:
         """Returns the operators that need their own uid and have none."""
         exchanging = {uid for e in self.edges if e.blocking for uid in (e.source, e.target)}
@@ -211,19 +217,25 @@ class JobGraph:
         """Returns the operators of a stage, in topological order."""
         return [v for v in self.vertices if self.stages[v.uid] == stage]
 
+    def split(self) -> JobGraph:
+        """Returns the whole program with each blocking edge cut into its two ends.
+
+        A sink ``{source}.exchange`` writes the edge, and a source ``{source}.exchange.{target}`` reads it.
+        """
+        return _split(self) if any(e.blocking for e in self.edges) else self
+
     def regions(self) -> list[JobGraph]:
         """Returns the pipelined regions as graphs, in topological order (``PipelinedRegionComputeUtil``).
 
-        A blocking edge separates regions. A sink ``{source}.exchange`` at the end of one region writes it, and a
-        source ``{source}.exchange.{target}`` at the head of the other reads it. The parts that have no blocking edge
-        are one region, whether an edge joins them or not.
+        A blocking edge separates regions: see :meth:`split`. The parts that have no blocking edge are one region,
+        whether an edge joins them or not.
 
         Raises:
             JobGraphError: A blocking edge joins operators of the same region, or regions in a cycle.
         """
-        if not any(e.blocking for e in self.edges):
+        split = self.split()
+        if not any(isinstance(v.spec, _EDGE_ENDS) for v in split.vertices):
             return [self]
-        split = _split(self)
         parts = split.parts()
         alone = [part for part in parts if not any(isinstance(v.spec, _EDGE_ENDS) for v in part.vertices)]
         if len(alone) > 1:
@@ -369,7 +381,11 @@ def _in_order(regions: list[JobGraph]) -> list[JobGraph]:
     """Returns the regions in an order in which each comes after those whose segments it reads."""
     home = {v.uid: i for i, region in enumerate(regions) for v in region.vertices}
     reads = [
-        {home[v.spec.source.sink_uid]: v for v in region.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
+        {
+            home[v.spec.source.sink_uid]: v
+            for v in region.vertices
+            if isinstance(v.spec, BlockingEdgeSourceSpec) and v.spec.source.sink_uid in home
+        }
         for region in regions
     ]
     ordered: list[int] = []

@@ -1,4 +1,4 @@
-"""A Flink job in Dagster: one pipelined region under one job id."""
+"""A Flink job in Dagster: a program under a job id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
     from dagster_flinkpy.runtime.master.job import JobAttempt
 
-__all__ = ["JOB_TAG", "Environment", "FlinkJob", "Program", "dagster_name", "flink_jobs"]
+__all__ = ["JOB_TAG", "Environment", "FlinkJob", "Program", "dagster_name", "flink_job"]
 
 JOB_TAG = "flink/job"
 """Run tag: the id of the job that a run works on."""
@@ -42,11 +42,12 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 @dataclass(frozen=True)
 class FlinkJob:
-    """One pipelined region."""
+    """One program."""
 
     job_id: str
     """The job's state is kept under ``{checkpoint storage}/{job id}/``."""
     graph: JobGraph
+    """The whole program, with its blocking edges cut."""
     checkpointing: CheckpointConfig
     """Set by the program with ``env.enable_checkpointing`` and ``env.get_checkpoint_config``."""
     latency_tracking_interval: timedelta
@@ -57,8 +58,6 @@ class FlinkJob:
     """Set by the program with ``restart-strategy.*`` and ``jobmanager.execution.failover-strategy``."""
     metric_reporters: tuple[MetricReporterOptions, ...]
     """Set by the program with the options ``metrics.reporter.*``."""
-    program: str
-    """Name of the program. Blocking edges are kept under ``{checkpoint storage}/{program}/exchange/``."""
 
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
     """Which end states of time partitions are kept. Default: all."""
@@ -91,7 +90,7 @@ class FlinkJob:
         if told is None:
             told = options.get("start_empty") or options.get("restore_from") is not None
         if not told and (former := self._former_ids()):
-            refuse_former_jobs(location, self.job_id, [v.uid for v in self.graph.vertices], former)
+            refuse_former_jobs(location, self.job_id, self.graph, former)
         config = JobConfig(
             self.job_id,
             location,
@@ -102,13 +101,13 @@ class FlinkJob:
             failover=self.failover,
             metric_reporters=self.metric_reporters,
             partition_retention=self.partition_retention,
-            blocking_edges=location.child(self.program).child("exchange"),
         )
         return JobAttempt(self.graph, config, owner=owner, **options)
 
     def _former_ids(self) -> list[str]:
-        """The ids of the jobs that its parts formerly were: ``{program}.{uid of the first source}``."""
-        first = [part.vertices[0].uid for part in self.graph.parts()]
+        """The ids of the jobs that its regions and parts formerly were: ``{program}.{uid of the first source}``."""
+        pieces = [*self.graph.regions(), *self.graph.parts()]
+        first = list(dict.fromkeys(piece.vertices[0].uid for piece in pieces))
         if len(first) == 1:
             return []
         names = [self.job_id, *(self.job_id.removesuffix(f".{uid}") for uid in first if f".{uid}" in self.job_id)]
@@ -129,11 +128,8 @@ def dagster_name(job_id: str) -> str:
     return re.sub(r"\W", "_", job_id, flags=re.ASCII)
 
 
-def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
-    """Returns the jobs of a program, one per pipelined region: one, unless the program has blocking edges.
-
-    A job comes after the jobs whose segments it reads. A single job is called ``{name}``; several jobs are called
-    ``{name}.{uid of the first source}``.
+def flink_job(env: Environment, name: str) -> FlinkJob:
+    """Returns the job of a program, with all of its regions.
 
     Raises:
         ConfigurationError: The name cannot be used for a folder and an asset key.
@@ -149,19 +145,14 @@ def flink_jobs(env: Environment, name: str) -> list[FlinkJob]:
         graph = env.get_job_graph()
     graph.require_uids()
     env.warn_of_script_settings()
-    regions = _continuous(graph).regions()
-    failover = FailoverConfig.of_scheduled_run(env.get_config().failover_options)
+    graph.regions()  # checks that blocking edges separate the program
     latency = timedelta(milliseconds=env.get_config().get_latency_tracking_interval())
-    return [
-        FlinkJob(
-            name if len(regions) == 1 else f"{name}.{region.vertices[0].uid}",
-            region,
-            env.get_checkpoint_config(),
-            latency,
-            env.get_config().is_require_all_slots(),
-            failover,
-            env.get_config().metric_reporters,
-            name,
-        )
-        for region in regions
-    ]
+    return FlinkJob(
+        name,
+        _continuous(graph.split()),
+        env.get_checkpoint_config(),
+        latency,
+        env.get_config().is_require_all_slots(),
+        FailoverConfig.of_scheduled_run(env.get_config().failover_options),
+        env.get_config().metric_reporters,
+    )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.errors import ConfigurationError, ParallelismError, RestoreError
-from dagster_flinkpy.orchestration.flink_job import Environment, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import Environment, flink_job
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def program_attempt(
         options: Further arguments of ``JobAttempt``.
 
     Raises:
-        ConfigurationError: The program has several jobs, and the folder belongs to none of them.
+        ConfigurationError: The name of the folder cannot be a job's.
         CheckpointError: A run may be working on the job.
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
@@ -112,10 +112,10 @@ def program_attempt(
 
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
     folder, _, job_id = job.url.rpartition("/")
-    flink_job = _job(env, job_id)
+    job_of_program = flink_job(env, job_id)
     refuse_beside_run(job, current_millis())
     storage = CheckpointStorageResource(url=folder, endpoint_url=job.endpoint_url, num_retained=number_retained(job))
-    return flink_job.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
+    return job_of_program.attempt(storage, spark, owner=owner, on_progress=on_progress, **options)
 
 
 @dataclass(frozen=True)
@@ -154,17 +154,16 @@ def plan_restore(
     """Returns what would happen if a program started on a checkpoint or savepoint. Starts and changes nothing.
 
     Args:
-        program: The program. If it has several jobs, this is about the one that took the checkpoint.
+        program: The program.
         metadata: The checkpoint or savepoint.
         parallelism: The parallelism that the run would ask for, or None.
         allow_non_restored_state: Whether state without an operator may be left behind, or the uids whose state may.
 
     Raises:
-        ConfigurationError: The program has several jobs, and none of them took the checkpoint.
         JobGraphError: The program is not valid, or a stateful operator has no uid.
     """
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    return forecast(_job(env, metadata.job_id).graph, metadata, parallelism, allow_non_restored_state)
+    return forecast(flink_job(env, metadata.job_id).graph, metadata, parallelism, allow_non_restored_state)
 
 
 def forecast(
@@ -198,29 +197,12 @@ def program_committers(program: Environment, job: StorageLocation) -> Committers
         job: ``{checkpoint storage}/{job id}``.
 
     Raises:
-        ConfigurationError: The program has several jobs, and the folder belongs to none of them.
+        ConfigurationError: The name of the folder cannot be a job's.
     """
     from dagster_flinkpy.runtime.master.committers import Committers
     from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
     env = program if isinstance(program, StreamExecutionEnvironment) else program()
-    flink_job = _job(env, job.url.rpartition("/")[2])
-    watchdog = Watchdog(flink_job.checkpointing.timeout)
-    return Committers(flink_job.graph, flink_job.job_id, fencing_token=0, watchdog=watchdog)
-
-
-def _job(env: StreamExecutionEnvironment, job_id: str) -> FlinkJob:
-    """Returns the job with this id. In a program of several regions, each is named after its first source."""
-    jobs = flink_jobs(env, job_id)
-    if len(jobs) == 1:
-        return jobs[0]
-    first = [job.graph.vertices[0].uid for job in jobs]
-    for name in (job_id.removesuffix(f".{uid}") for uid in first):
-        for job in flink_jobs(env, name):
-            if job.job_id == job_id:
-                return job
-    ends = ", ".join(f"'.{uid}'" for uid in first)
-    raise ConfigurationError(
-        f"the program has {len(first)} jobs, because of its blocking edges, and {job_id!r} is not one of them. "
-        f"Their folders end with {ends}"
-    )
+    found = flink_job(env, job.url.rpartition("/")[2])
+    watchdog = Watchdog(found.checkpointing.timeout)
+    return Committers(found.graph, found.job_id, fencing_token=0, watchdog=watchdog)

@@ -59,6 +59,7 @@ class EpochJob:
     """Describes one Spark job of a pipelined region, which reads one epoch or several in a row."""
 
     graph: JobGraph
+    """The region."""
     job_id: str
     checkpoint_id: int
     """The checkpoint of the barrier that ends the first epoch."""
@@ -95,6 +96,8 @@ class EpochJob:
     """The Python dependencies of the user functions, or None."""
     counts: str = ""
     """The folder in which tasks record how many records they have read. Default: empty, which records nothing."""
+    region: int = 0
+    """The number of the region in the job."""
     clock: Clock = field(default_factory=SystemClock)
     """The clock for processing time."""
 

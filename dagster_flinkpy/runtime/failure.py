@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from operator import length_hint
@@ -11,7 +12,15 @@ from typing import Any
 from dagster_flinkpy import errors
 from dagster_flinkpy.errors import FlinkPyError, UserFunctionError, shorten
 
-__all__ = ["UNKNOWN", "USER_EXCEPTIONS", "error_from_json", "error_to_json", "last_taken", "user_error"]
+__all__ = [
+    "UNKNOWN",
+    "USER_EXCEPTIONS",
+    "error_from_json",
+    "error_in_task",
+    "error_to_json",
+    "last_taken",
+    "user_error",
+]
 
 
 USER_EXCEPTIONS = (Exception, SystemExit, KeyboardInterrupt)
@@ -21,6 +30,7 @@ UNKNOWN: Any = object()
 """Stands for a key or value that does not exist or is not known."""
 
 _SHOWN_CHARACTERS = 500
+_OUR_ERROR = re.compile(r"^dagster_flinkpy\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 def user_error(
@@ -96,3 +106,13 @@ def error_from_json(payload: bytes) -> FlinkPyError:
     kind = getattr(errors, parts["type"], FlinkPyError) if parts["type"] in errors.__all__ else FlinkPyError
     error: FlinkPyError = kind(parts["message"])
     return error
+
+
+def error_in_task(error: Exception) -> FlinkPyError | None:
+    """Returns the error of this library that failed a Spark task, or None if it was another error."""
+    found = _OUR_ERROR.findall(str(error))
+    if not found or found[-1][0] not in errors.__all__:
+        return None
+    kind, message = found[-1]
+    ours: FlinkPyError = getattr(errors, kind)(message)
+    return ours

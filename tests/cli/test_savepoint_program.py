@@ -270,12 +270,11 @@ def test_nothing_is_changed_beside_a_run(job: Path, program: str, command: str) 
     assert store(job).leader().owner == "run 2"
 
 
-def test_a_program_of_several_jobs(job: Path, program: str) -> None:
-    """The folder selects the job."""
-    stop = ["--drain", "--program", f"{program}:two"]
-    assert "'.a', '.a.exchange.b_sink'" in error_of("savepoint", "stop", job, *stop)
-    printed("savepoint", "stop", job.parent / "shop.a", *stop)
-    assert [operator.uid for operator in store(job.parent / "shop.a").latest().operators] == ["a", "a.exchange"]
+def test_a_program_of_several_regions_is_one_job(job: Path, program: str) -> None:
+    printed("savepoint", "stop", job.parent / "two", "--drain", "--program", f"{program}:two")
+    latest = store(job.parent / "two").latest()
+    assert [operator.uid for operator in latest.operators] == ["a", "a.exchange", "a.exchange.b_sink", "b_sink"]
+    assert latest.end_of_input
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from dagster_flinkpy.datastream.operator_settings import DataStreamSink, StreamS
 from dagster_flinkpy.datastream.program_options import OPTIONS
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.errors import ConfigurationError, NoEffectWarning
-from dagster_flinkpy.orchestration.flink_job import flink_jobs
+from dagster_flinkpy.orchestration.flink_job import flink_job
 
 TESTS = Path(__file__).parents[1]
 DOCS = TESTS.parent / "docs" / "api"
@@ -364,7 +364,7 @@ def test_what_only_a_script_follows_warns_in_dagster() -> None:
     program.from_collection([1], LONG).uid("numbers")
     table = (DOCS / "from-pyflink.md").read_text().split("### Settings without effect")[1].split("###")[0]
     with pytest.warns(NoEffectWarning) as told:
-        flink_jobs(program, "job")
+        flink_job(program, "job")
     for name in options:
         assert any(name in str(each.message) for each in told)
         assert f"`{name}`" in table

@@ -17,7 +17,6 @@ from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_backend_type import StateBackendType
 from dagster_flinkpy.state_processor import read_savepoint
-from dagster_flinkpy.storage import StorageLocation
 from tests.matrix.programs import Program, build
 from tests.runtime.harness import HarnessAttempt, random_order, spark_order
 from tests.runtime.programs import FolderSink
@@ -72,11 +71,12 @@ class _Crash(Exception):
 
 
 class _Attempt(HarnessAttempt):
-    crash = False
+    crash: int | None = None
+    """The region whose next Spark job is lost."""
 
     def _on_spark(self, job: Any) -> Any:
         rows = super()._on_spark(job)
-        if self.crash:
+        if job.region == self.crash:
             raise _Crash
         return rows
 
@@ -90,27 +90,22 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         folder: An empty folder for all files.
     """
     graph = build(program, settings.parallelism, folder / "sinks")
-    late, state = 0, dict[str, list[str]]()
-    for number, region in enumerate(graph.regions()):
-        dropped, rows = _run_region(region, program, settings, folder, f"job-{number}")
-        late += dropped
-        state |= rows
+    late, state = _run_job(graph, program, settings, folder)
     sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
     for name, sink in sinks.items():
         assert sink.staged() == [], f"{name}: files are left that no checkpoint commits"
+    assert [path for path in (folder / "job" / "exchange").rglob("*") if path.is_file()] == [], "segments are left"
     return Outcome({name: Counter(map(repr, sink.rows())) for name, sink in sinks.items()}, late, state)
 
 
-def _run_region(
-    region: JobGraph, program: Program, settings: Settings, folder: Path, job_id: str
-) -> tuple[int, dict[str, list[str]]]:
+def _run_job(graph: JobGraph, program: Program, settings: Settings, folder: Path) -> tuple[int, dict[str, list[str]]]:
     policy = CoordinatorConfig(
         mode=CheckpointingMode.AT_LEAST_ONCE if settings.at_least_once else CheckpointingMode.EXACTLY_ONCE,
         unaligned=settings.unaligned,
         num_retained=99,
         state_backend=StateBackendType.HASHMAP if settings.heap else StateBackendType.COLUMNAR,
     )
-    config = {"checkpointing": policy, "blocking_edges": StorageLocation(str(folder / "exchange"))}
+    config = {"checkpointing": policy}
     order = spark_order if settings.order is None else random_order(settings.order)
     number, finished, crashed = 0, False, set[int]()
     restore_from: str | None = None
@@ -118,9 +113,8 @@ def _run_region(
     while not finished:
         parallelism, restored_from, restore_from = settings.rescale.get(number), restore_from, None
         with _Attempt(
-            region,
+            graph,
             folder,
-            job_id=job_id,
             order=order,
             config=config,
             parallelism=parallelism,
@@ -128,7 +122,8 @@ def _run_region(
         ) as attempt:
             finished = attempt.finished or _all_read(program, metadata)
             while not finished:
-                attempt.crash = number in settings.crashes and number not in crashed
+                lost = number in settings.crashes and number not in crashed
+                attempt.crash = number % len(graph.regions()) if lost else None
                 try:
                     if settings.partitions:
                         attempt.run_epoch(partition=_partition(len(metadata)))
@@ -151,7 +146,7 @@ def _run_region(
         for operator in checkpoint.operators
         for subtask in operator.subtasks
     )
-    return late, _state(folder / job_id / f"chk-{metadata[-1].checkpoint_id}")
+    return late, _state(folder / "job" / f"chk-{metadata[-1].checkpoint_id}")
 
 
 def _partition(ordinal: int) -> TimePartition:

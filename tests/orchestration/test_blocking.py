@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from dagster import AssetKey, DagsterInstance, Definitions, materialize
+from dagster import AssetKey, DagsterInstance, Definitions, ExecuteInProcessResult, materialize
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
@@ -17,7 +17,7 @@ from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.orchestration.programs import Count
-from tests.runtime.harness import run_rows
+from tests.runtime.harness import HarnessAttempt, run_rows
 
 
 def program(table: Path) -> StreamExecutionEnvironment:
@@ -42,34 +42,65 @@ def rows(table: Path) -> list[Any]:
     return sorted(tuple(row.values()) for row in pq.read_table(table).to_pylist())
 
 
-def test_a_region_depends_on_the_operator_before_its_blocking_edge(tmp_path: Path) -> None:
-    first, second = flink_assets(program(tmp_path), name="words")
-    assert [a.node_def.name for a in (first, second)] == ["words_words", "words_words_exchange_count"]
-    deps = {spec.key.path[-1]: [dep.asset_key.path[-1] for dep in spec.deps] for spec in (*first.specs, *second.specs)}
+def logs(instance: DagsterInstance, result: ExecuteInProcessResult) -> list[str]:
+    return [str(entry.user_message) for entry in instance.all_logs(result.run_id)]
+
+
+def test_a_program_with_blocking_edges_is_one_step_and_one_set_of_jobs(tmp_path: Path) -> None:
+    (assets,) = flink_assets(program(tmp_path), name="words")
+    assert assets.node_def.name == "words"
+    deps = {spec.key.path[-1]: [dep.asset_key.path[-1] for dep in spec.deps] for spec in assets.specs}
     assert deps == {"words": [], "count": ["words"], "table": ["count"]}
     names = {job.name for job in build_flink_jobs(program(tmp_path), name="words")}
-    assert {"words_words_savepoint", "words_words_exchange_count_savepoint"} <= names
+    assert "words_savepoint" in names
+    assert all("exchange" not in name for name in names)
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_both_regions_in_one_run_and_the_second_alone(
-    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
-) -> None:
+def test_all_regions_have_one_checkpoint(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
     table = tmp_path / "table"
     assets = flink_assets(program(table), name="words")
-    assert materialize(assets, instance=instance, resources=resources).success
+    first = materialize(assets, instance=instance, resources=resources)
+    assert first.success
+    assert "2 records read, 2 rows committed" in "".join(logs(instance, first)), "not 4"
     assert rows(table) == [("x", 1), ("y", 1)]
-    assert materialize([assets[0]], instance=instance, resources=resources).success
-    config = {"ops": {"words_words_exchange_count": {"config": {"parallelism": 3}}}}
-    assert materialize([assets[1]], instance=instance, resources=resources, run_config=config).success
+    config = {"ops": {"words": {"config": {"parallelism": 3}}}}
+    assert materialize(assets, instance=instance, resources=resources, run_config=config).success
     assert rows(table) == [("x", 1), ("x", 2), ("y", 1)]
-    assert (tmp_path / "checkpoints/words/exchange/words.exchange/checkpoints/0000000002.json").exists()
+    checkpoints = sorted(path.parent.name for path in (tmp_path / "checkpoints/words").glob("chk-*/_metadata"))
+    assert checkpoints == ["chk-1", "chk-2"]
+    assert not list((tmp_path / "checkpoints/words/exchange").rglob("*.arrow"))
 
 
 @pytest.mark.usefixtures("without_spark")
-def test_a_selection_of_both_ends_of_a_blocking_edge_runs_both_regions_in_order(
+def test_jobs_of_an_earlier_release_are_not_left_behind_in_silence(
     tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
 ) -> None:
+    """They were one for each region, with a checkpoint of its own."""
+    graph = program(tmp_path / "table").get_job_graph()
+    with HarnessAttempt(graph, tmp_path / "checkpoints", job_id="words.words") as former:
+        former.run_epoch()
+    committed = rows(tmp_path / "table")
+
+    def run(**config: Any) -> ExecuteInProcessResult:
+        return materialize(
+            flink_assets(program(tmp_path / "table"), name="words"),
+            instance=instance,
+            resources=resources,
+            run_config={"ops": {"words": {"config": config}}},
+            raise_on_error=False,
+        )
+
+    (failed,) = (event for event in run().all_events if event.is_step_failure)
+    assert "in the checkpoints of jobs 'words.words': regions used to be separate jobs" in str(
+        failed.step_failure_data.user_failure_data.description
+    )
+    assert rows(tmp_path / "table") == committed
+    assert run(start_empty=True).success
+
+
+@pytest.mark.usefixtures("without_spark")
+def test_a_selection_runs_all_regions(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
     definitions = Definitions(flink_assets(program(tmp_path / "table"), name="words"), resources=resources)
     ends = [AssetKey(["words", uid]) for uid in ("count", "words")]
     job = definitions.resolve_implicit_global_asset_job_def()
@@ -81,7 +112,7 @@ def test_a_selection_of_both_ends_of_a_blocking_edge_runs_both_regions_in_order(
 @pytest.mark.spark
 def test_on_spark(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
     table = tmp_path / "table"
-    config = {"ops": {name: {"config": {"epochs": 0}} for name in ("words_words", "words_words_exchange_count")}}
+    config = {"ops": {"words": {"config": {"epochs": 0}}}}
     run = materialize(
         flink_assets(program(table), name="words"), instance=instance, resources=resources, run_config=config
     )

@@ -10,7 +10,7 @@ from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import MissingUidError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
-from dagster_flinkpy.orchestration.flink_job import flink_jobs
+from dagster_flinkpy.orchestration.flink_job import flink_job
 from tests.orchestration.programs import word_count
 
 
@@ -19,7 +19,7 @@ def test_a_program_without_uids_is_an_error_and_no_warning_besides(tmp_path: Pat
     env.from_collection(["b"])
     with warnings.catch_warnings(), pytest.raises(MissingUidError, match="Collection Source"):
         warnings.simplefilter("error")
-        flink_jobs(env, "words")
+        flink_job(env, "words")
 
 
 def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:
     env.get_checkpoint_config().set_checkpoint_timeout(30_000)
     env.get_checkpoint_config().set_checkpointing_mode(CheckpointingMode.AT_LEAST_ONCE)
     env.get_config().set_latency_tracking_interval(500)
-    [job] = flink_jobs(env, "words")
+    job = flink_job(env, "words")
     storage = CheckpointStorageResource(url=str(tmp_path / "checkpoints"), num_retained=3)
     config = job.attempt(storage, SparkResource(), owner="test").config
     assert config.checkpointing == CoordinatorConfig(

@@ -481,7 +481,9 @@ class SimulatedAttempt(JobAttempt):
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
-        return _SparkJob(world, job, f"{self._name}/{job.checkpoint_id}", lambda: self._session._interrupted).run()
+        return _SparkJob(
+            world, job, f"{self._name}/{job.checkpoint_id}", lambda: self._regions.sessions[job.region]._interrupted
+        ).run()
 
     def _abort_left_open(self) -> None:
         self._world.bucket.looked_at = self._world.bucket.uploads_made

@@ -30,7 +30,6 @@ from dagster_flinkpy.runtime.master import savepoints
 from dagster_flinkpy.runtime.master import starting_point as restoring
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
@@ -383,15 +382,16 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
 
 @_mutation(
     "draining does not end the input of the tasks",
-    EpochPlanner,
-    "plan_drain",
+    SplitPlanner,
+    "plan",
     "still holds",
     partitioned=0,
     stop=0.5,
     drain=1,
 )
-def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> Any:
-    return replace(real(planner, checkpoint_id), ended_sources=frozenset())
+def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool) -> Any:
+    epoch = real(planner, *args, drain=drain)
+    return replace(epoch, ended_sources=frozenset()) if drain else epoch
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------
@@ -459,7 +459,7 @@ def _(real: Wrapped, committer: StagedFileCommitter, partition: str, checkpoint_
 )
 def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     metadata: CheckpointMetadata = real(attempt, write)
-    parent = attempt._epochs.parent
+    parent = attempt._contents.parent
     return metadata if metadata.partition or parent is None else replace(metadata, partition=parent.partition)
 
 

@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import (
-    Committer,
-    CommitterInitContext,
     CommittingSinkWriter,
     Json,
+    Sink,
     Source,
     SourceSplit,
     SplitEnumerator,
-    TwoPhaseCommittingSink,
     WriterInitContext,
 )
 from dagster_flinkpy.registry import resolve
@@ -31,8 +29,8 @@ __all__ = ["BlockingEdgeSink", "BlockingEdgeSource"]
 
 
 @dataclass(frozen=True)
-class BlockingEdgeSink(TwoPhaseCommittingSink):
-    """Writes a stream, with its timestamps, as segments of each checkpoint."""
+class BlockingEdgeSink(Sink):
+    """Writes a stream, with its timestamps, as segments of each epoch."""
 
     location: Any = None
     """The storage prefix of the job's segments, a ``StorageLocation``; set when the job runs."""
@@ -44,14 +42,10 @@ class BlockingEdgeSink(TwoPhaseCommittingSink):
         writer: CommittingSinkWriter = resolve("blocking_edge_writer")(self, context, type_info)
         return writer
 
-    def create_committer(self, context: CommitterInitContext) -> Committer:
-        committer: Committer = resolve("blocking_edge_committer")(self, context)
-        return committer
-
 
 @dataclass(frozen=True)
 class BlockingEdgeSource(Source):
-    """Reads what the sink of a blocking edge has written, in whole checkpoints."""
+    """Reads what the sink of a blocking edge has written, in whole epochs."""
 
     sink_uid: str
     """The uid of the sink that writes the segments."""

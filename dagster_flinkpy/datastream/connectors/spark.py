@@ -82,7 +82,7 @@ class SparkTransform(BlockingEdgeSource):
     """Reads what the sink of a blocking edge has written as a DataFrame, and applies a function to it."""
 
     function: DataFrameFunction | None = None
-    """Function of the records of one checkpoint; None on the workers."""
+    """Function of the records of one epoch; None on the workers."""
     input_type: RowTypeInfo | TupleTypeInfo | None = None
     """The type of the stream; None on the workers."""
     uid: str = ""

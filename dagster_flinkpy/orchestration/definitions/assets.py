@@ -24,7 +24,7 @@ from dagster_flinkpy.orchestration.definitions.partitions import check_partition
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
 from dagster_flinkpy.orchestration.failure import flink_failures
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_job
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.partition_check import (
@@ -99,12 +99,12 @@ def flink_assets(
     spark_resource_key: str = "spark",
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> list[AssetsDefinition] | Callable[[Program], list[AssetsDefinition]]:
-    """Builds the assets of a program: one multi-asset, so one step, per pipelined region, with its asset checks in it.
+    """Builds the assets of a program: one multi-asset, so one step, with its asset checks in it.
 
     By default each operator with a uid is an asset. With ``show="tables"`` only sources and sinks are. The numbers of a
     hidden operator are in the metadata of the assets behind it, and dependencies go through it.
 
-    State and barriers belong to the region. If only some of its assets are selected, the step still runs and
+    State and barriers belong to the job. If only some of its assets are selected, the step still runs and
     materializes all of them, and the run's log says so. A run restores the last completed checkpoint, reads input up to
     the next barrier, completes the checkpoint and commits the sinks. Only then are the assets materialized, with the
     checkpoint's numbers as metadata and ``{checkpoint id}-{digest}`` as data version.
@@ -117,8 +117,7 @@ def flink_assets(
     Args:
         env: The program, or a function that builds it. The function is called when the code location loads. Without
             it, this is a decorator for such a function.
-        name: Name of the job: the first part of the asset keys, and the job id under which state is kept. A program
-            of several regions has a job ``{name}.{uid of the first source}`` for each.
+        name: Name of the job: the first part of the asset keys, and the job id under which state is kept.
         partitions_def: Time windows, such as ``DailyPartitionsDefinition``. Each source must be a `PartitionedSource`,
             such as a `ParquetSource` with a ``partition_format``.
         partition_retention: Which partitions' end states are kept. Default: all.
@@ -128,8 +127,7 @@ def flink_assets(
         tags: Tags of each asset.
         deps: Assets that a source reads, by the source's uid.
         pool: Concurrency pool of the steps. With limit 1, runs of the job wait for each other in Dagster's queue.
-        show: ``"operators"``: each operator with a uid is an asset. ``"tables"``: each source and each sink is one. A
-            region that has neither, because it is between blocking edges, has its last operators as assets.
+        show: ``"operators"``: each operator with a uid is an asset. ``"tables"``: each source and each sink is one.
         checks: Asset checks of the last completed checkpoint, and their limits. Default: none, except
             ``partitions_up_to_date``.
         translator: Creates the asset specs. Default: a `FlinkTranslator`.
@@ -192,7 +190,7 @@ def flink_assets(
 
         return decorate
     made = job_assets(
-        flink_jobs(env, name),
+        flink_job(env, name),
         name=name,
         show=show,
         translator=translator,
@@ -202,17 +200,13 @@ def flink_assets(
         deps=deps,
     )
     keys = (spark_resource_key, checkpoint_storage_resource_key)
-    definitions = []
-    for each in made:
-        windows = check_partitions(each.job, partitions_def)
-        if windows is None:
-            definitions.append(_region_assets(each, job_checks(each, checks), pool, *keys))
-        else:
-            job = replace(each.job, partition_retention=partition_retention or PartitionRetention())
-            each = partitioned(replace(each, job=job), windows)
-            policy = backfill_policy or BackfillPolicy.single_run()
-            definitions.append(_partitioned_assets(each, job_checks(each, checks), windows, policy, pool, *keys))
-    return definitions
+    windows = check_partitions(made.job, partitions_def)
+    if windows is None:
+        return [_job_assets(made, job_checks(made, checks), pool, *keys)]
+    job = replace(made.job, partition_retention=partition_retention or PartitionRetention())
+    made = partitioned(replace(made, job=job), windows)
+    policy = backfill_policy or BackfillPolicy.single_run()
+    return [_partitioned_assets(made, job_checks(made, checks), windows, policy, pool, *keys)]
 
 
 def build_flink_asset_specs(
@@ -245,7 +239,7 @@ def build_flink_asset_specs(
         ConfigurationError: As for `flink_assets`.
     """
     made = job_assets(
-        flink_jobs(env, name),
+        flink_job(env, name),
         name=name,
         show=show,
         translator=translator,
@@ -254,14 +248,11 @@ def build_flink_asset_specs(
         tags=tags,
         deps=deps,
     )
-    built: list[AssetSpec] = []
-    for each in made:
-        windows = check_partitions(each.job, partitions_def)
-        built += (each if windows is None else partitioned(each, windows)).specs.values()
-    return built
+    windows = check_partitions(made.job, partitions_def)
+    return list((made if windows is None else partitioned(made, windows)).specs.values())
 
 
-def _region_assets(
+def _job_assets(
     assets: JobAssets, checks: JobChecks, pool: str | None, spark_key: str, storage_key: str
 ) -> AssetsDefinition:
     """Builds the assets of a job without partitions. A run takes one checkpoint after the other."""

@@ -6,10 +6,11 @@ from typing import Any
 
 from dagster import JobDefinition, OpExecutionContext, job, op
 
+from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.orchestration.definitions.shown_operators import Show
 from dagster_flinkpy.orchestration.definitions.translator import FlinkTranslator, job_assets
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_jobs
-from dagster_flinkpy.orchestration.job_assets import JobAssets
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, flink_job
+from dagster_flinkpy.orchestration.job_assets import JobAssets, is_internal
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     InspectConfig,
@@ -40,8 +41,6 @@ def build_flink_jobs(
     checkpoint_storage_resource_key: str = "checkpoint_storage",
 ) -> list[JobDefinition]:
     """Builds the Dagster jobs for everything besides checkpoints: savepoints, restores and the like.
-
-    There is one set of jobs for the program, or for each region if it has blocking edges.
 
     ==================== ===========================================================================================
     ``{name}_savepoint`` Keeps the last completed checkpoint, or the next one of a running job, as a savepoint.
@@ -81,24 +80,17 @@ def build_flink_jobs(
                 assets=flink_assets(words_env, name="words"), jobs=build_flink_jobs(words_env, name="words")
             )
     """
-    program = flink_jobs(env, name)
+    program = flink_job(env, name)
 
     @cache
-    def all_assets() -> list[JobAssets]:
+    def assets() -> JobAssets:
         return job_assets(program, name=name, show=show, translator=translator)
 
-    def assets_of(region: int) -> Callable[[], JobAssets]:
-        return lambda: all_assets()[region]
-
-    jobs: list[JobDefinition] = []
-    for region, flink_job in enumerate(program):
-        operations = JobOperations(flink_job, assets_of(region), spark_resource_key, checkpoint_storage_resource_key)
-        jobs += _jobs_of(operations)
-    return jobs
+    return _jobs_of(JobOperations(program, assets, spark_resource_key, checkpoint_storage_resource_key))
 
 
 def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
-    """Builds the jobs of one region. Dagster reads the config of a step from the annotations of its function."""
+    """Builds the jobs of a program. Dagster reads the config of a step from the annotations of its function."""
     job_id, name = operations.job.job_id, operations.job.dagster_name
 
     def savepoint(context: OpExecutionContext, config: SavepointConfig) -> str:
@@ -148,6 +140,10 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
         return only
 
     graph = operations.job.graph
+
+    def keeps_state(vertex: JobVertex) -> bool:
+        return vertex.spec.keeps_state and bool(graph.inputs(vertex.uid)) and not is_internal(vertex)
+
     vertices, savepoint_of_job = graph.vertices, {"savepoint_path": f"savepoint-{job_id}-"}
     return [
         build(
@@ -202,7 +198,7 @@ def _jobs_of(operations: JobOperations) -> list[JobDefinition]:
             f"Shows the state of one key of job {job_id}.",
             attempt=False,
             example={
-                "uid": next((v.uid for v in vertices if v.spec.keeps_state and graph.inputs(v.uid)), ""),
+                "uid": next((v.uid for v in vertices if keeps_state(v)), ""),
                 "key": "",
             },
         ),

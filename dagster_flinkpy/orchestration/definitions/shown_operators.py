@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal, TypeAlias, get_args
 
 from dagster_flinkpy.datastream.job_graph import JobGraph, JobVertex
@@ -13,7 +13,6 @@ from dagster_flinkpy.datastream.operator_specs import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.definitions.columns import PASS_ON
-from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import is_internal
 
 __all__ = ["Show", "ShownOperators"]
@@ -26,52 +25,47 @@ class ShownOperators:
     """The operators of a program that are assets.
 
     Args:
-        jobs: The jobs of the program; each comes after those whose blocking edges it reads.
+        graph: The program, with its blocking edges cut.
         show: Which operators are assets.
 
     Raises:
         ConfigurationError: ``show`` is neither of its values.
     """
 
-    def __init__(self, jobs: Sequence[FlinkJob], show: Show) -> None:
+    def __init__(self, graph: JobGraph, show: Show) -> None:
         if show not in get_args(Show):
             raise ConfigurationError(f"show={show!r}: use {' or '.join(map(repr, get_args(Show)))}")
-        self._uids = {uid for job in jobs for uid in _shown(job.graph, show)}
+        self._uids = set(_shown(graph, show))
         self.upstream: dict[str, list[str]] = {}
         """By uid, the nearest assets that an operator reads from, directly or through hidden operators."""
         self.origins: dict[str, list[str]] = {}
         """By uid, those of them whose records reach the operator unchanged; none if some others reach it, too."""
-        for job in jobs:
-            for vertex in job.graph.vertices:
-                self.upstream[vertex.uid] = self._nearest(_sources(job.graph, vertex), self.upstream)
-                unchanged = _unchanged_from(job.graph, vertex)
-                origins = self._nearest(unchanged, self.origins)
-                known = all(source in self._uids or self.origins[source] for source in unchanged)
-                self.origins[vertex.uid] = origins if known else []
-
-    def __contains__(self, uid: str) -> bool:
-        return uid in self._uids
-
-    def hidden(self, graph: JobGraph) -> dict[str, tuple[JobVertex, ...]]:
-        """Returns the hidden operators of a job whose numbers an asset shows, by the asset's uid.
+        for vertex in graph.vertices:
+            self.upstream[vertex.uid] = self._nearest(_sources(graph, vertex), self.upstream)
+            unchanged = _unchanged_from(graph, vertex)
+            origins = self._nearest(unchanged, self.origins)
+            known = all(source in self._uids or self.origins[source] for source in unchanged)
+            self.origins[vertex.uid] = origins if known else []
+        self.hidden = self._hidden(graph)
+        """By uid of an asset's operator, the hidden operators whose numbers the asset shows.
 
         These are the operators between the asset and the assets that it reads from. An operator that no asset reads
         from is shown by the assets before it.
-
-        Args:
-            graph: The job.
         """
+
+    def _hidden(self, graph: JobGraph) -> dict[str, tuple[JobVertex, ...]]:
+        readers: dict[str, list[str]] = {vertex.uid: [] for vertex in graph.vertices}
+        for vertex in graph.vertices:
+            for source in _sources(graph, vertex):
+                readers[source].append(vertex.uid)
         behind: dict[str, list[str]] = {}
         for vertex in reversed(graph.vertices):
-            behind[vertex.uid] = self._nearest((edge.target for edge in graph.outputs(vertex.uid)), behind)
-        before: dict[str, list[str]] = {}
-        for vertex in graph.vertices:
-            before[vertex.uid] = self._nearest((edge.source for edge in graph.inputs(vertex.uid)), before)
-        found: dict[str, list[JobVertex]] = {vertex.uid: [] for vertex in graph.vertices if vertex.uid in self}
+            behind[vertex.uid] = self._nearest(readers[vertex.uid], behind)
+        found: dict[str, list[JobVertex]] = {v.uid: [] for v in graph.vertices if v.uid in self._uids}
         first = next(iter(found))
         for vertex in graph.vertices:
-            if vertex.uid not in self:
-                for uid in behind[vertex.uid] or before[vertex.uid] or [first]:
+            if vertex.uid not in self._uids:
+                for uid in behind[vertex.uid] or self.upstream[vertex.uid] or [first]:
                     found[uid].append(vertex)
         return {uid: tuple(vertices) for uid, vertices in found.items()}
 
@@ -82,20 +76,12 @@ class ShownOperators:
 
 
 def _shown(graph: JobGraph, show: Show) -> list[str]:
-    """The uids of the assets of a job. Each job has at least one, else nobody could run it."""
+    """The uids of the assets of a job. A job has at least one: sources need a uid."""
     named = [vertex for vertex in graph.vertices if vertex.uid_set and not is_internal(vertex)]
     if show == "operators":
         return [vertex.uid for vertex in named]
     ends = (SourceSpec, SinkSpec)
-    tables = [v.uid for v in named if isinstance(v.spec, ends) and not isinstance(v.spec, BlockingEdgeSourceSpec)]
-    if tables:
-        return tables
-    # The job is between blocking edges: the last operators with a uid, which are next to such an edge.
-    followed: dict[str, bool] = {}
-    for vertex in reversed(graph.vertices):
-        targets = [edge.target for edge in graph.outputs(vertex.uid)]
-        followed[vertex.uid] = any(graph.vertex(t) in named or followed[t] for t in targets)
-    return [vertex.uid for vertex in named if not followed[vertex.uid]]
+    return [v.uid for v in named if isinstance(v.spec, ends) and not isinstance(v.spec, BlockingEdgeSourceSpec)]
 
 
 def _sources(graph: JobGraph, vertex: JobVertex) -> list[str]:

@@ -14,7 +14,7 @@ from dagster_flinkpy.checkpoint.operator_program import operator_code_version
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.job_graph import JobVertex
-from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SinkSpec, SourceSpec
+from dagster_flinkpy.datastream.operator_specs import SinkSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
 from dagster_flinkpy.orchestration.definitions.columns import column_metadata
@@ -103,7 +103,7 @@ class FlinkTranslator:
 
 
 def job_assets(
-    jobs: Sequence[FlinkJob],
+    job: FlinkJob,
     *,
     name: str,
     show: Show,
@@ -112,37 +112,28 @@ def job_assets(
     owners: Sequence[str] = (),
     tags: Mapping[str, str] | None = None,
     deps: Mapping[str, Sequence[CoercibleToAssetKey]] | None = None,
-) -> list[JobAssets]:
-    """Returns the assets of each job of a program.
+) -> JobAssets:
+    """Returns the assets of a job.
 
     Raises:
         ConfigurationError: ``deps`` names an operator that is not a source of the program, or ``show`` is neither of
             its values.
     """
     translator = translator or FlinkTranslator()
-    outside, shown = _outside(jobs, deps or {}), ShownOperators(jobs, show)
-    keys: dict[str, AssetKey] = {}
-    made: list[JobAssets] = []
-    for job in jobs:
-        specs: dict[str, AssetSpec] = {}
-        hidden = shown.hidden(job.graph)
-        for uid, among in hidden.items():
-            upstream = (*(keys[source] for source in shown.upstream[uid]), *outside.get(uid, ()))
-            columns = column_metadata(job.graph, uid, [keys[source] for source in shown.origins[uid]])
-            vertex = job.graph.vertex(uid)
-            data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns, among)
-            specs[uid] = translator.get_asset_spec(data)
-            keys[uid] = specs[uid].key
-        made.append(JobAssets(job, specs, hidden))
-    return made
+    outside, shown = _outside(job, deps or {}), ShownOperators(job.graph, show)
+    specs: dict[str, AssetSpec] = {}
+    for uid, among in shown.hidden.items():
+        upstream = (*(specs[source].key for source in shown.upstream[uid]), *outside.get(uid, ()))
+        columns = column_metadata(job.graph, uid, [specs[source].key for source in shown.origins[uid]])
+        vertex = job.graph.vertex(uid)
+        data = FlinkOperatorData(name, job, vertex, upstream, group_name, owners, tags or {}, columns, among)
+        specs[uid] = translator.get_asset_spec(data)
+    return JobAssets(job, specs, shown.hidden)
 
 
-def _outside(jobs: Sequence[FlinkJob], deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
+def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -> dict[str, list[AssetKey]]:
     """Returns the assets that sources read, by the sources' uids."""
-    vertices = [vertex for job in jobs for vertex in job.graph.vertices]
-    sources = [
-        v.uid for v in vertices if isinstance(v.spec, SourceSpec) and not isinstance(v.spec, BlockingEdgeSourceSpec)
-    ]
+    sources = [v.uid for v in job.graph.sources]
     if unknown := sorted(deps.keys() - set(sources)):
         raise ConfigurationError(
             f"deps names {', '.join(map(repr, unknown))}, which is not a source of the program. "

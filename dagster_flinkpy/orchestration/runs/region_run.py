@@ -1,4 +1,4 @@
-"""A step that runs a region. It materializes all assets of the region, even if only some are selected."""
+"""A step that runs a job. It materializes all assets of the job, even if only some are selected."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ __all__ = ["RegionRun"]
 
 @dataclass(frozen=True)
 class RegionRun:
-    """Knows which assets of a region a run has selected, and records the events of all of them.
+    """Knows which assets of a job a run has selected, and records the events of all of them.
 
-    State and barriers belong to the region, so the step runs and materializes all of it. Dagster accepts only the
+    State and barriers belong to the job, so the step runs and materializes all of it. Dagster accepts only the
     results of selected assets. The other assets get events in the log of the same run, with the tags that Dagster would
     have set: data version, code version, and input versions. For selected assets, too, the input versions inside the
-    region are set here: Dagster looks them up before the step runs, when unselected assets still have their previous
+    job are set here: Dagster looks them up before the step runs, when unselected assets still have their previous
     version.
     """
 
     context: AssetExecutionContext
     assets: JobAssets
-    """All assets of the region."""
+    """All assets of the job."""
     outside: Mapping[AssetKey, Mapping[str, str]]
-    """The input tags of the assets outside the region, as they were when the step began; see `with_inputs_of`."""
+    """The input tags of the assets outside the job, as they were when the step began; see `with_inputs_of`."""
 
     @property
     def specs(self) -> Mapping[str, AssetSpec]:
-        """All assets of the region, by uid, in topological order."""
+        """All assets of the job, by uid, in topological order."""
         return self.assets.specs
 
     @staticmethod
     def begin(context: AssetExecutionContext, assets: JobAssets) -> RegionRun:
-        """Begins a step. Logs it if only some assets of the region are selected.
+        """Begins a step. Logs it if only some assets of the job are selected.
 
         Args:
             context: Context of the step.
-            assets: The assets of the region.
+            assets: The assets of the job.
 
         Raises:
             Failure: A run of another code location is working on the job.
@@ -71,15 +71,15 @@ class RegionRun:
         job, specs = assets.job, assets.specs
         with flink_failures():
             refuse_other_location(context.instance, context.run, job.job_id, assets.keys)
-        selected, region = context.selected_asset_keys, {spec.key for spec in specs.values()}
+        selected, own = context.selected_asset_keys, {spec.key for spec in specs.values()}
         others = [spec for spec in specs.values() if spec.key not in selected]
         if others:
             context.log.info(
                 f"The selection {_names(spec for spec in specs.values() if spec.key in selected)} runs the whole "
-                f"region {job.job_id} of {len(specs)} assets, because state and barriers belong to the region. So "
+                f"job {job.job_id} of {len(specs)} assets, because state and barriers belong to the job. So "
                 f"these are materialized as well: {_names(others)}."
             )
-        outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - region
+        outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - own
         return RegionRun(context, assets, {key: _input_tags(context.instance, key) for key in outside})
 
     @property
@@ -98,7 +98,7 @@ class RegionRun:
 
         Args:
             spec: The asset.
-            version: Data version of all assets in the region.
+            version: Data version of all assets in the job.
             metadata: Metadata of the event.
             partition: Partition of the event, for assets that are not selected. Dagster knows it for the others.
         """
@@ -148,18 +148,18 @@ class RegionRun:
         return tags | self.outside_tags(spec) | self.input_tags(spec, version)
 
     def outside_tags(self, spec: AssetSpec) -> dict[str, str]:
-        """Returns the input tags of the assets outside the region on which an asset depends."""
+        """Returns the input tags of the assets outside the job on which an asset depends."""
         tags = dict[str, str]()
         for dep in spec.deps:
             tags |= self.outside.get(dep.asset_key, {})
         return tags
 
     def input_tags(self, spec: AssetSpec, version: DataVersion) -> dict[str, str]:
-        """Returns the input tags of an asset inside the region: this version, in the newest event."""
+        """Returns the input tags of an asset inside the job: this version, in the newest event."""
         newest = str(self.context.instance.event_log_storage.get_maximum_record_id() or 0)
-        region, tags = {each.key for each in self.specs.values()}, dict[str, str]()
+        own, tags = {each.key for each in self.specs.values()}, dict[str, str]()
         for dep in spec.deps:
-            if dep.asset_key in region:
+            if dep.asset_key in own:
                 tags[get_input_data_version_tag(dep.asset_key)] = version.value
                 tags[get_input_event_pointer_tag(dep.asset_key)] = newest
         return tags

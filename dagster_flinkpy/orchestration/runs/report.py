@@ -50,7 +50,7 @@ _END_OF_TIME = 2**63 - 1  # Flink: Watermark.MAX_WATERMARK
 
 def checkpoint_line(job: FlinkJob, epoch: CompletedEpoch) -> str:
     """Describes a checkpoint in one line."""
-    read = sum(epoch.operator(v.uid).records_out for v in job.graph.vertices if not job.graph.inputs(v.uid))
+    read = sum(epoch.operator(v.uid).records_out for v in job.graph.sources)
     committed = sum(report.rows_committed or 0 for report in epoch.operators)
     written = sum(report.delta_bytes for report in epoch.operators)
     dropped = sum(report.late_records_dropped or 0 for report in epoch.operators)

@@ -22,9 +22,10 @@ from dagster_flinkpy.datastream.connectors.base import (
 )
 from dagster_flinkpy.datastream.connectors.spark import PartitionedSparkSource, SparkSource, SparkTransform
 from dagster_flinkpy.errors import ConfigurationError, StorageError
-from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, deal_out
+from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeOutput
 from dagster_flinkpy.runtime.blocking.dataframe_segments import PartsTarget, read_parts, write_parts
 from dagster_flinkpy.runtime.blocking.dataframe_types import frame_of, frame_schema, select_columns, user_frames
+from dagster_flinkpy.runtime.blocking.segments import deal_out
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
@@ -127,9 +128,7 @@ class SparkSourceEnumerator(SplitEnumerator):
 
 
 class SparkTransformEnumerator(BlockingEdgeEnumerator):
-    """Applies a function to each checkpoint that has completed upstream, and assigns the resulting rows.
-
-    Its state is the last assigned checkpoint.
+    """Applies a function to what the region before has written in an epoch, and assigns the resulting rows.
 
     Args:
         source: The source, with the function.
@@ -145,8 +144,8 @@ class SparkTransformEnumerator(BlockingEdgeEnumerator):
         self._parts = _Parts(self._transform.location, self._transform.uid, context)
         self._parts.discard_lingering()
 
-    def _segments(self, marker: Json) -> list[Json]:
-        written = super()._segments(marker)
+    def _segments(self, output: EdgeOutput) -> Sequence[Json]:
+        written = output.segments
         if not written:
             return []
         source = self._transform

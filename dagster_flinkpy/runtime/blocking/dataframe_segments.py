@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.connectors.base import Json
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.blocking.blocking_edge import read_segment
+from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, read_segment
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP
-from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["PartsTarget", "read_parts", "write_parts"]
 
-_PART_BYTES = 32 << 20
-"""A part is written with one request, so an attempt that dies leaves no open upload."""
 _PART_SCHEMA = pa.schema(
     [
         ("partition", pa.int32()),
@@ -100,52 +98,18 @@ def _write_partition(target: PartsTarget, batches: Iterator[pa.RecordBatch]) -> 
 
     context = TaskContext.get()
     assert context is not None
-    writer = _PartWriter(target, context.partitionId())
+    partition = context.partitionId()
+    name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
+    writer = SegmentWriter(target.location.open(), name, target.type_info)
     for batch in batches:
         if batch.num_rows:
-            writer.write(_records(target, batch))
-    yield pa.RecordBatch.from_pylist(writer.finish(), schema=_PART_SCHEMA)
+            writer.write(*_records(target, batch))
+    parts = [{"partition": partition, "number": i, **part} for i, part in enumerate(writer.finish())]
+    yield pa.RecordBatch.from_pylist(parts, schema=_PART_SCHEMA)
 
 
-class _PartWriter:
-    """Writes one partition in parts that fit into memory."""
-
-    def __init__(self, target: PartsTarget, partition: int) -> None:
-        self._store: ObjectStore = target.location.open()
-        self._name = f"{target.prefix}{partition:06d}.{uuid.uuid4().hex}"
-        self._partition = partition
-        self._schema = pa.schema([("value", target.type_info.arrow_type), ("timestamp", pa.int64())])
-        self._options = pa.ipc.IpcWriteOptions(compression="zstd")
-        self._parts: list[Json] = []
-        self._rows = 0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        if not self._rows:
-            self._buffer = pa.BufferOutputStream()
-            self._stream = pa.ipc.new_stream(self._buffer, self._schema, options=self._options)
-        self._stream.write_batch(batch)
-        self._rows += batch.num_rows
-        if self._buffer.tell() >= _PART_BYTES:
-            self._send()
-
-    def finish(self) -> list[Json]:
-        if self._rows:
-            self._send()
-        return self._parts
-
-    def _send(self) -> None:
-        self._stream.close()
-        data = self._buffer.getvalue().to_pybytes()
-        number = len(self._parts)
-        key = f"{self._name}.{number:04d}.arrow"
-        self._store.put(key, data)
-        part = {"partition": self._partition, "number": number, "key": key, "bytes": len(data), "rows": self._rows}
-        self._parts.append(part)
-        self._rows = 0
-
-
-def _records(target: PartsTarget, batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Converts rows to ``value`` and ``timestamp``."""
+def _records(target: PartsTarget, batch: pa.RecordBatch) -> tuple[pa.StructArray, pa.Array]:
+    """Converts rows to records and their event times."""
     columns = []
     for field, column in zip(target.fields, batch.columns, strict=False):
         try:
@@ -159,8 +123,7 @@ def _records(target: PartsTarget, batch: pa.RecordBatch) -> pa.RecordBatch:
         timestamps = pc.fill_null(batch.columns[-1], NO_TIMESTAMP)
     else:
         timestamps = pa.array(np.full(batch.num_rows, NO_TIMESTAMP, dtype=np.int64))
-    value = pa.StructArray.from_arrays(columns, fields=target.fields)
-    return pa.RecordBatch.from_arrays([value, timestamps], names=["value", "timestamp"])
+    return pa.StructArray.from_arrays(columns, fields=target.fields), timestamps
 
 
 def _read_partition(

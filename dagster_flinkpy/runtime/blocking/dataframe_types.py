@@ -13,8 +13,8 @@ from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, Types
 from dagster_flinkpy.connectors.arrow_types import type_info_of
 from dagster_flinkpy.datastream.connectors.spark import ROWTIME
 from dagster_flinkpy.errors import ConfigurationError, FlinkPyError, TypeMismatchError, UserFunctionError
-from dagster_flinkpy.runtime.master.region_job import error_in_task
-from dagster_flinkpy.runtime.master.shipping import user_modules_by_value
+from dagster_flinkpy.runtime.failure import error_in_task
+from dagster_flinkpy.runtime.user_modules import user_modules_by_value
 from dagster_flinkpy.spark.sessions import get_session
 
 if TYPE_CHECKING:

@@ -17,11 +17,13 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.committers import Committers
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
-from dagster_flinkpy.runtime.master.job_master import Completion, EpochRequest, JobMaster
+from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch, completed_epoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
@@ -41,7 +43,7 @@ class AttemptRestarts(ABC):
     _committers: Committers
     _coordinator: CheckpointCoordinator
     _desk: RequestDesk
-    _epochs: EpochPlanner
+    _contents: CheckpointContents
     _failover: JobFailover
     _location: StorageLocation
     _master: JobMaster
@@ -65,8 +67,12 @@ class AttemptRestarts(ABC):
     def _begin(self) -> None:
         """Recovers what the last checkpoint has not committed, restores it, and creates a new master."""
 
+    @abstractmethod
+    def _read_partition(self, partition: TimePartition) -> None:
+        """Lets the next epoch read a time partition."""
+
     def _run_with_restarts(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
-        partition = self._epochs.partition
+        partition = self._contents.partition
         self._master.settle()  # what an earlier request has left under way does not count
         taken = 0
         remaining = request
@@ -92,7 +98,7 @@ class AttemptRestarts(ABC):
                 return
             if partition is not None:
                 self._desk.partitioned = True
-                self._epochs.read_partition(partition)
+                self._read_partition(partition)
             if request.limit is not None:
                 remaining = replace(request, limit=request.limit - taken)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 
 import pyarrow as pa
@@ -21,15 +22,13 @@ import pyarrow as pa
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
-from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
-from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
 from dagster_flinkpy.common.clock import current_millis
-from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
@@ -47,21 +46,22 @@ from dagster_flinkpy.errors import (
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.attempt_restarts import AttemptRestarts
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 from dagster_flinkpy.runtime.master.in_process import run_in_process
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
-from dagster_flinkpy.runtime.master.job_master import EpochRequest, JobMaster
-from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
-from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
-from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
+from dagster_flinkpy.runtime.master.region_execution import EpochKind
 from dagster_flinkpy.runtime.master.region_job import run_region
-from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.results import EpochResults
@@ -90,7 +90,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
     that checkpoint has not committed yet, and aborts what dead attempts left open.
 
     Args:
-        graph: The program, which is one pipelined region.
+        graph: The program.
         config: Where the job runs.
         owner: Who runs the attempt, in a form that people understand, such as a Dagster run id.
         led_by: Id of the run that the attempt belongs to, for other runs of the job. Default: unknown.
@@ -145,10 +145,9 @@ class JobAttempt(AttemptRestarts, ServedJob):
         super().__init__()
         if require_uids:
             graph.require_uids()
-        if len(graph.regions()) > 1:
-            raise ConfigurationError(f"job {config.job_id!r} has several regions; run each region as a separate job")
+        graph.regions()  # checks that blocking edges separate the program
         self._location = config.storage.child(config.job_id)
-        graph = bind_blocking_edges(graph, config.blocking_edges or self._location.child("exchange"))
+        graph = bind_blocking_edges(graph.split(), self._location.child(EXCHANGE_FOLDER))
         self._program = graph
         self.graph = graph if parallelism is None else graph.with_parallelism(parallelism)
         self.config = config
@@ -175,7 +174,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
             run_id=run_id,
             progress=self._progress,
         )
-        self._session = JobSession(config.spark, self._progress)
+        self._spark = SharedSession(config.spark, self._progress)
         self._stopped = False
         """Whether the job was stopped earlier, and nobody has restored a savepoint since."""
         self._lease = config.checkpointing.timeout + _LEASE_MARGIN
@@ -209,7 +208,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
 
     def _require_slots(self) -> None:
         if self.config.require_all_slots and not self.config.in_process:
-            require_all_slots(self.config.job_id, self.graph, self.config.spark, self._session)
+            require_all_slots(self.config.job_id, self.graph, self.config.spark, JobSession(self._spark))
 
     def _take_over(self, after: Attempt | None = None) -> Attempt:
         job_store = self._location.open()
@@ -259,14 +258,17 @@ class JobAttempt(AttemptRestarts, ServedJob):
             self.graph, plan = self._restore.assign(self.graph, start)
             self._require_slots()  # the parallelism may be another one
         self._slots = JobSlots(self.config.job_id, self.graph, self.graph.regions(), self.config.spark, self._progress)
-        context = SplitEnumeratorContext(
-            self.config.job_id, self.token, self._session.open, self._run_id, self._progress
+        if not self.config.in_process:
+            self._slots.open(JobSession(self._spark))
+        self._regions = JobRegions(
+            self.graph, self.config, self.token, self._run_id, start, plan, self._spark, self._progress
         )
-        self._epochs = EpochPlanner(self.graph, self.config, context, start, plan)
+        self._regions.discard_lingering(self._watchdog)
+        self._contents = CheckpointContents(self.graph, self.config.job_id, self.token, start)
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
             self._attempt.token,
-            self._plan(),
+            self._regions.checkpoint_plan(self._committers.uids, self._hooks.identifiers),
             # An attempt cannot continue after a failed epoch: the next attempt starts from the last checkpoint.
             replace(self.config.checkpointing, tolerable_failed=0),
             restored=start,
@@ -277,8 +279,8 @@ class JobAttempt(AttemptRestarts, ServedJob):
         if not self._tokens:
             self._reporters.open()
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
-            self._failover = JobFailover([self.graph], {}, self.config, _now, self._progress)
-        self._failover = self._failover.deployed([self.graph])
+            self._failover = JobFailover(self._regions.graphs, self._regions.edges, self.config, _now, self._progress)
+        self._failover = self._failover.deployed(self._regions.graphs)
         steps = CheckpointSteps(
             self._store,
             self._attempt,
@@ -293,27 +295,27 @@ class JobAttempt(AttemptRestarts, ServedJob):
             after_commit=lambda: self._restore.dispose_claimed(self._owner, _now()),
             timeline=timeline,
         )
-        runner = RegionRunner(
-            self._epochs,
-            self._session,
-            self._watchdog,
-            lambda job: self._on_spark(job),
-            self._on_results,
-            self._check_leader,
-            self._progress,
-            self._plan().tasks_to_wait_for,
-            timeline,
-        )
         self._master = JobMaster(
             self._coordinator,
-            [RegionExecution(runner, Lane.region(0), self._mailbox)],
+            self._regions.executions(
+                self._mailbox,
+                self._watchdog,
+                run_job=lambda job: self._on_spark(job),
+                on_results=self._on_results,
+                check_leader=self._check_leader,
+                slots=self._slots,
+                failover=self._failover,
+                timeline=timeline,
+            ),
             self._failover,
             steps,
             self._mailbox,
             self._desk,
+            contents=self._contents,
             create_metadata=lambda write: self._create_metadata(write),
             on_completed=self._on_completed,
             abort_lingering=self._abort_after_failure,
+            discard_read=partial(self._regions.discard_read, self._watchdog),
             max_ahead=self.config.checkpointing.max_concurrent,
             owner=self._owner,
             now=_now,
@@ -326,7 +328,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         return InlineMailbox(now=_now) if self.config.in_process else ThreadMailbox(_now)
 
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
-        self._epochs.completed(metadata)
+        self._contents.parent = metadata
         self.finished = metadata.end_of_input or metadata.stopped
 
     def _abort_after_failure(self) -> None:
@@ -345,7 +347,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
                 self._master.settle()
             except BaseException as late:  # the error of an epoch that the caller did not wait for
                 error = found = late
-        self._session.close()
+        self._spark.close()
         # If this attempt was fenced or cannot reach the store, the next one tidies up.
         with suppress(FlinkPyError):
             if error is None and self._master.error is None:
@@ -431,16 +433,6 @@ class JobAttempt(AttemptRestarts, ServedJob):
     def _check_leader(self) -> None:
         self._watchdog.run("checking who leads the job", self._store.check_leader, self._attempt)
 
-    def _plan(self) -> CheckpointPlan:
-        tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self.graph.vertices}
-        return CheckpointPlan(
-            tasks_to_trigger=tuple(t for uid in self._epochs.splits.uids for t in tasks[uid]),
-            tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
-            tasks_to_commit=tuple(t for uid in self._committers.uids for t in tasks[uid]),
-            coordinators=self._epochs.splits.uids,
-            master_hooks=self._hooks.identifiers,
-        )
-
     # --- epochs ------------------------------------------------------------------------------------------------------
 
     def run_epoch(self, barriers: int = 1, *, partition: TimePartition | None = None) -> CompletedEpoch:
@@ -473,12 +465,17 @@ class JobAttempt(AttemptRestarts, ServedJob):
                 raise ConfigurationError(f"a partition ends with one barrier, not with barriers={barriers}")
             self._desk.partitioned = True
             self._committers.check_partitioned()
-            self._epochs.read_partition(partition)
+            self._read_partition(partition)
         try:
             return self._checkpoint(EpochRequest(limit=barriers, barriers=barriers))
         finally:
             # A checkpoint that reads no partition, such as the one that stops the job, must not replace its rows.
-            self._epochs.partition = None
+            self._regions.end_partition()
+            self._contents.partition = None
+
+    def _read_partition(self, partition: TimePartition) -> None:
+        self._regions.read_partition(partition)
+        self._contents.partition = partition
 
     def run_epochs(
         self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False
@@ -526,7 +523,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
             SourceReadError: Input cannot be listed.
         """
         if self.finished and not self._stopped:
-            self._epochs.splits.refuse_input_after_end(all_ended=True)
+            self._regions.refuse_input_after_end()
 
     def _require_interval(self) -> None:
         if self.config.checkpointing.interval is None:
@@ -555,7 +552,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         before = {**vars(self)}
         kept, self._restore.parallelism = self._restore.parallelism, parallelism
         try:
-            self._deploy(self._epochs.parent, self._coordinator.statistics)
+            self._deploy(self._contents.parent, self._coordinator.statistics)
         except FlinkPyError:
             vars(self).update(before)
             self._restore.parallelism = kept
@@ -566,7 +563,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
             raise CheckpointError("this attempt has failed; start another one") from self._master.error
         yield from self._run_with_restarts(request)
 
-    # --- the region's lane -------------------------------------------------------------------------------------------
+    # --- the lanes of the regions ------------------------------------------------------------------------------------
 
     def _on_results(self, results: EpochResults, job: EpochJob) -> None:
         pass_on(results.logs, results.missing_logs, self._on_log, job.checkpoint_id)
@@ -576,7 +573,10 @@ class JobAttempt(AttemptRestarts, ServedJob):
         if self.config.in_process:
             return list(run_in_process(job))
         what = f"checkpoint {job.checkpoint_id} of job {job.job_id!r}"
-        with self._session.open() as spark, RecordCounts(self.config.spark.on_this_machine) as counts:
+        with (
+            self._regions.sessions[job.region].open() as spark,
+            RecordCounts(self.config.spark.on_this_machine) as counts,
+        ):
             self._slots.look(spark)
             progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
             with watched(spark, progress):
@@ -588,7 +588,8 @@ class JobAttempt(AttemptRestarts, ServedJob):
 
     def _create_metadata(self, write: WriteMetadata) -> CheckpointMetadata:
         stopped = True if self._stopping or self._stopped else None
-        return self._epochs.metadata(write, {**self._restore.properties, STOPPED: stopped})
+        ended = self._regions.end_with(write.checkpoint_id)
+        return self._contents.metadata(write, ended=ended, properties={**self._restore.properties, STOPPED: stopped})
 
     def _commit(self, metadata: CheckpointMetadata) -> int:
         try:

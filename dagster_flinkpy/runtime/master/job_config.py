@@ -30,8 +30,6 @@ class JobConfig:
     """Whether an attempt fails if Spark cannot run all subtasks at once. Default: they run in waves."""
     metric_reporters: tuple[MetricReporterOptions, ...] = ()
     """Who gets the metrics while an attempt runs. Default: nobody."""
-    blocking_edges: StorageLocation | None = None
-    """Location of blocking edges, which several jobs share. Default: ``exchange/`` below the job's own prefix."""
     partition_retention: PartitionRetention = field(default_factory=PartitionRetention)
     """Which end states of time partitions are kept. Default: all."""
     failover: FailoverConfig = field(default_factory=FailoverConfig)

@@ -84,7 +84,13 @@ class JobFailover:
         self._handler.succeeded()
 
     def region_failed(
-        self, region: int, epoch: int, begun: Mapping[int, int], error: BaseException, task: Subtask | None
+        self,
+        region: int,
+        epoch: int,
+        begun: Mapping[int, int],
+        error: BaseException,
+        task: Subtask | None,
+        lost: Mapping[str, Sequence[int]] | None = None,
     ) -> bool:
         """Decides about the failure of a region.
 
@@ -94,12 +100,13 @@ class JobFailover:
             begun: The last epoch whose input each region has begun to read.
             error: The root cause.
             task: The subtask that raised it; None if the driver raised it.
+            lost: The epochs whose segments are gone, by the uid of their blocking edge. Default: none.
 
         Returns:
             Whether the region restarts alone, at :meth:`next_restart`. If not, :meth:`job_failed` says what to do.
         """
         self.graph.fail(region, error, task)
-        found = self._handler.handle(error, RegionFailure(region, epoch, begun), self._now())
+        found = self._handler.handle(error, RegionFailure(region, epoch, begun, lost or {}), self._now())
         if found.plan is None or found.plan.epochs.keys() != {region}:
             self._decided = found
             return False

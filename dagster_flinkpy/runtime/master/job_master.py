@@ -3,8 +3,8 @@
 Every event reaches the master as a stimulus: a Spark job, a write or a commit has ended, or a timer is due. Only the
 master changes the coordinator. It runs on the thread that iterates over :meth:`JobMaster.run`.
 
-The region runs epoch n + 1 while checkpoint n is written, completed and committed. Checkpoints complete one by one, in
-order.
+A region runs epoch n + 1 while those behind it run epoch n, and while checkpoint n - 1 is written, completed and
+committed. Checkpoints complete one by one, in order.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
@@ -38,18 +37,13 @@ from dagster_flinkpy.checkpoint.instructions import (
     WriteMetadata,
 )
 from dagster_flinkpy.checkpoint.messages import (
-    AcknowledgeCheckpoint,
     CheckpointFailureReason,
-    DeclineCheckpoint,
     Subtask,
 )
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import (
-    Acknowledge,
     CommitFinished,
-    CoordinatorSnapshotted,
-    Decline,
     JobStatusChanged,
     MetadataWriteFailed,
     PeriodicTick,
@@ -58,42 +52,19 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SegmentLostError
 from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
+from dagster_flinkpy.runtime.master.region_execution import EpochBatch, EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.runtime.master.task_messages import acknowledgements, declined
 
-__all__ = ["Completion", "EpochRequest", "JobMaster"]
-
-
-@dataclass(frozen=True)
-class EpochRequest:
-    """A request for epochs."""
-
-    kind: EpochKind = EpochKind.READ
-    limit: int | None = 1
-    """The number of epochs; fewer if the input ends. None: until the input ends or an epoch has nothing to read."""
-    barriers: int = 1
-    """How many epochs one Spark job reads."""
-    periodic: bool = False
-    """Whether each epoch waits until the next periodic checkpoint is due."""
-    stop: bool = False
-    """Whether the job stops with the checkpoint."""
-
-
-@dataclass(frozen=True)
-class Completion:
-    """A checkpoint that is complete and committed."""
-
-    metadata: CheckpointMetadata
-    duration_ms: int
-    """Time from the trigger to the end of the commit."""
-    collected: Mapping[str, list[pa.Array]]
-    """The records of collect operators, by uid. The last checkpoint of a Spark job has all of the job's records."""
+__all__ = ["JobMaster"]
 
 
 class JobMaster:
@@ -101,15 +72,17 @@ class JobMaster:
 
     Args:
         coordinator: Decides when checkpoints are taken and completed.
-        regions: The regions of the job.
+        regions: The regions of the job, each behind those whose output it reads.
         failover: Decides what restarts after a failure.
         steps: Carry out the steps of checkpoints.
         mailbox: Runs the lanes.
         requests: Serves requests to the job.
+        contents: Which checkpoint is the last one, and which time partition is read.
         create_metadata: Returns the metadata of a checkpoint that all have acknowledged.
         on_completed: Called with each checkpoint once HEAD names it.
         abort_lingering: Aborts open transactions that no checkpoint names.
-        max_ahead: How many checkpoints may be under completion while the region runs the next epoch.
+        max_ahead: How many checkpoints may be incomplete when the next one is triggered.
+        discard_read: Deletes the segments of an epoch when its checkpoint is complete.
         owner: Who asks for checkpoints, in words for people.
         now: Tells milliseconds since 1970.
         progress: Takes one-line progress messages.
@@ -124,9 +97,11 @@ class JobMaster:
         mailbox: Mailbox,
         requests: RequestDesk,
         *,
+        contents: CheckpointContents,
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
         on_completed: Callable[[CheckpointMetadata], object],
         abort_lingering: Callable[[], object],
+        discard_read: Callable[[int], object],
         max_ahead: int,
         owner: str,
         now: Callable[[], int],
@@ -136,15 +111,23 @@ class JobMaster:
         self.error: BaseException | None = None
         """The first error of the attempt, or None."""
         self._regions, self._failover, self._steps, self._mailbox = tuple(regions), failover, steps, mailbox
-        (self._region,) = self._regions
-        self._requests = requests
+        self._sources = tuple(region for region in self._regions if not region.before)
+        """The regions whose epochs begin when a checkpoint is triggered."""
+        self._readers = tuple(region for region in self._regions if region.planner.splits.uids)
+        """The regions that read input from outside the job."""
+        self._requests, self._contents = requests, contents
         self._create_metadata, self._on_completed = create_metadata, on_completed
-        self._abort_lingering = abort_lingering
+        self._abort_lingering, self._discard_read = abort_lingering, discard_read
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
         # What was asked for.
         self._request: EpochRequest | None = None
         self._taken = 0
+        """How many epochs of the request have begun."""
         self._enough = True
+        self._batch: EpochBatch | None = None
+        """The latest epochs of the request."""
+        self._incomplete: set[int] = set()
+        """The checkpoints that were triggered, and neither completed nor aborted."""
         self._triggering = False
         """Whether the next checkpoint is getting its id, or its hooks are being called."""
         self._coordinators: dict[int, tuple[str, ...]] = {}
@@ -165,14 +148,15 @@ class JobMaster:
         self._outcome_unknown = False
         """Whether HEAD may name a checkpoint without this attempt knowing it."""
         self._subsumed: list[int] = []
-        self._to_notify: list[int] = []
-        """Complete checkpoints that the sources have not been notified of."""
         self._abort_due = False
         self._failing = self._reported = False
+        self._fails_from: int | None = None
+        """The first checkpoint that cannot complete because of the error; 0 stands for all."""
         self._causes: dict[int | None, FlinkPyError] = {}
         self._triggered: dict[int, float] = {}
-        self._printed: dict[int, list[str]] = {}
-        self._collected: dict[int, Mapping[str, list[pa.Array]]] = {}
+        self._printed: dict[int, dict[Lane, list[str]]] = {}
+        """What to print when a checkpoint is complete, by lane of the region."""
+        self._collected: dict[int, dict[str, list[pa.Array]]] = {}
         self._completed: deque[Completion] = deque()
 
     # --- what callers do ---------------------------------------------------------------------------------------------
@@ -193,7 +177,7 @@ class JobMaster:
             FlinkPyError: The attempt has failed for another reason.
         """
         self.settle()
-        self._request, self._taken, self._enough = request, 0, self._requests.ending
+        self._request, self._taken, self._enough, self._batch = request, 0, self._requests.ending, None
         try:
             while not self._quiet():
                 while self._completed:
@@ -263,18 +247,16 @@ class JobMaster:
         if (told := self._mailbox.termination) is not None and self.error is None:
             self._fail(told)
             self._interrupt_regions()
-        if self.error is not None and not self._failing:
+        older = any(region.has_before(self._fails_from or 0) for region in self._regions)  # may still complete
+        if self.error is not None and not self._failing and not older:
             self._failing = True
             self._failover.job_failed(self.error, canceled=told is not None)
             self._drive(JobStatusChanged(self._now(), running=False))
-        if self._to_notify and self._region.idle:
-            # Between two epochs: what an enumerator has planned is not read yet.
-            for number in self._to_notify:
-                self._region.notify_complete(number)
-            self._to_notify.clear()
         if self._iterating:
             self._requests.look()
         self._trigger_next()
+        for region in self._regions:
+            region.proceed()
         if self._completing is None and self._to_complete:
             self._completing = metadata = self._create_metadata(self._to_complete.popleft())
             self._complete_by(partial(self._steps.write_metadata, metadata))
@@ -285,7 +267,7 @@ class JobMaster:
             # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
             self._mailbox.submit(Lane.STORE, partial(self._steps.subsume, tuple(self._subsumed)))
             self._subsumed.clear()
-        if self._abort_due and not self._region.running:
+        if self._abort_due and not any(region.at_work for region in self._regions):
             # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
             self._abort_due = False
             if not self._outcome_unknown:
@@ -293,9 +275,7 @@ class JobMaster:
 
     def _trigger_next(self) -> None:
         request = self._request
-        if request is None or not self._iterating or self._busy:
-            return
-        if len(self._to_complete) + (self._completing is not None) > self._max_ahead:
+        if request is None or not self._iterating or not self._may_trigger(request):
             return
         if not request.periodic or (self._requests.waiting and not self.coordinator.pending):
             self._trigger(request)
@@ -306,6 +286,19 @@ class JobMaster:
     def _iterating(self) -> bool:
         """Whether another epoch is to follow."""
         return self._request is not None and not self._enough and self.error is None
+
+    def _may_trigger(self, request: EpochRequest) -> bool:
+        """Returns whether the next checkpoint can be triggered now. Finds out, too, whether the request has enough."""
+        if self._triggering or not all(region.idle for region in self._sources):
+            return False
+        self._enough |= request.limit is not None and self._taken >= request.limit
+        if self._enough or len(self._incomplete) > self._max_ahead:
+            return False
+        if self._batch is None:
+            return True
+        more = self._batch.has_more_behind(self._readers, until_idle=request.limit is None and not request.periodic)
+        self._enough |= more is False
+        return more is True
 
     def _trigger(self, request: EpochRequest) -> None:
         kind = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT
@@ -327,7 +320,8 @@ class JobMaster:
 
     def _next_timer(self) -> int | None:
         timers = list(self._timeouts.values())
-        if self._request is not None and self._request.periodic and self._iterating and not self._busy:
+        request = self._request
+        if request is not None and request.periodic and self._iterating and self._may_trigger(request):
             timers.append(self._due_ms)
         if self._iterating and (due_ms := self._requests.due_ms) is not None:
             timers.append(due_ms)
@@ -347,11 +341,13 @@ class JobMaster:
                 self._fail(error)
             self._enough |= self._requests.ending
         elif done.error is not None:
+            since = 0
             if (region := self._region_of(done)) is not None:
-                region.ended()
+                since = region.batch.checkpoint_ids[0] if region.batch is not None else 0
+                region.on_ended()
             elif done.work is self._completion_step:
                 self._break_chain()
-            self._fail(done.error)
+            self._fail(done.error, since)
         elif isinstance(done.result, Outcome):
             self._on_outcome(done.result)
         elif (region := self._region_of(done)) is not None:
@@ -360,123 +356,120 @@ class JobMaster:
             elif isinstance(done.result, RegionEnded):
                 self._on_region_ended(region, done.result)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException, since: int = 0) -> None:
+        """Ends the attempt. Checkpoints before ``since`` may still complete."""
         self.error = self.error or error
+        self._fails_from = since if self._fails_from is None else min(since, self._fails_from)
         self._enough = True
+        for region in self._regions:
+            region.drop_from(since)
 
     def _break_chain(self) -> None:
         self._chain_broken = True
         self._completing = None
         self._to_complete.clear()
 
-    # --- the region --------------------------------------------------------------------------------------------------
+    # --- the regions -------------------------------------------------------------------------------------------------
 
-    @property
-    def _busy(self) -> bool:
-        """Whether the next epoch cannot be triggered yet."""
-        return self._triggering or not self._region.idle
-
-    def _region_of(self, done: Done) -> RegionExecution | None:
-        return next((region for region in self._regions if region.lane == done.lane), None)
+    def _deploy(self, checkpoint_id: int) -> None:
+        """Lets the regions run up to the barrier of a checkpoint."""
+        request, batch = self._request, self._batch
+        assert request is not None
+        self._triggering = False
+        self._taken += 1
+        self._incomplete.add(checkpoint_id)
+        if batch is not None and not batch.closed:
+            batch.checkpoint_ids.append(checkpoint_id)
+            return
+        closed = request.barriers == 1 or request.kind is not EpochKind.READ
+        self._batch = EpochBatch(request.kind, [checkpoint_id], closed)
+        if request.kind is EpochKind.REPEAT:
+            self._contents.repeated = checkpoint_id
+        for region in self._regions:
+            region.enqueue(self._batch)
 
     def _interrupt_regions(self) -> None:
         for region in self._regions:
             region.runner.session.interrupt()
 
-    def _on_planned(self, region: RegionExecution, epoch: Epoch) -> None:
-        region.planned(epoch)
-        request, planned = self._request, len(region.epochs)
-        if self.error is not None:
-            return
-        more = (
-            self._iterating
-            and request is not None
-            and planned < request.barriers
-            and not region.planner.ended[epoch.checkpoint_id]
-        )
-        if more and request is not None and (request.limit is None or self._taken + planned < request.limit):
-            self._trigger(request)
-            return
-        self._run(region)
+    def _region_of(self, done: Done) -> RegionExecution | None:
+        return next((region for region in self._regions if region.lane == done.lane), None)
 
-    def _run(self, region: RegionExecution) -> None:
-        self._failover.graph.switch_to_running(self._regions.index(region))
-        region.run()
+    def _on_planned(self, region: RegionExecution, epoch: Epoch) -> None:
+        region.on_planned(epoch)
+        batch = self._batch
+        if self._fails_from is not None:
+            region.drop_from(self._fails_from)
+        elif batch is not None and not batch.closed and all(each.all_planned for each in self._sources):
+            self._add_or_close(batch)
+
+    def _add_or_close(self, batch: EpochBatch) -> None:
+        """Adds another epoch to a batch that is planned so far, or lets it run."""
+        request = self._request
+        assert request is not None
+        ended = all(region.planner.ended[batch.checkpoint_ids[-1]] for region in self._sources)
+        more = self._iterating and (request.limit is None or self._taken < request.limit)
+        if more and not ended and len(batch.checkpoint_ids) < request.barriers:
+            self._trigger(request)
+        else:
+            batch.closed = True
 
     def _on_region_failed(self, region: RegionExecution, ended: RegionEnded, error: FlinkPyError) -> None:
-        index, first, last = self._regions.index(region), ended.checkpoint_ids[0], ended.checkpoint_ids[-1]
-        if self._failover.region_failed(index, first, {index: last}, error, ended.task):
-            region.failed()
+        index, first = region.lane.number, ended.checkpoint_ids[0]
+        begun = {each.lane.number: each.begun for each in self._regions}
+        lost = (
+            dict.fromkeys(region.planner.edge_sources, ended.checkpoint_ids)
+            if isinstance(error, SegmentLostError)
+            else None
+        )
+        if self._failover.region_failed(index, first, begun, error, ended.task, lost):
+            region.on_failed()
             for checkpoint_id in ended.checkpoint_ids:
                 self._timeouts.pop(checkpoint_id, None)  # they begin anew with the restart
             return
-        region.ended()
+        region.on_ended()
         self._causes[first] = error
-        self._drive(self._decline(region, first, ended.task, error))
-        self._fail(error)
+        self._drive(declined(region.planner, first, ended.task, error, self._now()))
+        self._fail(error, first)
 
     def _restart(self, index: int) -> None:
         region = self._regions[index]
+        if region.batch is None:  # its epochs have been given up meanwhile
+            return
         for epoch in region.epochs:
             self._timeouts[epoch.checkpoint_id] = self._now() + to_millis(self._steps.watchdog.timeout)
         self._failover.deploy(index)
-        self._failover.graph.switch_to_running(index)
         if len(self._regions) == 1 and self._completing is None and not self._to_complete:
             # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
             self._mailbox.submit(region.lane, self._abort_lingering)
         region.restart()
 
     def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
-        index = self._regions.index(region)
-        if self.error is not None:
-            region.ended()
-            self._failover.graph.ended(index)
+        last = ended.checkpoint_ids[-1]
+        if self._fails_from is not None and last >= self._fails_from:
+            region.on_ended()
+            self._failover.graph.ended(region.lane.number)
             return
         if ended.error is not None:
             self._on_region_failed(region, ended, ended.error)
             return
-        region.ended()
-        self._failover.acknowledged(index)
-        results, last = ended.results, ended.checkpoint_ids[-1]
-        self._requests.epoch_ended(last)
-        self._taken += len(ended.checkpoint_ids)
-        self._enough |= self._has_enough(region, last, results.states)
-        region.acknowledged(last, results.states)
-        self._collected[last] = results.collected
+        region.on_ended()
+        self._failover.acknowledged(region.lane.number)
+        results = ended.results
+        region.on_acknowledged(ended)
+        if region in self._sources and min(each.acknowledged for each in self._sources) >= last:
+            self._requests.epoch_ended(last)
+        self._collected.setdefault(last, {}).update(results.collected)
         for position, checkpoint_id in enumerate(ended.checkpoint_ids):
-            self._printed[checkpoint_id] = results.printed.get(position, [])
+            self._printed.setdefault(checkpoint_id, {})[region.lane] = results.printed.get(position, [])
         for checkpoint_id, states in sorted(results.acknowledged.items()):
             self._acknowledge(region, checkpoint_id, states)
 
-    def _has_enough(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> bool:
-        request = self._request
-        if request is None or request.kind is not EpochKind.READ or region.planner.ended[checkpoint_id]:
-            return True
-        if request.limit is not None:
-            return self._taken >= request.limit
-        return not request.periodic and not any(state.splits for state in states.values())
-
     def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Passes the acknowledgements of all tasks and enumerators to the coordinator."""
-        job_id, token = region.planner.config.job_id, region.planner.fencing_token
-        for task, state in states.items():
-            message = AcknowledgeCheckpoint(job_id, checkpoint_id, token, task.uid, task.subtask, state)
-            self._drive(Acknowledge(self._now(), message))
-        positions = region.planner.splits.take_states(checkpoint_id)
-        for uid in self._coordinators.pop(checkpoint_id, ()):
-            self._drive(CoordinatorSnapshotted(self._now(), checkpoint_id, uid, positions[uid]))
-
-    def _decline(
-        self, region: RegionExecution, checkpoint_id: int, task: Subtask | None, error: FlinkPyError
-    ) -> Decline:
-        where = task or region.runner.tasks[0]
-        cause = {"type": type(error).__name__, "message": str(error.args[0] if error.args else error)}
-        reason = CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION
-        if task is not None:
-            reason = CheckpointFailureReason.CHECKPOINT_DECLINED
-        job_id, token = region.planner.config.job_id, region.planner.fencing_token
-        message = DeclineCheckpoint(job_id, checkpoint_id, token, where.uid, where.subtask, reason, cause)
-        return Decline(self._now(), message)
+        """Passes the acknowledgements of all tasks and enumerators of a region to the coordinator."""
+        coordinators = self._coordinators.get(checkpoint_id, ())
+        for stimulus in acknowledgements(region.planner, checkpoint_id, states, coordinators, self._now):
+            self._drive(stimulus)
 
     # --- the coordinator ---------------------------------------------------------------------------------------------
 
@@ -499,8 +492,8 @@ class JobMaster:
             if isinstance(instruction, NotifyAborted):
                 aborted = instruction
         if aborted is not None and aborted.reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
-            cause = self._causes.get(aborted.checkpoint_id)
-            self._fail(cause or CheckpointError(f"checkpoint {aborted.checkpoint_id} was aborted"))
+            number = aborted.checkpoint_id
+            self._fail(self._causes.get(number) or CheckpointError(f"checkpoint {number} was aborted"), number)
 
     def _perform(self, instruction: Instruction) -> None:
         submit = partial(self._mailbox.submit, Lane.STORE)
@@ -518,14 +511,11 @@ class JobMaster:
                     hook = partial(self._steps.trigger_hook, identifier, checkpoint_id, timestamp)
                     self._mailbox.submit(Lane.TRIGGER, hook)
             case EmitBarriers(checkpoint_id=checkpoint_id):
-                assert self._request is not None
-                self._triggering = False
-                self._failover.deploy(0)
-                if self._request.kind is not EpochKind.READ:  # there is nothing to plan
-                    self._failover.graph.switch_to_running(0)
-                self._region.deploy(checkpoint_id, self._request.kind)
-            case CancelSparkJob():
-                self._interrupt_regions()
+                self._deploy(checkpoint_id)
+            case CancelSparkJob(checkpoint_id=checkpoint_id):
+                for region in self._regions:
+                    if region.batch is not None and checkpoint_id in region.batch.checkpoint_ids:
+                        region.runner.session.interrupt()
             case WriteMetadata() if not self._chain_broken:
                 self._to_complete.append(instruction)
             case WriteMetadata():
@@ -533,7 +523,7 @@ class JobMaster:
             case ReplaceHead():
                 self._replacing_head = True
                 metadata = self._under_completion(instruction.checkpoint_id)
-                partition = self._region.planner.partition_end(metadata, self._steps.attempt.head.partitions)
+                partition = self._contents.partition_end(metadata, self._steps.attempt.head.partitions)
                 self._complete_by(partial(self._steps.replace_head, metadata, partition))
             case NotifyComplete():
                 metadata = self._under_completion(instruction.checkpoint_id)
@@ -547,11 +537,13 @@ class JobMaster:
                 submit(partial(self._steps.discard, files))
             case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
                 self._timeouts.pop(checkpoint_id, None)
+                self._coordinators.pop(checkpoint_id, None)
+                self._incomplete.discard(checkpoint_id)
                 self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
                 self._abort_due = True
                 submit(partial(self._steps.tell_aborted, checkpoint_id))
             case FailJob(checkpoint_id=checkpoint_id, message=message):
-                self._fail(self._causes.get(checkpoint_id) or CheckpointError(message))
+                self._fail(self._causes.get(checkpoint_id) or CheckpointError(message), checkpoint_id or 0)
             case ArmPeriodic(at_ms=at_ms):
                 self._due_ms = at_ms
             case Rejected(reason=CheckpointFailureReason.MINIMUM_TIME_BETWEEN_CHECKPOINTS, message=message):
@@ -576,14 +568,21 @@ class JobMaster:
         """Hands a committed checkpoint to the caller."""
         assert self._completing is not None
         metadata, self._completing, self._replacing_head = self._completing, None, False
-        self._timeouts.pop(metadata.checkpoint_id, None)
+        number = metadata.checkpoint_id
+        self._timeouts.pop(number, None)
+        self._coordinators.pop(number, None)
+        self._incomplete.discard(number)
         self._completed.append(self._completion(metadata))
-        self._to_notify.append(metadata.checkpoint_id)
+        for region in self._regions:
+            region.on_completed(number)
+        if len(self._regions) > 1:
+            self._mailbox.submit(Lane.STORE, partial(self._discard_read, number))
         self._requests.completed(metadata)
 
     def _completion(self, metadata: CheckpointMetadata) -> Completion:
         number = metadata.checkpoint_id
-        for line in self._printed.pop(number, ()):
-            print(line)
+        for _, lines in sorted(self._printed.pop(number, {}).items()):
+            for line in lines:
+                print(line)
         duration_ms = round((time.monotonic() - self._triggered.pop(number)) * 1000)
         return Completion(metadata, duration_ms, self._collected.pop(number, {}))

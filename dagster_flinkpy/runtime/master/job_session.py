@@ -12,15 +12,13 @@ from dagster_flinkpy.spark.sessions import SparkSettings, announce_job, get_sess
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["JobSession"]
+__all__ = ["JobSession", "SharedSession"]
 
 _AGAIN_SECONDS = 1.0
 
 
-class JobSession:
-    """Opens the session when it is first needed, and interrupts Spark jobs on request.
-
-    Flink: ``CheckpointCanceller``.
+class SharedSession:
+    """The Spark session of an execution attempt, which is opened when it is first needed.
 
     Args:
         settings: Which Spark to use.
@@ -28,9 +26,37 @@ class JobSession:
     """
 
     def __init__(self, settings: SparkSettings, progress: Callable[[str], None]) -> None:
-        self._settings = settings
-        self._progress = progress
+        self.settings, self.progress = settings, progress
         self._spark: SparkSession | None = None
+        self._lock = threading.Lock()
+
+    def get(self) -> SparkSession:
+        """Returns the session."""
+        with self._lock:
+            if self._spark is None:
+                self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
+                self._spark = get_session(self.settings)
+            return self._spark
+
+    def close(self) -> None:
+        """Closes the session, except in mode ``classic``, where it stays open for the next attempt."""
+        if self._spark is not None and self.settings.mode != "classic":
+            with suppress(Exception):  # the server may be gone, and the session with it
+                self._spark.stop()
+        self._spark = None
+
+
+class JobSession:
+    """Runs the Spark jobs of a region on the shared session, and interrupts them on request.
+
+    Flink: ``CheckpointCanceller``.
+
+    Args:
+        shared: The session of the attempt.
+    """
+
+    def __init__(self, shared: SharedSession) -> None:
+        self._shared = shared
         self._interrupted = False
         self._wake = threading.Event()
         """Set when the Spark jobs of the last :meth:`open` were interrupted or have ended."""
@@ -52,10 +78,8 @@ class JobSession:
     @contextmanager
     def open(self) -> Iterator[SparkSession]:
         """Provides the session; Spark jobs that are started inside the context can be interrupted."""
-        if self._spark is None:
-            self._progress(f"waiting for Spark ({self._settings.mode})")  # it may have to start first
-            self._spark = get_session(self._settings)
-        spark, tag, over = self._spark, self._tag, threading.Event()
+        settings, progress = self._shared.settings, self._shared.progress
+        spark, tag, over = self._shared.get(), self._tag, threading.Event()
         wake = self._wake = threading.Event()
         if self._interrupted:
             wake.set()
@@ -68,9 +92,9 @@ class JobSession:
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:
-            others = stack.enter_context(announce_job(self._settings, self._what))
+            others = stack.enter_context(announce_job(settings, self._what))
             if others:
-                self._progress(f"{self._what} shares Spark with {', '.join(others)}")
+                progress(f"{self._what} shares Spark with {', '.join(others)}")
             spark.addTag(tag)
             stack.callback(spark.removeTag, tag)
             waits = threading.Thread(target=end_when_interrupted, name=f"{tag}-interrupt", daemon=True)
@@ -80,15 +104,8 @@ class JobSession:
             try:
                 yield spark
             except Exception as error:
-                lost = lost_server(self._settings, spark, error)
+                lost = lost_server(settings, spark, error)
                 if lost is None:
                     raise
                 self._spark = None  # a restarted region connects again, and starts another local server
                 raise lost from error
-
-    def close(self) -> None:
-        """Closes the session, except in mode ``classic``, where it stays open for the next attempt."""
-        if self._spark is not None and self._settings.mode != "classic":
-            with suppress(Exception):  # the server may be gone, and the session with it
-                self._spark.stop()
-        self._spark = None

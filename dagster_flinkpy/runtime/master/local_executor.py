@@ -69,50 +69,40 @@ class LocalExecutor:
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
-            regions = graph.regions()
-            if settings.savepoint_path is not None and len(regions) > 1:
-                raise ConfigurationError(
-                    f"program {settings.job_name!r}: a savepoint belongs to one job, but the program has "
-                    f"{len(regions)}, because of its blocking edges; unset execution.state-recovery.path"
-                )
             show = stack.enter_context(_shown())
-            storage, base_id = StorageLocation(folder), _job_id(settings.job_name)
-            for i, region in enumerate(regions):
-                job_id = base_id + (f".{i}" if len(regions) > 1 else "")
-                parts = len(region.parts())
-                if parts > 1 and not ephemeral and settings.savepoint_path is None:
-                    former = [f"{base_id}.{n}" for n in range(parts)]
-                    refuse_former_jobs(storage, job_id, [v.uid for v in region.vertices], former)
-                attempt = JobAttempt(
-                    region,
-                    JobConfig(
-                        job_id,
-                        storage,
-                        checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
-                        latency_tracking_interval=settings.latency_tracking_interval,
-                        require_all_slots=settings.require_all_slots,
-                        failover=failover,
-                        metric_reporters=settings.metric_reporters,
-                        in_process=settings.local,
-                        blocking_edges=storage.child(base_id).child("exchange"),
-                    ),
-                    owner="env.execute()",
-                    on_progress=show,
-                    restore_from=settings.savepoint_path,
-                    allow_non_restored_state=settings.allow_non_restored_state,
-                    require_uids=not ephemeral,
-                )
-                with attempt:
-                    attempt.refuse_input_after_end()
-                    if attempt.finished:
-                        continue
-                    for epoch in attempt.run_epochs(barriers=settings.checkpointing.barriers_per_job):
-                        yield attempt, epoch
-                    if not attempt.finished:
-                        raise ConfigurationError(
-                            f"job {job_id!r}: there is nothing more to read, but the input does not end; "
-                            "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
-                        )
+            storage, job_id = StorageLocation(folder), _job_id(settings.job_name)
+            former = [f"{job_id}.{n}" for n in range(max(len(graph.regions()), len(graph.parts())))]
+            if len(former) > 1 and not ephemeral and settings.savepoint_path is None:
+                refuse_former_jobs(storage, job_id, graph, former)
+            attempt = JobAttempt(
+                graph,
+                JobConfig(
+                    job_id,
+                    storage,
+                    checkpointing=CoordinatorConfig.of_program(settings.checkpointing),
+                    latency_tracking_interval=settings.latency_tracking_interval,
+                    require_all_slots=settings.require_all_slots,
+                    failover=failover,
+                    metric_reporters=settings.metric_reporters,
+                    in_process=settings.local,
+                ),
+                owner="env.execute()",
+                on_progress=show,
+                restore_from=settings.savepoint_path,
+                allow_non_restored_state=settings.allow_non_restored_state,
+                require_uids=not ephemeral,
+            )
+            with attempt:
+                attempt.refuse_input_after_end()
+                if attempt.finished:
+                    return
+                for epoch in attempt.run_epochs(barriers=settings.checkpointing.barriers_per_job):
+                    yield attempt, epoch
+                if not attempt.finished:
+                    raise ConfigurationError(
+                        f"job {job_id!r}: there is nothing more to read, but the input does not end; "
+                        "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
+                    )
 
 
 @contextmanager

@@ -8,20 +8,22 @@ from dataclasses import replace
 from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.datastream.operator_specs import OperatorSpec, SourceSpec
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, OperatorSpec, SourceSpec
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = ["WholeInput", "check_partitioned", "of_partition"]
 
 
 def check_partitioned(graph: JobGraph) -> None:
-    """Checks that all sources can be read by partition.
+    """Checks that all sources can be read by partition. Blocking edges have what the regions before them have read.
 
     Raises:
         ConfigurationError: A source cannot. The message names it.
     """
     for vertex in graph.vertices:
-        if isinstance(vertex.spec, SourceSpec) and not isinstance(vertex.spec.source, PartitionedSource):
+        if not isinstance(vertex.spec, SourceSpec) or isinstance(vertex.spec, BlockingEdgeSourceSpec):
+            continue
+        if not isinstance(vertex.spec.source, PartitionedSource):
             kind = type(vertex.spec.source).__name__
             raise ConfigurationError(
                 f"source {vertex.uid!r} ({kind}) cannot be read by partition, so the job cannot have partitions_def: "

@@ -5,18 +5,21 @@ Only the master's thread calls it. It submits work to the region's lane and neve
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from dagster_flinkpy.checkpoint.messages import Subtask
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
-from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
-from dagster_flinkpy.runtime.master.region_runner import RegionRunner
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
+from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded, RegionRunner
 
-__all__ = ["EpochKind", "RegionExecution"]
+__all__ = ["EpochBatch", "EpochKind", "RegionExecution"]
 
 
 class EpochKind(Enum):
@@ -30,22 +33,73 @@ class EpochKind(Enum):
     """It reads nothing, and ends all input."""
 
 
+@dataclass
+class EpochBatch:
+    """Epochs that each region reads with one Spark job."""
+
+    kind: EpochKind
+    checkpoint_ids: list[int]
+    """The checkpoints of their barriers, in order."""
+    closed: bool
+    """Whether no further epoch is added."""
+
+    def has_more_behind(self, readers: Sequence[RegionExecution], *, until_idle: bool) -> bool | None:
+        """Returns whether more input is to be read after these epochs, or None if it is not known yet.
+
+        Args:
+            readers: The regions that read input from outside the job.
+            until_idle: Whether an epoch that has read nothing is the last one.
+        """
+        known = [region for region in readers if region.acknowledged >= self.checkpoint_ids[-1]]
+        has_input = not until_idle or any(region.has_read for region in known)
+        if has_input and not all(region.input_ended for region in known):
+            return True
+        return False if len(known) == len(readers) else None
+
+
 class RegionExecution:
-    """The epochs of a region: which ones are planned, and whether they run.
+    """The epochs of a region: which ones wait, which one runs, and what the last one has left.
 
     Args:
         runner: Plans and runs the epochs.
         lane: The lane of the region.
         mailbox: Runs the lane.
+        before: The regions whose output it reads.
+        slots: Tells whether it may run beside the regions that are running.
+        failover: Keeps the execution graph.
     """
 
-    def __init__(self, runner: RegionRunner, lane: Lane, mailbox: Mailbox) -> None:
-        self.runner, self.lane, self._mailbox = runner, lane, mailbox
+    def __init__(
+        self,
+        runner: RegionRunner,
+        lane: Lane,
+        mailbox: Mailbox,
+        before: Sequence[RegionExecution],
+        slots: JobSlots,
+        failover: JobFailover,
+    ) -> None:
+        self.runner, self.lane, self._mailbox, self.before = runner, lane, mailbox, tuple(before)
+        self._slots, self._failover = slots, failover
+        self.batch: EpochBatch | None = None
+        """The epochs that are planned or run."""
         self.epochs: list[Epoch] = []
-        """The epochs that are planned for the next Spark job or run in the current one."""
-        self.running = False
+        """Those of the batch that are planned."""
+        self.at_work = False
         """Whether its lane is planning or running epochs."""
+        self.acknowledged = 0
+        """The last checkpoint that all tasks have acknowledged."""
+        self.has_read = False
+        """Whether its sources have read anything in the epoch of that checkpoint."""
+        self.input_ended = False
+        """Whether its input ends with that checkpoint."""
+        self._waiting: deque[EpochBatch] = deque()
         self._restarts = 0
+        self._to_restart = False
+        """Whether its Spark job has failed, and :meth:`restart` has not been called yet."""
+        self._outputs: dict[int, Mapping[str, EdgeOutput]] = {}
+        """What it has written to blocking edges, by checkpoint that is not complete yet."""
+        self._to_notify: list[int] = []
+        """Complete checkpoints that the sources have not been notified of."""
 
     @property
     def planner(self) -> EpochPlanner:
@@ -54,54 +108,112 @@ class RegionExecution:
 
     @property
     def idle(self) -> bool:
-        """Whether it runs nothing, and nothing is planned."""
-        return not self.running and not self.epochs
+        """Whether no epoch is planned, runs or waits."""
+        return self.batch is None and not self._waiting
 
-    def deploy(self, checkpoint_id: int, kind: EpochKind) -> None:
-        """Plans the input up to the barrier of a checkpoint; an epoch that reads nothing runs at once."""
-        self.running = True
-        if self.epochs:
-            self._mailbox.submit(self.lane, partial(self.runner.plan, checkpoint_id, self.epochs[-1]))
+    @property
+    def all_planned(self) -> bool:
+        """Whether the epochs of the batch so far are planned."""
+        return self.batch is not None and len(self.epochs) == len(self.batch.checkpoint_ids)
+
+    @property
+    def begun(self) -> int:
+        """The last checkpoint whose epoch it has begun, or 0."""
+        return self.acknowledged if self.batch is None else self.batch.checkpoint_ids[-1]
+
+    def has_before(self, checkpoint_id: int) -> bool:
+        """Returns whether it runs epochs that are all older than a checkpoint, or such epochs wait."""
+        batches = [self.batch, *self._waiting]
+        return any(batch is not None and batch.checkpoint_ids[-1] < checkpoint_id for batch in batches)
+
+    def enqueue(self, batch: EpochBatch) -> None:
+        """Adds epochs to run when the current ones have ended and the input is there."""
+        self._waiting.append(batch)
+
+    def drop_from(self, checkpoint_id: int) -> None:
+        """Forgets epochs that do not run yet, unless all of the batch are older than a checkpoint."""
+        if self.batch is not None and not self.at_work and self.batch.checkpoint_ids[-1] >= checkpoint_id:
+            self.on_ended()
+        self._waiting = deque(batch for batch in self._waiting if batch.checkpoint_ids[-1] < checkpoint_id)
+
+    def proceed(self) -> None:
+        """Submits the next piece of work, if there is one that can begin."""
+        if self.at_work or self._to_restart:
             return
-        self.runner.begin(checkpoint_id)
-        match kind:
-            case EpochKind.READ:
-                self._mailbox.submit(self.lane, partial(self.runner.plan, checkpoint_id, None))
-            case EpochKind.REPEAT:
-                self._mailbox.submit(self.lane, partial(self.runner.repeat, checkpoint_id))
-            case EpochKind.DRAIN:
-                self.epochs.append(self.planner.plan_drain(checkpoint_id))
-                self.run()
+        if self.batch is None:
+            # Between two epochs: what an enumerator has planned is not read yet.
+            for number in self._to_notify:
+                self._mailbox.submit(self.lane, partial(self.runner.notify_complete, number))
+            self._to_notify.clear()
+            if not self._waiting or not self._is_ready(self._waiting[0]):
+                return
+            if not self._slots.acquire(self.lane.number):
+                return  # until another region has ended
+            self.batch = self._waiting.popleft()
+            self._failover.deploy(self.lane.number)
+            self.runner.begin(self.batch.checkpoint_ids[0])
+        batch, planned = self.batch, len(self.epochs)
+        work: Work
+        if batch.kind is EpochKind.REPEAT:
+            self._failover.graph.switch_to_running(self.lane.number)
+            work = partial(self.runner.repeat, batch.checkpoint_ids[0])
+        elif planned < len(batch.checkpoint_ids):
+            checkpoint_id, drain = batch.checkpoint_ids[planned], batch.kind is EpochKind.DRAIN
+            last = self.epochs[-1] if self.epochs else None
+            work = partial(self.runner.plan, checkpoint_id, last, self._inputs(checkpoint_id), drain=drain)
+        elif batch.closed:
+            self._failover.graph.switch_to_running(self.lane.number)
+            work = partial(self.runner.run, tuple(self.epochs), self._restarts)
+        else:
+            return
+        self.at_work = True
+        self._mailbox.submit(self.lane, work)
 
-    def planned(self, epoch: Epoch) -> None:
-        """Adds a planned epoch to the next Spark job."""
+    def _is_ready(self, batch: EpochBatch) -> bool:
+        """Returns whether the regions before have written all that the epochs read."""
+        if batch.kind is EpochKind.REPEAT or not self.before:
+            return True
+        return batch.closed and all(each.acknowledged >= batch.checkpoint_ids[-1] for each in self.before)
+
+    def _inputs(self, checkpoint_id: int) -> dict[str, EdgeOutput]:
+        inputs: dict[str, EdgeOutput] = {}
+        for region in self.before:
+            inputs |= region._outputs[checkpoint_id]
+        return inputs
+
+    def on_planned(self, epoch: Epoch) -> None:
+        """Adds a planned epoch."""
         self.epochs.append(epoch)
-        self.running = False
+        self.at_work = False
 
-    def run(self) -> None:
-        """Runs the Spark job that reads the planned epochs."""
-        self.running = True
-        self._mailbox.submit(self.lane, partial(self.runner.run, tuple(self.epochs), self._restarts))
-
-    def failed(self) -> None:
+    def on_failed(self) -> None:
         """Notes that the Spark job has failed. Its epochs are kept for :meth:`restart`."""
-        self.running = False
+        self.at_work, self._to_restart = False, True
 
     def restart(self) -> None:
         """Runs the same epochs again. Their splits and the state from which they start have not changed."""
         self._restarts += 1
+        self._to_restart = False
         self.runner.begin(self.epochs[0].checkpoint_id)
-        self.run()
+        self.proceed()
 
-    def ended(self) -> None:
-        """Forgets the epochs: their Spark job has ended, or cannot be planned."""
-        self.running = False
+    def on_ended(self) -> None:
+        """Forgets the batch: its Spark job has ended, or it could not be planned."""
+        if self.batch is not None:
+            self._slots.release(self.lane.number)
+        self.batch, self.at_work, self._to_restart = None, False, False
         self.epochs.clear()
 
-    def acknowledged(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Lets the next epoch start from the state that all tasks have acknowledged."""
-        self.planner.advance(checkpoint_id, states)
+    def on_acknowledged(self, ended: RegionEnded) -> None:
+        """Lets the next epoch start from the state that all tasks have acknowledged, and offers the outputs."""
+        self.acknowledged, states = ended.checkpoint_ids[-1], ended.results.states
+        self.has_read = any(state.splits for state in states.values())
+        self.input_ended = self.planner.ended[self.acknowledged]
+        self.planner.advance(self.acknowledged, states)
+        self._outputs |= ended.outputs
 
-    def notify_complete(self, checkpoint_id: int) -> None:
-        """Tells the sources that a checkpoint is complete."""
-        self._mailbox.submit(self.lane, partial(self.runner.notify_complete, checkpoint_id))
+    def on_completed(self, checkpoint_id: int) -> None:
+        """Forgets what is only needed until a checkpoint is complete, and tells the sources when they can take it."""
+        self._outputs.pop(checkpoint_id, None)
+        del self.planner.ended[checkpoint_id]
+        self._to_notify.append(checkpoint_id)

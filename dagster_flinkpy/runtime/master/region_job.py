@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_flinkpy import errors
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError, PythonWorkerLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.failure import error_in_task
 from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.spark_shuffle import shuffle
 from dagster_flinkpy.runtime.shuffle.wire import SPARK_SCHEMA, WireRow, rows_of
@@ -29,11 +29,10 @@ if TYPE_CHECKING:
 
     from dagster_flinkpy.spark.server_log import ServerLog
 
-__all__ = ["error_in_task", "run_region"]
+__all__ = ["run_region"]
 
 _WORKER_DIED = "Python worker exited unexpectedly"
 _FATAL = re.compile(r"Fatal Python error: (?:.+\n|\n(?!\tat ))*?(?=\s*\tat |\s*Driver stacktrace|\Z)")
-_OUR_ERROR = re.compile(r"^dagster_flinkpy\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
 def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
@@ -91,16 +90,6 @@ def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:
         operator=at_work[0] if at_work else "",
         subtask=at_work[1] if at_work else None,
     )
-
-
-def error_in_task(error: Exception) -> FlinkPyError | None:
-    """Returns the error of this library that failed a Spark task, or None if it was another error."""
-    found = _OUR_ERROR.findall(str(error))
-    if not found or found[-1][0] not in errors.__all__:
-        return None
-    kind, message = found[-1]
-    ours: FlinkPyError = getattr(errors, kind)(message)
-    return ours
 
 
 def _stage(program: bytes, stage: int) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, FencedError, FlinkPyError, StorageError
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_session import JobSession
@@ -27,6 +28,8 @@ class RegionEnded:
     error: FlinkPyError | None = None
     task: Subtask | None = None
     """The subtask that raised the error; None if the driver raised it."""
+    outputs: Mapping[int, Mapping[str, EdgeOutput]] = field(default_factory=dict)
+    """What was written to blocking edges, by checkpoint and by uid of the sink."""
 
 
 @dataclass
@@ -43,10 +46,13 @@ class RegionRunner:
     check_leader: Callable[[], object]
     """Raises a FencedError if a newer attempt took over."""
     progress: Callable[[str], object]
-    tasks: Sequence[Subtask]
-    """All subtasks, which have to acknowledge each checkpoint."""
     timeline: CheckpointTimeline
     """Measures the phases of checkpoints."""
+
+    @property
+    def tasks(self) -> Sequence[Subtask]:
+        """All subtasks of the region, which have to acknowledge each checkpoint."""
+        return self.planner.tasks
 
     def begin(self, checkpoint_id: int) -> None:
         """Prepares a Spark job whose first barrier belongs to a checkpoint."""
@@ -55,18 +61,14 @@ class RegionRunner:
             f"flinkpy-{config.job_id}-{token}-{checkpoint_id}", f"checkpoint {checkpoint_id} of job {config.job_id!r}"
         )
 
-    def plan(self, checkpoint_id: int, before: Epoch | None) -> Epoch:
-        """Plans the input up to a barrier.
-
-        Args:
-            checkpoint_id: The checkpoint of the barrier.
-            before: The previous epoch of the same Spark job, or None.
+    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: Mapping[str, EdgeOutput], *, drain: bool) -> Epoch:
+        """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
 
         Raises:
             SourceReadError: The input cannot be listed.
         """
         with self.timeline.measured("plan_ms", [checkpoint_id]):
-            return self.planner.plan(checkpoint_id, before)
+            return self.planner.plan(checkpoint_id, before, inputs, drain=drain)
 
     def run(self, epochs: Sequence[Epoch], restarts: int = 0) -> RegionEnded:
         """Runs the Spark job that reads some epochs.
@@ -91,7 +93,22 @@ class RegionRunner:
             return RegionEnded(ids, results, self._cause(failure.error), failure.task)
         # Once and last: after it the enumerators assign the next input, and the epochs cannot be run again.
         self.planner.splits.was_read(ids[-1], results.states)
-        return RegionEnded(ids, results)
+        return RegionEnded(ids, results, outputs=self._take_outputs(results))
+
+    def _take_outputs(self, results: EpochResults) -> dict[int, dict[str, EdgeOutput]]:
+        """Takes what concerns blocking edges out of the acknowledgements: no checkpoint has to name it."""
+        outputs: dict[int, dict[str, EdgeOutput]] = {}
+        sinks, sources = self.planner.edge_sinks, self.planner.edge_sources
+        for checkpoint_id, states in results.acknowledged.items():
+            ordered = sorted(states)
+            outputs[checkpoint_id] = {
+                uid: EdgeOutput.of(checkpoint_id, [states[task] for task in ordered if task.uid == uid])
+                for uid in sinks
+            }
+            for task in ordered:
+                if task.uid in sinks or task.uid in sources:
+                    states[task] = replace(states[task], committables=(), splits=())
+        return outputs
 
     def _run(self, epochs: Sequence[Epoch], restarts: int) -> EpochResults:
         job, splits = self.planner.job(epochs, restarts), self.planner.splits

@@ -12,9 +12,10 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.requests import Request, RequestKind
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import CheckpointError, FlinkPyError
-from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
+from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
 from dagster_flinkpy.runtime.master.job_config import JobConfig
-from dagster_flinkpy.runtime.master.job_master import EpochRequest, JobMaster
+from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.region_execution import EpochKind
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
@@ -30,7 +31,7 @@ class ServedJob(ABC):
     config: JobConfig
     _attempt: Attempt
     _desk: RequestDesk
-    _epochs: EpochPlanner
+    _contents: CheckpointContents
     _master: JobMaster
     _savepoints: SavepointWriter
 
@@ -65,7 +66,7 @@ class ServedJob(ABC):
             CheckpointError: There is no completed checkpoint yet, and ``drain`` is False.
         """
         self._savepoints.check(target, format_type)
-        if not self.finished and self._epochs.parent is None and not drain:
+        if not self.finished and self._contents.parent is None and not drain:
             raise CheckpointError(f"job {self.config.job_id!r} has no completed checkpoint to stop with")
         deque(self._stop(drain), maxlen=0)
         return self.savepoint(target, format_type)
@@ -119,14 +120,14 @@ class ServedJob(ABC):
         except FlinkPyError as error:
             self._desk.failed(asked, error)
             raise
-        self._desk.done(asked, _id_of(self._epochs.parent), self.stopped_with)
+        self._desk.done(asked, _id_of(self._contents.parent), self.stopped_with)
 
     def _stop(self, drain: bool) -> Iterator[CompletedEpoch]:
         """Completes a last checkpoint, unless the job has ended; then the job is finished."""
         latest = self._attempt.latest
         if self.finished and (latest is None or not drain or latest.end_of_input):
             return
-        kind = EpochKind.DRAIN if drain else EpochKind.READ if self._epochs.parent is None else EpochKind.REPEAT
+        kind = EpochKind.DRAIN if drain else EpochKind.READ if self._contents.parent is None else EpochKind.REPEAT
         self._stopping = True
         yield from self._complete(EpochRequest(kind, stop=True))
         self.finished = True
@@ -138,9 +139,9 @@ class ServedJob(ABC):
         except FlinkPyError as error:
             self._desk.failed(asked, error)
             return
-        if self._epochs.parent is not None:  # a checkpoint records the parallelism
+        if self._contents.parent is not None:  # a checkpoint records the parallelism
             yield from self._complete(EpochRequest(EpochKind.REPEAT))
-        self._desk.done(asked, _id_of(self._epochs.parent))
+        self._desk.done(asked, _id_of(self._contents.parent))
 
     @abstractmethod
     def _complete(self, request: EpochRequest) -> Iterator[CompletedEpoch]:

@@ -12,6 +12,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, Spli
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError
+from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.partition_input import WholeInput
 
@@ -40,10 +41,14 @@ class SplitPlanner:
             for v in graph.vertices
             if isinstance(v.spec, SourceSpec)
         }
+        self._edges = {u: e for u, e in self._enumerators.items() if isinstance(e, BlockingEdgeEnumerator)}
         if whole:
-            self._enumerators = {uid: WholeInput(each) for uid, each in self._enumerators.items()}
+            own = {u: WholeInput(e) for u, e in self._enumerators.items() if u not in self._edges}
+            self._enumerators |= own
         for uid, enumerator in self._enumerators.items():
             enumerator.start(context)
+            if uid in self._edges:
+                continue
             if uid in restored and restored[uid] is None and enumerator.snapshot_state() is not None:
                 raise CorruptMetadataError(
                     f"the checkpoint has no position of source {uid!r}, so it would read all its input again. Restore "
@@ -55,20 +60,28 @@ class SplitPlanner:
 
     @property
     def uids(self) -> tuple[str, ...]:
-        """Uids of the sources."""
-        return tuple(self._enumerators)
+        """Uids of the sources, without those that read a blocking edge."""
+        return tuple(uid for uid in self._enumerators if uid not in self._edges)
 
-    def plan(self, checkpoint_id: int) -> Epoch:
+    def plan(self, checkpoint_id: int, inputs: Mapping[str, EdgeOutput], *, drain: bool = False) -> Epoch:
         """Assigns the splits up to a barrier.
+
+        Args:
+            checkpoint_id: The checkpoint of the barrier.
+            inputs: What the regions before this one have written in the epoch, by uid of the sink.
+            drain: Whether all input ends with the epoch, and only blocking edges are read.
 
         Raises:
             SourceReadError: The input cannot be listed.
             InputAfterEndError: A source has input that came after its end.
         """
-        self.refuse_input_after_end()
+        for edge in self._edges.values():
+            edge.receive(inputs[edge.sink_uid])
         splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
-        ended: set[str] = set()
-        for uid, enumerator in self._enumerators.items():
+        ended: set[str] = set(self.uids) if drain else set()
+        if not drain:
+            self.refuse_input_after_end()
+        for uid, enumerator in (self._edges if drain else self._enumerators).items():
             planned = enumerator.plan_epoch(self._parallelism[uid])
             splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
             if enumerator.exhausted:
@@ -111,14 +124,15 @@ class SplitPlanner:
 
     def was_read(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Gives the acknowledged splits of an epoch back to the enumerators."""
-        for uid, enumerator in self._enumerators.items():
+        for uid in self.uids:
+            enumerator = self._enumerators[uid]
             read = [s for task, state in states.items() if task.uid == uid for s in state.splits]
             enumerator.on_epoch_read([SourceSplit.from_json(s) for s in read])
         self.snapshot(checkpoint_id)
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the current state of the enumerators for a checkpoint."""
-        self._states[checkpoint_id] = {uid: e.snapshot_state() for uid, e in self._enumerators.items()}
+        self._states[checkpoint_id] = {uid: self._enumerators[uid].snapshot_state() for uid in self.uids}
 
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
         """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid."""

@@ -21,7 +21,7 @@ __all__ = ["BlockingEdgeSinkOperator", "BlockingEdgeSourceOperator"]
 
 
 class BlockingEdgeSinkOperator(SinkOperator):
-    """Writes segments. Each subtask also commits its watermark and whether its input has ended."""
+    """Writes segments. Each subtask tells the driver which ones, its watermark, and whether its input has ended."""
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         arrays = [batch.column, pa.array(batch.timestamps)]
@@ -29,23 +29,21 @@ class BlockingEdgeSinkOperator(SinkOperator):
 
     def snapshot(self) -> OperatorSnapshot:
         context = self.context
-        file = next(iter(super().snapshot().committables), None)
         (epoch,) = (e for e in context.job.epochs if e.checkpoint_id == context.checkpoint_id)
         sources = {v.uid for v in context.job.graph.vertices if isinstance(v.spec, SourceSpec)}
-        committable = {
-            "rows": 0 if file is None else file["rows"],
-            "file": file,
+        output = {
+            "segments": super().snapshot().committables,
             "event_times": {
                 origin: {"watermark": None if watermark == MIN_WATERMARK else watermark, "idle": idle}
                 for origin, (watermark, idle) in context.event_times().items()
             },
             "end_of_input": sources <= epoch.ended_sources,
         }
-        return OperatorSnapshot(committables=[committable])
+        return OperatorSnapshot(committables=[output])  # the driver takes it out of the acknowledgement
 
 
 class BlockingEdgeSourceOperator(SourceOperator):
-    """Reads segments. The watermark of a checkpoint follows its segments."""
+    """Reads segments. The watermark of an epoch follows its segments."""
 
     def _to_batch(self, column: pa.Array) -> StreamBatch:
         vertex = self.context.vertex

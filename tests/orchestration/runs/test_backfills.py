@@ -64,7 +64,7 @@ from dagster_flinkpy.orchestration import (
     build_flink_jobs,
     flink_assets,
 )
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_job
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
 from dagster_flinkpy.orchestration.runs.job_runs import works_on
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
@@ -321,7 +321,7 @@ def test_a_backfill_over_a_week_of_a_program_whose_sources_meet(
         # Dagster requests the other assets of later partitions when their sources are done, and finds them done, too.
         whole = selected(run) == set(REGION)
         assert whole or (selected(run) == {"flights", "weather"} and run.run_id != daemon.runs(backfill)[0].run_id)
-        assert ("runs the whole region" in daemon.said(run)) is not whole
+        assert ("runs the whole job" in daemon.said(run)) is not whole
         assert ("Asset check 'rows_are_there' on 'demo/table' passed" in daemon.said(run)) is whole
     assert f"Partition {KEYS[1]} starts from the end state of {KEYS[0]}" in daemon.said(daemon.runs(backfill)[0])
     assert daemon.table() == straight_run(KEYS)
@@ -388,7 +388,7 @@ def test_a_backfill_of_some_assets_is_one_of_the_region_in_order(
     daemon.deploy(policy)
     backfill = daemon.backfill(KEYS[:3], uids)
     assert backfill.status == BulkActionStatus.COMPLETED_SUCCESS
-    assert all("runs the whole region demo of 6 assets" in daemon.said(run) for run in daemon.runs(backfill))
+    assert all("runs the whole job demo of 6 assets" in daemon.said(run) for run in daemon.runs(backfill))
     assert daemon.table() == straight_run(KEYS[:3])
     assert all(daemon.materialized(uid) == set(KEYS[:3]) for uid in REGION)
 
@@ -489,7 +489,7 @@ def backfill_runs(instance: DagsterInstance, *statuses: DagsterRunStatus) -> lis
 
 
 def test_runs_of_a_backfill_go_in_order_of_their_partitions(instance: DagsterInstance, tmp_path: Path) -> None:
-    (job,) = flink_jobs(diamond(tmp_path), "demo")
+    job = flink_job(diamond(tmp_path), "demo")
     store = StorageLocation(str(tmp_path / "checkpoints")).open()
     done, first, mine, _later = backfill_runs(
         instance, DagsterRunStatus.SUCCESS, DagsterRunStatus.NOT_STARTED, *[DagsterRunStatus.STARTED] * 2

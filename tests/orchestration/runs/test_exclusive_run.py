@@ -28,7 +28,7 @@ from dagster._core.test_utils import create_run_for_test
 
 from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
-from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, flink_jobs
+from dagster_flinkpy.orchestration.flink_job import JOB_TAG, FlinkJob, flink_job
 from dagster_flinkpy.orchestration.runs import backfill_runs, exclusive_run
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
 from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
@@ -228,7 +228,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def job(tmp_path: Path) -> FlinkJob:
-    return flink_jobs(letters(tmp_path), "letters")[0]
+    return flink_job(letters(tmp_path), "letters")
 
 
 class Turns:

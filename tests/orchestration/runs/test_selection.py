@@ -116,7 +116,7 @@ def words(tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]) 
 
 def said(instance: DagsterInstance, result: ExecuteInProcessResult) -> list[str]:
     entries = instance.all_logs(result.run_id)
-    return [entry.user_message for entry in entries if "runs the whole region" in (entry.user_message or "")]
+    return [entry.user_message for entry in entries if "runs the whole job" in (entry.user_message or "")]
 
 
 @pytest.mark.parametrize("selected", SELECTIONS, ids="-".join)
@@ -147,8 +147,8 @@ def test_what_is_stale_is_told_after_a_run_of_any_selection(words: Words, select
 def test_the_log_says_that_a_selection_runs_its_region(words: Words) -> None:
     (line,) = said(words.instance, words.run("count"))
     assert line == (
-        "The selection words/count runs the whole region words of 3 assets, because state and barriers belong to "
-        "the region. So these are materialized as well: words/words, words/table."
+        "The selection words/count runs the whole job words of 3 assets, because state and barriers belong to "
+        "the job. So these are materialized as well: words/words, words/table."
     )
     assert said(words.instance, words.run(*UIDS)) == []
 

@@ -22,7 +22,7 @@ from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.common.time import Instant, Time
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.types import Row
-from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction, TumblingEventTimeWindows
+from dagster_flinkpy.datastream import OutputTag, ProcessFunction, TumblingEventTimeWindows
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import (
     CheckpointError,
@@ -32,8 +32,7 @@ from dagster_flinkpy.errors import (
     TypeMismatchError,
     UserFunctionError,
 )
-from dagster_flinkpy.runtime.blocking import dataframe_segments as spark_parts
-from dagster_flinkpy.runtime.blocking.blocking_edge import read_segment
+from dagster_flinkpy.runtime.blocking import segments
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
@@ -55,15 +54,10 @@ def one_server(spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.setattr(f"dagster_flinkpy.{module}.get_session", lambda _=None: get_session(spark_settings))
 
 
-def attempt_of(graph: JobGraph, folder: Path, job_id: str = "job", **options: Any) -> HarnessAttempt:
-    config = {"blocking_edges": StorageLocation(str(folder / "job" / "exchange")), **options.pop("config", {})}
-    return HarnessAttempt(graph, folder, job_id=job_id, config=config, **options)
-
-
-def run(graph: JobGraph, folder: Path, job_id: str = "job", *, epochs: int | None = None, **options: Any) -> list[Any]:
-    """Runs a region to its end or for some epochs, and returns the collected records."""
+def run(graph: JobGraph, folder: Path, *, epochs: int | None = None, **options: Any) -> list[Any]:
+    """Runs a job to its end or for some epochs, and returns the collected records."""
     records: list[Any] = []
-    with attempt_of(graph, folder, job_id, **options) as attempt:
+    with HarnessAttempt(graph, folder, **options) as attempt:
         while not attempt.finished and (epochs is None or epochs > 0):
             attempt.run_epoch()
             epochs = None if epochs is None else epochs - 1
@@ -137,10 +131,7 @@ def test_columns_of_all_types_there_and_back(tmp_path: Path) -> None:
     stream = environment().from_spark(columns).uid("rows")
     same = stream.transform_spark(lambda df: df).uid("same")
     assert same.get_type() == stream.get_type()
-    graph = collect_graph(same)
-    first, second = graph.regions()
-    run(first, tmp_path, "first")
-    assert run(second, tmp_path, "second") == ROWS
+    assert run(collect_graph(same), tmp_path) == ROWS
     assert run(collect_graph(environment().from_spark(columns).uid("rows")), tmp_path / "alone") == ROWS
 
 
@@ -227,7 +218,7 @@ def test_a_failed_epoch_is_computed_again_and_leaves_nothing(tmp_path: Path, mon
     run(graph, tmp_path)
     assert sink.rows() == [(i,) for i in range(20, 30)]
     assert parts(tmp_path, "rows") == []
-    with attempt_of(graph, tmp_path) as attempt:
+    with HarnessAttempt(graph, tmp_path) as attempt:
         assert attempt.finished
     assert len(calls) == 2
 
@@ -244,7 +235,7 @@ def test_what_was_read_is_not_read_again_after_a_restore_at_another_parallelism(
     graph = collect_graph(both.key_by("key").process(CountPerKey(), COUNTED).uid("counts"))
     found = run(graph, tmp_path, epochs=2)
     assert len(found) == 5
-    with attempt_of(graph, tmp_path, parallelism=3) as attempt:
+    with HarnessAttempt(graph, tmp_path, parallelism=3) as attempt:
         attempt.commit_restored()
     found += run(graph, tmp_path)
     assert Counter(found) == Counter([("a", 1, 2), ("b", 1, 3), ("a", 2, 7), ("c", 1, 7), ("b", 2, 4), ("a", 3, 8)])
@@ -253,16 +244,14 @@ def test_what_was_read_is_not_read_again_after_a_restore_at_another_parallelism(
 
 def test_a_fenced_attempt_leaves_the_parts_of_the_newer_one(tmp_path: Path) -> None:
     graph = collect_graph(environment().from_spark(lambda spark: spark.range(3), type_info=ID).uid("rows"))
-    with attempt_of(graph, tmp_path) as fenced:
+    with HarnessAttempt(graph, tmp_path) as fenced:
 
         class Newer(HarnessAttempt):
             def _on_spark(self, job: EpochJob) -> list[WireRow]:
-                fenced._epochs.splits.notify_complete(1)
+                fenced._regions.planners[0].splits.notify_complete(1)
                 return super()._on_spark(job)
 
-        with Newer(
-            graph, tmp_path, config={"blocking_edges": StorageLocation(str(tmp_path / "job/exchange"))}
-        ) as newer:
+        with Newer(graph, tmp_path) as newer:
             newer.run_epoch()
             assert newer.finished
 
@@ -403,17 +392,15 @@ def test_a_data_frame_that_takes_too_long_frees_spark(tmp_path: Path) -> None:
 
 
 def test_a_partition_is_written_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spark_parts, "_PART_BYTES", 1000)
-    location = StorageLocation(str(tmp_path))
-    writer = spark_parts._PartWriter(spark_parts.PartsTarget(location, "parts/", "rows", Types.LONG()), 7)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 1000)
+    store = StorageLocation(str(tmp_path)).open()
+    writer = segments.SegmentWriter(store, "parts/7", Types.LONG())
     values = pa.array(range(2000))
-    batch = pa.RecordBatch.from_arrays([values, values], names=["value", "timestamp"])
     for start in range(0, 2000, 100):
-        writer.write(batch.slice(start, 100))
+        writer.write(values.slice(start, 100), values.slice(start, 100))
     written = writer.finish()
     assert len(written) > 1
-    assert [p["number"] for p in written] == list(range(len(written)))
-    read = [b for p in written for b in read_segment(location.open(), p)]
+    read = [b for p in written for b in segments.read_segment(store, p)]
     assert pa.Table.from_batches(read).column("value").to_pylist() == list(range(2000))
 
 
@@ -422,21 +409,16 @@ def test_on_spark_and_s3_after_a_failure(
 ) -> None:
     rows = environment(2).from_spark(lambda spark: spark.range(0, 10, 1, 3), type_info=ID).uid("rows")
     graph = collect_graph(rows.transform_spark(lambda df: df.where("id % 2 = 1"), ID).uid("odd"))
-    config = JobConfig("job", s3_location, spark_settings, blocking_edges=s3_location.child("exchange"))
-    found: list[Any] = []
-    for i, region in enumerate(graph.regions()):
-        config = JobConfig(f"job-{i}", s3_location, spark_settings, blocking_edges=s3_location.child("exchange"))
-        with monkeypatch.context() as patch:
-            fail_once(patch)
-            with JobAttempt(region, config, owner="test") as attempt, pytest.raises(StorageError):
-                attempt.run_epoch()
-        with JobAttempt(region, config, owner="test") as attempt:
+    config = JobConfig("job", s3_location, spark_settings)
+    with monkeypatch.context() as patch:
+        fail_once(patch)
+        with JobAttempt(graph, config, owner="test") as attempt, pytest.raises(StorageError):
             attempt.run_epoch()
-            assert attempt.finished
-            found = collected(region, attempt.collected) if i else []
-    assert sorted(r.id for r in found) == [1, 3, 5, 7, 9]
-    keys = [info.key for info in s3_location.child("exchange").open().list()]
-    assert [key for key in keys if "/parts/" in key] == []
+    with JobAttempt(graph, config, owner="test") as attempt:
+        attempt.run_epoch()
+        assert attempt.finished
+        assert sorted(r.id for r in collected(graph, attempt.collected)) == [1, 3, 5, 7, 9]
+    assert list(s3_location.child("job").child("exchange").open().list()) == []
 
 
 # --- transform_spark --------------------------------------------------------------------------------------------------
@@ -449,20 +431,12 @@ def totals(frame: Any) -> Any:
     return frame.groupBy("key").sum("value").withColumnRenamed("sum(value)", "total")
 
 
-def regions_of(stream: DataStream) -> list[JobGraph]:
-    return collect_graph(stream).regions()
-
-
 def test_an_aggregation_is_one_of_an_epoch(tmp_path: Path) -> None:
     stream = events(environment(2), RECORDS, per_epoch=2).transform_spark(totals, SUMS).uid("totals")
-    first, second = regions_of(stream)
     expected = [("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)]
-    run(first, tmp_path, "first", epochs=1)
-    found = run(second, tmp_path, "second", epochs=1)
-    run(first, tmp_path, "first")  # two more, which are read in one epoch
-    found += run(second, tmp_path, "second", epochs=1)
+    found = run(collect_graph(stream), tmp_path, epochs=1)
+    found += run(collect_graph(stream), tmp_path, parallelism=3)
     assert Counter((r.key, r.total) for r in found) == Counter(expected)
-    assert Counter((r.key, r.total) for r in run(second, tmp_path, "again", parallelism=3)) == Counter(expected)
 
 
 def test_event_time_passes(tmp_path: Path) -> None:
@@ -470,14 +444,12 @@ def test_event_time_passes(tmp_path: Path) -> None:
     stream = events(environment(2), RECORDS, per_epoch=2)
     twice = stream.transform_spark(lambda df: df.selectExpr("key", "2 * value twice", "rowtime"), doubled).uid("twice")
     sums = twice.key_by("key").window(TumblingEventTimeWindows.of(Time.milliseconds(10))).sum("twice").uid("sums")
-    first, second = regions_of(sums)
-    run(first, tmp_path, "first", epochs=2)
-    assert run(second, tmp_path, "second", epochs=1) == []
-    with attempt_of(second, tmp_path, "second") as attempt:
+    graph = collect_graph(sums)
+    assert run(graph, tmp_path, epochs=2) == []
+    with HarnessAttempt(graph, tmp_path) as attempt:
         assert attempt.restored is not None
-        assert {s.watermark for o in attempt.restored.operators for s in o.subtasks if o.uid == "sums"} == {2}
-    run(first, tmp_path, "first")
-    found = run(second, tmp_path, "second")
+        assert {s.watermark for o in attempt.restored.operators for s in o.subtasks if o.uid == "sums"} == {3}
+    found = run(graph, tmp_path)
     assert sorted((r.key, r.twice) for r in found) == [("a", 2), ("a", 14), ("b", 2), ("b", 6), ("c", 14)]
 
 
@@ -492,19 +464,15 @@ def test_event_time_passes(tmp_path: Path) -> None:
 def test_what_event_time_the_records_have(tmp_path: Path, function: Callable[[Any], Any], times: list[int]) -> None:
     value = Types.ROW_NAMED(["value"], [Types.LONG()])
     stream = events(environment(), RECORDS[:2]).transform_spark(function, value).uid("values")
-    first, second = regions_of(stream.process(Where(), COUNTED_LONGS))
-    run(first, tmp_path, "first")
-    assert [(v, t) for _, v, t in run(second, tmp_path, "second")] == list(zip([2, 3], times, strict=True))
+    found = run(collect_graph(stream.process(Where(), COUNTED_LONGS)), tmp_path)
+    assert [(v, t) for _, v, t in found] == list(zip([2, 3], times, strict=True))
 
 
 def test_a_record_without_event_time_has_none_in_the_data_frame(tmp_path: Path) -> None:
     stream = environment().from_collection([(1,)], Types.TUPLE([Types.LONG()])).uid("numbers")
     out = Types.ROW_NAMED(["f0", "none"], [Types.LONG(), Types.BOOLEAN()])
-    first, second = regions_of(
-        stream.transform_spark(lambda df: df.selectExpr("f0", "rowtime is null none"), out).uid("t")
-    )
-    run(first, tmp_path, "first")
-    assert run(second, tmp_path, "second") == [Row(f0=1, none=True)]
+    timeless = stream.transform_spark(lambda df: df.selectExpr("f0", "rowtime is null none"), out).uid("t")
+    assert run(collect_graph(timeless), tmp_path) == [Row(f0=1, none=True)]
 
 
 def test_a_failed_epoch_is_computed_again_from_the_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -514,17 +482,21 @@ def test_a_failed_epoch_is_computed_again_from_the_segments(tmp_path: Path, monk
     stream.map(lambda r: (r.key, r.total), Types.TUPLE([Types.STRING(), Types.LONG()])).uid("map").sink_to(sink).uid(
         "sink"
     )
-    first, second = env.get_job_graph().regions()
-    run(first, tmp_path, "first", epochs=1)
-    run(second, tmp_path, "second", epochs=1)
-    run(first, tmp_path, "first")
-    with monkeypatch.context() as patch:
-        fail_once(patch)
-        with pytest.raises(StorageError):
-            run(second, tmp_path, "second")
+    graph = env.get_job_graph()
+    run(graph, tmp_path, epochs=1)
+
+    class Fails(HarnessAttempt):
+        def _on_spark(self, job: EpochJob) -> list[WireRow]:
+            rows = super()._on_spark(job)
+            if job.region == 1:
+                raise StorageError("away")
+            return rows
+
+    with pytest.raises(StorageError), Fails(graph, tmp_path) as attempt:
+        attempt.run_epoch()
     assert sink.rows() == [("a", 2), ("b", 3)]
     assert parts(tmp_path, "totals") == ["0000000002"]
-    run(second, tmp_path, "second", parallelism=3)
+    run(graph, tmp_path, parallelism=3)
     assert sink.rows() == sorted([("a", 2), ("b", 3), ("a", 5), ("c", 7), ("b", 1), ("a", 1)])
     assert (sink.staged(), parts(tmp_path, "totals")) == ([], [])
 
@@ -532,9 +504,8 @@ def test_a_failed_epoch_is_computed_again_from_the_segments(tmp_path: Path, monk
 def test_an_epoch_without_records_is_left_out(tmp_path: Path) -> None:
     rows = events(environment(), RECORDS, per_epoch=3).filter(lambda r: r.time > 3).uid("late")
     count = Types.ROW_NAMED(["n"], [Types.LONG()])
-    first, second = regions_of(rows.transform_spark(lambda df: df.selectExpr("count(*) n"), count).uid("count"))
-    run(first, tmp_path, "first")
-    assert run(second, tmp_path, "second") == [Row(n=3)]
+    counted = rows.transform_spark(lambda df: df.selectExpr("count(*) n"), count).uid("count")
+    assert run(collect_graph(counted), tmp_path) == [Row(n=3)]
 
 
 class Odd(ProcessFunction):
@@ -547,10 +518,8 @@ def test_united_streams_and_side_outputs_are_one_data_frame(tmp_path: Path) -> N
     split = env.from_collection([Row(i) for i in range(6)], ID).uid("numbers").process(Odd(), ID).uid("split")
     both = split.union(split.get_side_output(OutputTag("odd", ID)))
     total = both.transform_spark(lambda df: df.selectExpr("sum(id) id"), ID).uid("total")
-    first, second = regions_of(total.transform_spark(lambda df: df.selectExpr("id + 1 id"), ID).uid("next"))[1:]
-    run(regions_of(total)[0], tmp_path, "zero")
-    run(first, tmp_path, "first")
-    assert run(second, tmp_path, "second") == [Row(id=16)]
+    following = total.transform_spark(lambda df: df.selectExpr("id + 1 id"), ID).uid("next")
+    assert run(collect_graph(following), tmp_path) == [Row(id=16)]
 
 
 @pytest.mark.parametrize(
@@ -577,10 +546,9 @@ def test_united_streams_and_side_outputs_are_one_data_frame(tmp_path: Path) -> N
 def test_what_is_wrong_with_the_result_is_said(
     tmp_path: Path, function: Callable[[Any], Any], error: type[FlinkPyError], message: str
 ) -> None:
-    first, second = regions_of(events(environment(), RECORDS[:2]).transform_spark(function, SUMS).uid("t"))
-    run(first, tmp_path, "first")
+    stream = events(environment(), RECORDS[:2]).transform_spark(function, SUMS).uid("t")
     with pytest.raises(error, match=message):
-        run(second, tmp_path, "second")
+        run(collect_graph(stream), tmp_path)
 
 
 def test_a_field_that_spark_has_no_type_for_is_named() -> None:

@@ -347,13 +347,6 @@ def test_stateful_operators_need_uids(tmp_path: Path) -> None:
     run_epochs(collect_graph(stream), tmp_path, 1, require_uids=False)
 
 
-def test_a_job_is_one_region(tmp_path: Path) -> None:
-    env = environment()
-    env.from_collection([1], Types.LONG()).uid("a").blocking().print().uid("b")
-    with pytest.raises(ConfigurationError, match="several regions"):
-        HarnessAttempt(env.get_job_graph(), tmp_path)
-
-
 def test_a_store_that_ignores_conditions_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put = LocalObjectStore.put
     monkeypatch.setattr(LocalObjectStore, "put", lambda self, key, data, **conditions: put(self, key, data))

@@ -8,7 +8,7 @@ from dagster_flinkpy.common import Configuration, Types
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
-from dagster_flinkpy.runtime.master.job_session import JobSession
+from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
@@ -60,7 +60,7 @@ def test_regions_with_groups_share_the_slots_that_spark_has() -> None:
     for number, side_by_side in ((1, False), (2, True)):
         settings = SparkSettings(master=f"local[{number}]")
         slots = JobSlots("job", graph, graph.regions(), settings, lambda line: None)
-        slots.open(JobSession(settings, lambda line: None))
+        slots.open(JobSession(SharedSession(settings, lambda line: None)))
         assert slots.acquire(0)
         assert slots.acquire(1) == side_by_side
         slots.release(0)

@@ -142,12 +142,34 @@ def test_a_program_starts_from_a_savepoint(tmp_path: Path) -> None:
     assert list(counts("second", **recovery).execute_and_collect()) == [("a", 2, 4), ("a", 3, 7)]
 
 
-def test_a_savepoint_is_not_of_two_jobs() -> None:
-    env = environment()
-    env.configure(Configuration.from_dict({"execution.state-recovery.path": "savepoint"}))
-    read(env, _Files([[1]])).uid("a").blocking().print().uid("b")
-    with pytest.raises(ConfigurationError, match="'two': a savepoint belongs to one job, but the program has 2"):
-        env.execute("two")
+THREE = [("a", 1, 2), ("a", 2, 4), ("a", 3, 7)]
+
+
+def test_a_savepoint_has_all_regions(tmp_path: Path) -> None:
+    def counts(**settings: str) -> DataStream:
+        env = environment()
+        env.configure(Configuration.from_dict(settings))
+        stream = events(env, THREE, per_epoch=1).blocking().key_by("key")
+        return stream.process(CountPerKey(), COUNTED).uid("counts")
+
+    with HarnessAttempt(collect_graph(counts()), tmp_path) as attempt:
+        attempt.run_epoch()
+        savepoint = attempt.savepoint()
+    rest = counts(**{"execution.state-recovery.path": savepoint}).execute_and_collect()
+    assert list(rest) == [("a", 2, 6), ("a", 3, 13)]
+
+
+def test_a_script_does_not_start_from_nothing_beside_the_jobs_of_its_regions(tmp_path: Path) -> None:
+    def program() -> StreamExecutionEnvironment:
+        env = environment()
+        env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
+        events(env, THREE, per_epoch=1).blocking().map(lambda v: v).uid("map").print().uid("b")
+        return env
+
+    with HarnessAttempt(program().get_job_graph(), tmp_path, job_id="two.0") as former:
+        former.run_epoch()
+    with pytest.raises(RestoreError, match=r"in the checkpoints of jobs 'two.0': regions used to be separate jobs"):
+        program().execute("two")
 
 
 def test_where_state_is_kept_operators_need_uids(tmp_path: Path) -> None:

@@ -234,8 +234,9 @@ def test_a_cancel_interrupts_the_spark_job(tmp_path: Path) -> None:
     interrupted = threading.Event()
     with pytest.raises(JobCancelledError), Threaded(graph, tmp_path) as attempt:
         asker = JobRequests(StorageLocation(str(tmp_path)).child("job"), "asker")
-        interrupt = attempt._session.interrupt
-        attempt._session.interrupt = lambda: (interrupted.set(), interrupt())[1]  # type: ignore[method-assign]
+        (session,) = attempt._regions.sessions
+        interrupt = session.interrupt
+        session.interrupt = lambda: (interrupted.set(), interrupt())[1]  # type: ignore[method-assign]
         attempt.before_job[2] = lambda: (asker.submit(CANCEL), interrupted.wait(LIMIT) or pytest.fail("not cancelled"))
         list(attempt.run_epochs())
     assert attempt.commits == [1]

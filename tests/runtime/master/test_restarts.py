@@ -281,8 +281,8 @@ def test_an_enumerator_that_fails_restarts_all(tmp_path: Path, monkeypatch: pyte
     graph, sink = program(tmp_path)
     plan, calls = SplitPlanner.plan, count()
 
-    def fails_after_planning(planner: SplitPlanner, checkpoint_id: int) -> Any:
-        planned = plan(planner, checkpoint_id)
+    def fails_after_planning(planner: SplitPlanner, *args: Any, **how: Any) -> Any:
+        planned = plan(planner, *args, **how)
         if next(calls) == 2:
             raise SourceReadError("cannot list the input")
         return planned

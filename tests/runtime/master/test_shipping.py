@@ -15,7 +15,7 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.master import shipping
+from dagster_flinkpy.runtime import user_modules
 from dagster_flinkpy.runtime.master.shipping import dump_job, load_job
 from tests.runtime.harness import make_job
 from tests.runtime.programs import environment
@@ -96,7 +96,7 @@ def test_packages_of_another_environment_travel_by_reference(tmp_path: Path, mon
     folder.mkdir()
     (folder / "flinkpy_shared.py").write_text("def identity(value):\n    return value\n")
     monkeypatch.syspath_prepend(str(folder))
-    for cached in (shipping._installed_folders, shipping._is_installed):
+    for cached in (user_modules._installed_folders, user_modules._is_installed):
         cached.cache_clear()
     identity = importlib.import_module("flinkpy_shared").identity
     assert load_job(dumped(identity, tmp_path)).graph.vertex("it").spec.function is identity

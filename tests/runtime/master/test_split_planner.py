@@ -13,7 +13,6 @@ from dagster_flinkpy.common import Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SplitEnumeratorContext
-from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSource
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
@@ -23,7 +22,7 @@ from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.storage import StorageLocation
 
 ROW = Types.ROW_NAMED(["n"], [Types.LONG()])
-SOURCES = ["parquet", "files", "collection", "numbers", "spark", "exchange"]
+SOURCES = ["parquet", "files", "collection", "numbers", "spark"]
 SPLIT = {"split_id": "a", "properties": {}, "offset": 0, "finished": False}
 HOSTILE: list[Any] = [
     ["x"],
@@ -60,9 +59,7 @@ def source_of(kind: str, folder: Path) -> Source:
         return CollectionSource([1, 2, 3], Types.LONG())
     if kind == "numbers":
         return NumberSequenceSource(1, 3)
-    if kind == "spark":
-        return SparkSource(lambda spark: spark, ROW, StorageLocation(str(folder)), "in")
-    return BlockingEdgeSource("sink", ROW, StorageLocation(str(folder)))
+    return SparkSource(lambda spark: spark, ROW, StorageLocation(str(folder)), "in")
 
 
 def planner(source: Source, position: Any) -> SplitPlanner:
@@ -74,18 +71,10 @@ def planner(source: Source, position: Any) -> SplitPlanner:
 
 @pytest.mark.parametrize("kind", SOURCES)
 @pytest.mark.parametrize("position", HOSTILE, ids=str)
-def test_a_position_of_another_source_is_refused_or_fits(kind: str, position: Any, tmp_path: Path) -> None:
+def test_a_position_of_another_source_is_refused(kind: str, position: Any, tmp_path: Path) -> None:
     source = source_of(kind, tmp_path)
-    if fits(kind, position):
-        planner(source, position)
-        return
     with pytest.raises(RestoreError, match=r"source 'in', a \w+, cannot continue from its stored position"):
         planner(source, position)
-
-
-def fits(kind: str, position: Any) -> bool:
-    """Returns whether the value happens to be a valid position of this source."""
-    return (kind, position) in [("exchange", {"last": 1, "ended": False})]
 
 
 JSON = st.recursive(
@@ -99,7 +88,6 @@ POSITIONS = {
     "collection": {"next": 2, "ended": False},
     "numbers": {"next": 2, "ended": False},
     "spark": {"read": True, "ended": False, "run": "r"},
-    "exchange": {"last": 1, "ended": False},
 }
 
 

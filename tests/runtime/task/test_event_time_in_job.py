@@ -21,7 +21,6 @@ from dagster_flinkpy.datastream import AggregateFunction, DataStream, KeyedProce
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
-from dagster_flinkpy.storage import StorageLocation
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, Order, collect_graph, collected, random_order, spark_order
 from tests.runtime.programs import EVENT, environment, event_time
@@ -168,13 +167,4 @@ def test_a_blocking_edge_keeps_the_event_time_of_each_source_apart(tmp_path: Pat
     write_files(tmp_path / "long", [n * 10 * SECOND for n in range(5)])
     write_files(tmp_path / "short", [n * 10 * SECOND for n in (3, 4)])
     expected = run(of_two_folders(tmp_path, 1, lambda stream: stream), tmp_path / "straight", 1)
-    first, second = of_two_folders(tmp_path, parallelism, lambda stream: stream.blocking()).regions()
-    edges = StorageLocation(str(tmp_path / "edges"))
-    found: list[Any] = []
-    with HarnessAttempt(first, tmp_path / "job", job_id="first", config={"blocking_edges": edges}) as attempt:
-        while not attempt.finished:
-            attempt.run_epoch()
-            with HarnessAttempt(second, tmp_path / "job", job_id="second", config={"blocking_edges": edges}) as reader:
-                reader.run_epoch()
-                found += collected(reader.graph, reader.collected)
-    assert sorted(found) == expected
+    assert run(of_two_folders(tmp_path, parallelism, lambda stream: stream.blocking()), tmp_path / "job", 1) == expected

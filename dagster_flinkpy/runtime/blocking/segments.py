@@ -1,0 +1,136 @@
+"""Segments: the records that one task has written for another region, as objects in the store.
+
+A segment is an Arrow stream of ``value`` and ``timestamp``. It is complete when it exists, and its name is unique to
+the execution of the task that wrote it. So a reader sees exactly the segments that it is told of.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.ranged_file import RangedFile
+from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit
+from dagster_flinkpy.errors import ObjectNotFoundError, SegmentLostError, SourceReadError, StorageError
+from dagster_flinkpy.state.schema_evolution import upgraded
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
+
+__all__ = ["SegmentWriter", "deal_out", "open_segments", "read_segment", "read_segments"]
+
+SEGMENT_BYTES = 32 << 20
+"""A segment is written with one request, so a task that dies leaves no open upload."""
+_BUFFER_BYTES = 1 << 20
+
+
+def open_segments(location: Any, uid: str) -> ObjectStore:
+    """Opens the folder in which an operator keeps segments."""
+    assert isinstance(location, StorageLocation), "the job attempt sets the location of segments"
+    return location.child(uid).open()
+
+
+class SegmentWriter:
+    """Writes records as segments that fit into memory.
+
+    Args:
+        store: The folder of the operator.
+        name: Beginning of the names of the segments, unique to the execution of the task.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, store: ObjectStore, name: str, type_info: TypeInformation) -> None:
+        self._store, self._name = store, name
+        self._schema = pa.schema([("value", type_info.arrow_type), ("timestamp", pa.int64())])
+        self._options = pa.ipc.IpcWriteOptions(compression="zstd")
+        self._segments: list[Json] = []
+        self._rows = 0
+
+    def write(self, values: pa.Array, timestamps: pa.Array) -> None:
+        """Takes records and their event times in milliseconds."""
+        if not self._rows:
+            self._buffer = pa.BufferOutputStream()
+            self._stream = pa.ipc.new_stream(self._buffer, self._schema, options=self._options)
+        self._stream.write_batch(pa.RecordBatch.from_arrays([values, timestamps], schema=self._schema))
+        self._rows += len(values)
+        if self._buffer.tell() >= SEGMENT_BYTES:
+            self._send()
+
+    def finish(self) -> list[Json]:
+        """Writes the rest, and returns the segments in their order, each with its ``key``, ``bytes`` and ``rows``."""
+        if self._rows:
+            self._send()
+        return self._segments
+
+    def discard(self) -> None:
+        """Deletes what was written so far."""
+        with suppress(StorageError):  # the next attempt or sweep deletes what remains
+            self._store.delete_many([segment["key"] for segment in self._segments])
+
+    def _send(self) -> None:
+        self._stream.close()
+        data = self._buffer.getvalue().to_pybytes()
+        key = f"{self._name}.{len(self._segments):04d}.arrow"
+        self._store.put(key, data)
+        self._segments.append({"key": key, "bytes": len(data), "rows": self._rows})
+        self._rows = 0
+
+
+def deal_out(name: str, segments: Sequence[Json], watermark: int | None, parallelism: int) -> list[SourceSplit]:
+    """Returns a split for each subtask, with all segments of some writers in their order.
+
+    Args:
+        name: Prefix of the split ids.
+        segments: The segments, each with the writer's ``subtask``, ``key``, ``bytes`` and ``rows``.
+        watermark: The watermark after the segments.
+        parallelism: Number of subtasks that read.
+    """
+    shares = [[s for s in segments if s["subtask"] % parallelism == subtask] for subtask in range(parallelism)]
+    return [
+        SourceSplit(f"{name}-{subtask}", {"segments": share, "watermark": watermark})
+        for subtask, share in enumerate(shares)
+    ]
+
+
+def read_segments(
+    location: StorageLocation, folder: str, split: SourceSplit, type_info: TypeInformation
+) -> Iterator[tuple[pa.Array, int]]:
+    """Reads the records of a split as structs of ``value`` and ``timestamp``.
+
+    Args:
+        location: Location of the job's segments.
+        folder: Folder of the writer, below the location.
+        split: The split, which names the segments.
+        type_info: Type of the records.
+
+    Raises:
+        SourceReadError: A segment cannot be read. The message names it.
+    """
+    store, offset = open_segments(location, folder), 0
+    for segment in split.properties["segments"]:
+        for batch in read_segment(store, segment):
+            offset += batch.num_rows
+            value = upgraded(batch.column("value"), type_info)
+            yield pa.StructArray.from_arrays([value, batch.column("timestamp")], ["value", "timestamp"]), offset
+
+
+def read_segment(store: ObjectStore, segment: Json) -> Iterator[pa.RecordBatch]:
+    """Reads the batches of a segment, with columns ``value`` and ``timestamp``.
+
+    Raises:
+        SegmentLostError: It does not exist. The message names it.
+        SourceReadError: It cannot be read.
+    """
+    raw = RangedFile(store, segment["key"], segment["bytes"])
+    try:
+        with io.BufferedReader(raw, _BUFFER_BYTES) as file, pa.ipc.open_stream(file) as stream:
+            yield from stream
+    except ObjectNotFoundError as error:
+        raise SegmentLostError(
+            f"segment {store.url}/{segment['key']} is gone, although no complete checkpoint has read it: {error}"
+        ) from error
+    except (StorageError, pa.ArrowException) as error:
+        raise SourceReadError(f"cannot read {store.url}/{segment['key']}: {error}") from error

@@ -1,0 +1,89 @@
+"""What the checkpoints of an execution attempt contain: the acknowledged state of all regions of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dagster_flinkpy.checkpoint.instructions import WriteMetadata
+from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_program import operator_program
+from dagster_flinkpy.checkpoint.operator_states import OperatorState
+from dagster_flinkpy.checkpoint.partitions import PartitionEnd
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+
+__all__ = ["CheckpointContents"]
+
+
+class CheckpointContents:
+    """Builds the metadata of checkpoints.
+
+    Args:
+        graph: The whole program.
+        job_id: Id of the job.
+        fencing_token: Fencing token of the execution attempt.
+        restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
+    """
+
+    def __init__(self, graph: JobGraph, job_id: str, fencing_token: int, restored: CheckpointMetadata | None) -> None:
+        self.parent = restored
+        """The last completed checkpoint, or the restored checkpoint or savepoint; None if there is neither."""
+        self.partition: TimePartition | None = None
+        """The time partition that the next epoch reads; None if it reads the next input."""
+        self.repeated: int | None = None
+        """The last checkpoint that has the state of the one before it."""
+        self._graph, self._job_id, self._token = graph, job_id, fencing_token
+        # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
+        self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
+
+    def metadata(self, write: WriteMetadata, *, ended: bool, properties: Mapping[str, Any]) -> CheckpointMetadata:
+        """Returns the metadata of the checkpoint at the end of an epoch.
+
+        Args:
+            write: The acknowledged state.
+            ended: Whether all input ends with the checkpoint.
+            properties: Properties of the checkpoint, as JSON values; those that are None are left out.
+        """
+        operators = tuple(
+            OperatorState(
+                uid=v.uid,
+                name=v.name,
+                parallelism=v.parallelism,
+                max_parallelism=v.max_parallelism,
+                coordinator_state=write.coordinator_states.get(v.uid),
+                subtasks=write.states[v.uid],
+                program=self._programs.get(v.uid),
+            )
+            for v in self._graph.vertices
+        )
+        return CheckpointMetadata(
+            job_id=self._job_id,
+            checkpoint_id=write.checkpoint_id,
+            kind=CheckpointKind.CHECKPOINT,  # a savepoint is a copy of it
+            parent_id=None if self.parent is None else self.parent.checkpoint_id,
+            timestamp_ms=write.trigger_ms,
+            partition=None if self.partition is None else self.partition.key,
+            fencing_token=self._token,
+            graph_fingerprint=self._graph.fingerprint,
+            end_of_input=ended,
+            operators=operators,
+            properties={name: value for name, value in properties.items() if value is not None},
+            master_states=dict(write.master_states),
+        )
+
+    def partition_end(self, metadata: CheckpointMetadata, kept: Iterable[PartitionEnd]) -> PartitionEnd | None:
+        """Returns the entry for the end state of a time partition, or None if a checkpoint is no end state.
+
+        Args:
+            metadata: The checkpoint.
+            kept: The end states that the job keeps.
+        """
+        if self.partition is not None:
+            return PartitionEnd(self.partition.key, self.partition.ordinal, metadata.checkpoint_id, metadata.parent_id)
+        if metadata.checkpoint_id != self.repeated:
+            return None
+        # A repeated checkpoint has the same state, such as at another parallelism. The next partition starts from it.
+        same = (end for end in kept if end.checkpoint_id == metadata.parent_id)
+        return next((replace(end, checkpoint_id=metadata.checkpoint_id) for end in same), None)

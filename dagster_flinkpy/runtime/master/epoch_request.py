@@ -1,0 +1,39 @@
+"""What callers ask of the master of a job, and what they get."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.runtime.master.region_execution import EpochKind
+
+__all__ = ["Completion", "EpochRequest"]
+
+
+@dataclass(frozen=True)
+class EpochRequest:
+    """A request for epochs."""
+
+    kind: EpochKind = EpochKind.READ
+    limit: int | None = 1
+    """The number of epochs; fewer if the input ends. None: until the input ends or an epoch has nothing to read."""
+    barriers: int = 1
+    """How many epochs one Spark job reads."""
+    periodic: bool = False
+    """Whether each epoch waits until the next periodic checkpoint is due."""
+    stop: bool = False
+    """Whether the job stops with the checkpoint."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A checkpoint that is complete and committed."""
+
+    metadata: CheckpointMetadata
+    duration_ms: int
+    """Time from the trigger to the end of the commit."""
+    collected: Mapping[str, list[pa.Array]]
+    """The records of collect operators, by uid. The last checkpoint of a Spark job has all of the job's records."""

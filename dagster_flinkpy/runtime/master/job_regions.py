@@ -1,0 +1,167 @@
+"""The regions of an execution attempt, with what they have in common: the input, the Spark session and the segments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from dagster_flinkpy.checkpoint.messages import Subtask
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.pending import CheckpointPlan
+from dagster_flinkpy.checkpoint.restore import RestorePlan
+from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
+from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.errors import CheckpointTimeoutError
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeSegments
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.job_config import JobConfig
+from dagster_flinkpy.runtime.master.job_failover import JobFailover
+from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
+from dagster_flinkpy.runtime.master.job_slots import JobSlots
+from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
+from dagster_flinkpy.runtime.master.region_execution import RegionExecution
+from dagster_flinkpy.runtime.master.region_runner import RegionRunner
+from dagster_flinkpy.runtime.master.results import EpochResults
+from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+
+__all__ = ["JobRegions"]
+
+
+class JobRegions:
+    """Creates the planners, sessions and runners of all regions.
+
+    Args:
+        graph: The whole program, with its blocking edges cut.
+        config: Where the job runs.
+        fencing_token: Fencing token of the execution attempt.
+        run_id: The run of the attempt, or None.
+        restored: The checkpoint or savepoint that the job continues from; None if it starts empty.
+        plan: The restored state by operator; None if the job starts empty.
+        session: The Spark session of the attempt.
+        progress: Takes one-line progress messages.
+    """
+
+    def __init__(
+        self,
+        graph: JobGraph,
+        config: JobConfig,
+        fencing_token: int,
+        run_id: str | None,
+        restored: CheckpointMetadata | None,
+        plan: RestorePlan | None,
+        session: SharedSession,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.graphs = graph.regions()
+        """The regions, each behind those whose output it reads."""
+        self.sessions = tuple(JobSession(session) for _ in self.graphs)
+        """The Spark jobs of each region."""
+        self.planners = tuple(
+            EpochPlanner(
+                region,
+                number,
+                config,
+                SplitEnumeratorContext(config.job_id, fencing_token, self.sessions[number].open, run_id, progress),
+                restored,
+                plan,
+            )
+            for number, region in enumerate(self.graphs)
+        )
+        self._graph = graph
+        self._segments = EdgeSegments(
+            config.storage.child(config.job_id).child(EXCHANGE_FOLDER),
+            [uid for planner in self.planners for uid in sorted(planner.edge_sinks)],
+            fencing_token,
+        )
+        self._progress = progress
+
+    @property
+    def edges(self) -> dict[str, tuple[int, int]]:
+        """The producer and the consumer of each blocking edge, by the uid of its source."""
+        home = {uid: number for number, planner in enumerate(self.planners) for uid in planner.edge_sinks}
+        return {
+            uid: (home[sink], number)
+            for number, planner in enumerate(self.planners)
+            for uid, sink in planner.edge_sources.items()
+        }
+
+    def executions(
+        self,
+        mailbox: Mailbox,
+        watchdog: Watchdog,
+        *,
+        run_job: Callable[[EpochJob], Sequence[WireRow]],
+        on_results: Callable[[EpochResults, EpochJob], object],
+        check_leader: Callable[[], object],
+        timeline: CheckpointTimeline,
+        slots: JobSlots,
+        failover: JobFailover,
+    ) -> list[RegionExecution]:
+        """Returns the regions for the master; see :class:`RegionRunner` for the arguments."""
+        regions: list[RegionExecution] = []
+        for number, planner in enumerate(self.planners):
+            runner = RegionRunner(
+                planner, self.sessions[number], watchdog, run_job, on_results, check_leader, self._progress, timeline
+            )
+            before = [region for region in regions if region.planner.edge_sinks & {*planner.edge_sources.values()}]
+            regions.append(RegionExecution(runner, Lane.region(number), mailbox, before, slots, failover))
+        return regions
+
+    def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:
+        """Returns who takes part in the checkpoints of the job.
+
+        Args:
+            sinks: Uids of the operators that commit.
+            master_hooks: Identifiers of the job's master hooks.
+        """
+        tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self._graph.vertices}
+        sources = tuple(uid for planner in self.planners for uid in planner.splits.uids)
+        return CheckpointPlan(
+            tasks_to_trigger=tuple(t for uid in sources for t in tasks[uid]),
+            tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
+            tasks_to_commit=tuple(t for uid in sinks for t in tasks[uid]),
+            coordinators=sources,
+            master_hooks=master_hooks,
+        )
+
+    def discard_lingering(self, watchdog: Watchdog) -> None:
+        """Deletes the segments of earlier attempts."""
+        if self._segments:
+            watchdog.run("deleting the segments of earlier attempts", self._segments.discard_lingering)
+
+    def discard_read(self, watchdog: Watchdog, checkpoint_id: int) -> None:
+        """Deletes the segments that were read before the barrier of a complete checkpoint."""
+        with suppress(CheckpointTimeoutError):  # the next attempt deletes what remains
+            watchdog.run("deleting segments that were read", self._segments.discard_read, checkpoint_id)
+
+    def end_with(self, checkpoint_id: int) -> bool:
+        """Returns whether all input of the job ends with a checkpoint that is not complete yet."""
+        return all(planner.ended[checkpoint_id] for planner in self.planners)
+
+    def read_partition(self, partition: TimePartition) -> None:
+        """Restricts the sources to a time partition; the next epoch reads all of it.
+
+        Raises:
+            ConfigurationError: A source cannot be read by partition.
+        """
+        for planner in self.planners:
+            planner.read_partition(partition)
+
+    def end_partition(self) -> None:
+        """Ends what :meth:`read_partition` has begun: the next epoch belongs to no partition."""
+        for planner in self.planners:
+            planner.partition = None
+
+    def refuse_input_after_end(self) -> None:
+        """Checks that no source has input that came after the end of all input.
+
+        Raises:
+            InputAfterEndError: A source has such input.
+        """
+        for planner in self.planners:
+            planner.splits.refuse_input_after_end(all_ended=True)
