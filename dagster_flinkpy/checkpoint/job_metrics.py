@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics, CheckpointStatus
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 
-__all__ = ["TIMES", "JobMetrics", "OperatorMetrics", "job_metrics", "operator_metrics", "per_second"]
+__all__ = [
+    "TIMES",
+    "JobMetrics",
+    "OperatorMetrics",
+    "job_metrics",
+    "operator_metrics",
+    "per_second",
+    "stored_job_metrics",
+]
 
 Number = int | float
 
@@ -78,6 +87,16 @@ def job_metrics(metadata: CheckpointMetadata, statistics: CheckpointStatistics) 
         _job(metadata, statistics),
         tuple(map(operator_metrics, metadata.operators)),
     )
+
+
+def stored_job_metrics(store: CompletedCheckpointStore) -> JobMetrics | None:
+    """Returns the metrics of a job as its last checkpoint and run have left them; None if there is no checkpoint.
+
+    Raises:
+        CorruptMetadataError: The checkpoint cannot be read.
+    """
+    latest = store.latest()
+    return None if latest is None else job_metrics(latest, store.statistics())
 
 
 def operator_metrics(operator: OperatorState) -> OperatorMetrics:
@@ -157,6 +176,8 @@ def _job(metadata: CheckpointMetadata, statistics: CheckpointStatistics) -> dict
         "numberOfFailedCheckpoints": counts.failed,
         "numberOfInProgressCheckpoints": in_progress,
         "totalNumberOfCheckpoints": counts.completed + counts.failed + in_progress,
+        "numRestarts": counts.restarts,
+        "fullRestarts": counts.full_restarts,
     }
     last = next((stats for stats in reversed(history) if stats.checkpoint_id == metadata.checkpoint_id), None)
     if last is not None:

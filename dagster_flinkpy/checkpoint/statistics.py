@@ -92,6 +92,10 @@ class CheckpointCounts:
     """Includes checkpoints that failed before they had an id."""
     restored: int = 0
     """How often an attempt started from a checkpoint or savepoint."""
+    restarts: int = 0
+    """How often a region or the whole job was restarted inside a run (Flink: ``numRestarts``)."""
+    full_restarts: int = 0
+    """How often the whole job was."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,16 @@ class CheckpointStatistics:
     def record_restore(self) -> None:
         """Counts an attempt that starts from a checkpoint or savepoint."""
         self.counts = replace(self.counts, restored=self.counts.restored + 1)
+
+    def record_restarts(self, restarts: int, full: int) -> None:
+        """Counts restarts inside a run.
+
+        Args:
+            restarts: How many there have been since the last call.
+            full: How many of them restarted the whole job.
+        """
+        counts = self.counts
+        self.counts = replace(counts, restarts=counts.restarts + restarts, full_restarts=counts.full_restarts + full)
 
     def summary(self, number: str) -> Summary | None:
         """Summarises a number over the last completed checkpoints.

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from dagster_flinkpy.checkpoint.job_metrics import stored_job_metrics
 from dagster_flinkpy.checkpoint.recovery import recover_head
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.sweep import sweep
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
+from dagster_flinkpy.cli.metrics_table import metrics_table
 from dagster_flinkpy.cli.terminal import console_of_width, plain_table, progress, time_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.common.configuration import parse_duration
@@ -139,12 +141,15 @@ def recover(
 @endpoint_url_option
 def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """Show checkpoint statistics of the job in DIR: counts, and its last checkpoints including failed ones."""
-    statistics = CompletedCheckpointStore(StorageLocation(directory, endpoint_url).open()).statistics()
+    store = CompletedCheckpointStore(StorageLocation(directory, endpoint_url).open())
+    statistics = store.statistics()
     if as_json:
         click.echo(json.dumps(statistics.to_json(), indent=2))
         return
     console, counts = console_of_width(), statistics.counts
-    console.print(f"{counts.completed} completed, {counts.failed} failed, {counts.restored} restored")
+    console.print(
+        f"{counts.completed} completed, {counts.failed} failed, {counts.restored} restored, {counts.restarts} restarts"
+    )
     numbers = plain_table("", "#last", "#min", "#p50", "#p99", "#max")
     for number in ("duration_ms", "state_bytes", "alignment_ms"):
         if (s := statistics.summary(number)) is not None:
@@ -157,6 +162,9 @@ def checkpoint_statistics(directory: str, endpoint_url: str | None, as_json: boo
         times.add_row(*("-" if n is None else f"{n:,}" for n in (phases.total_ms, *names.values(), *latencies)))
         console.print("phases of the last committed checkpoint, in milliseconds; snapshot and upload are part of Spark")
         console.print(times)
+    if (metrics := stored_job_metrics(store)) is not None:
+        console.print(f"operators in checkpoint {metrics.checkpoint_id}")
+        console.print(metrics_table(metrics.operators))
     table = plain_table(
         *("#checkpoint", "triggered", "kind", "status", "#duration ms"),
         *("#state bytes", "#growth", "#alignment ms", "acknowledged"),

@@ -62,6 +62,7 @@ def test_the_job_has_counts_and_the_last_checkpoint() -> None:
     for checkpoint_id, duration_ms in ((6, 10), (7, 20)):
         statistics.record(replace(done, checkpoint_id=checkpoint_id, duration_ms=duration_ms))
     statistics.record_phases(7, CheckpointPhases(1, 2, 30, 4, 5, 6, 7, 8, 60, 90, 99))
+    statistics.record_restarts(3, 1)
     statistics.record_failure()
     statistics.record(replace(done, checkpoint_id=8, status=CheckpointStatus.IN_PROGRESS))
     metadata = replace(sample(), checkpoint_id=7)
@@ -87,4 +88,6 @@ def test_the_job_has_counts_and_the_last_checkpoint() -> None:
         "numberOfFailedCheckpoints": 1,
         "numberOfInProgressCheckpoints": 1,
         "totalNumberOfCheckpoints": 4,
+        "numRestarts": 3,
+        "fullRestarts": 1,
     }

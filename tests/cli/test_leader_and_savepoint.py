@@ -244,11 +244,13 @@ def test_dispose_refuses_what_a_job_retains(job: Path) -> None:
 def test_statistics(job: Path) -> None:
     counts(job.parent)
     shown = printed("checkpoints", "stats", job)
-    assert "3 completed, 0 failed, 1 restored" in shown
+    assert "3 completed, 0 failed, 1 restored, 0 restarts" in shown
     assert "duration_ms" in shown
     assert "COMPLETED" in shown
     (phases,) = (line for line in shown.splitlines() if line.split()[:4] == ["total", "ms", "trigger", "plan"])
     assert phases.split()[4:10] == ["spark", "snapshot", "upload", "metadata", "head", "commit"]
+    (count,) = (line.split() for line in shown.splitlines() if line.split()[:1] == ["count"])
+    assert sum(map(int, count[5:8])) == 1000, "busy, idle and back-pressured"
     assert json.loads(printed("checkpoints", "stats", job, "--json"))["counts"]["completed"] == 3
 
 

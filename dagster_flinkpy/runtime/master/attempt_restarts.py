@@ -53,6 +53,8 @@ class AttemptRestarts(ABC):
     _store: CompletedCheckpointStore
     _tokens: set[int]
     """The fencing tokens of all attempts of the run."""
+    _counted = (0, 0)
+    """The restarts of the run that are in the statistics: all, and those of the whole job."""
     _watchdog: Watchdog
 
     @abstractmethod
@@ -133,12 +135,19 @@ class AttemptRestarts(ABC):
         latest = self._attempt.latest
         return latest is not None and latest.fencing_token in self._tokens
 
+    def _count_restarts(self) -> None:
+        now = (self._failover.graph.restarts, len(self._tokens) - 1)
+        (restarts, full), self._counted = self._counted, now
+        self._coordinator.statistics.record_restarts(now[0] - restarts, now[1] - full)
+
     def _save_statistics(self) -> None:
+        self._count_restarts()
         save: Callable[..., object] = self._store.save_statistics
         self._watchdog.run("writing the statistics", save, self._attempt, self._coordinator.statistics)
 
     def _reported(self, completion: Completion) -> CompletedEpoch:
         self.collected = completion.collected
+        self._count_restarts()
         sinks, statistics = set(self._committers.uids), self._coordinator.statistics
         self._reporters.report(completion.metadata, statistics)
         return completed_epoch(completion.metadata, self._location.url, completion.duration_ms, sinks, statistics)

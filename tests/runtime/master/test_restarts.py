@@ -113,9 +113,11 @@ def test_a_region_runs_the_epoch_again_whose_function_raised(tmp_path: Path) -> 
     graph, sink = program(tmp_path, FailsAt(9, tmp_path, executions=2))
     lines: list[str] = []
     with Watched(graph, tmp_path, on_progress=lines.append, **restarting()) as attempt:
-        completed = [epoch.checkpoint_id for epoch in attempt.run_epochs()]
+        epochs = list(attempt.run_epochs())
+        completed = [epoch.checkpoint_id for epoch in epochs]
         assert attempt.token == 1
     assert completed == [1, 2, 3, 4, 5]
+    assert [epochs[-1].metrics.job[name] for name in ("numRestarts", "fullRestarts")] == [2, 0]
     assert attempt.ran == [1, 2, 3, 3, 3, 4, 5]
     assert sorted(path.name for path in tmp_path.glob("attempt-*")) == ["attempt-0", "attempt-1", "attempt-2"]
     assert sink.rows() == expected(tmp_path)
@@ -266,6 +268,8 @@ def test_restart_all_goes_back_to_the_last_completed_checkpoint(tmp_path: Path) 
     assert sink.rows() == expected(tmp_path)
     graph_of = attempt._failover.graph
     assert (graph_of.status, graph_of.restarts, graph_of.attempt(0)) == (JobStatus.FINISHED, 2, 2)
+    counts = attempt._store.statistics().counts
+    assert (counts.restarts, counts.full_restarts) == (2, 2)
 
 
 def test_a_limit_counts_the_epochs_of_all_attempts(tmp_path: Path) -> None:
