@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test soak lint format docs screenshots bench simulate pyflink-suite browser clean
+.PHONY: install demo test soak chaos lint format docs screenshots bench simulate pyflink-suite browser clean
 
 install: $(STAMP)
 
@@ -35,6 +35,11 @@ test: install browser
 SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest -m hypothesis tests/runtime tests/state tests/matrix
+
+# Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it.
+CHAOS ?= 20
+chaos: install
+	CHAOS=$(CHAOS) $(BIN)/python -m pytest tests/chaos
 
 lint: install
 	$(BIN)/ruff check .

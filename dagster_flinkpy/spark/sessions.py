@@ -91,6 +91,9 @@ _ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, o
 
 # If a call to a server on this machine fails, it is not the network's fault, so three tries are enough.
 _LOCAL_RETRIES = 3
+# PySpark alone would wait for up to a minute between two tries, even if the server is back within seconds. As with its
+# own policy, the tries end after ten minutes.
+_REMOTE_BACKOFF_MS, _REMOTE_RETRIES = 5_000, 124
 
 _connected = threading.Event()
 _supervisors: list[subprocess.Popen[bytes]] = []
@@ -177,9 +180,14 @@ def get_session(settings: SparkSettings | None = None) -> SparkSession:
     if settings.mode == "classic":
         return _classic_session(settings)
     if settings.mode == "remote":
+        from pyspark.sql.connect.client.retries import DefaultPolicy
+
         assert settings.remote is not None
         conf = {**_SESSION_CONF, **settings.conf}
-        return _connect(settings.remote, conf=conf, advice="start one there, or correct the URL")
+        session = _connect(settings.remote, conf=conf, advice="start one there, or correct the URL")
+        patient = DefaultPolicy(max_retries=_REMOTE_RETRIES, max_backoff=_REMOTE_BACKOFF_MS)
+        session.client.set_retry_policies([patient])
+        return session
     start_server(settings)
     # Takes a second, in which Java starts.
     from pyspark.sql.connect.client.retries import DefaultPolicy
@@ -217,15 +225,16 @@ def lost_server(settings: SparkSettings, session: SparkSession, error: BaseExcep
         session: The session.
         error: The error. Its causes count, too.
     """
-    from pyspark.errors.exceptions.connect import SparkConnectGrpcException
+    from pyspark.errors.exceptions.connect import SparkConnectException, SparkConnectGrpcException
 
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, SparkConnectGrpcException):
+    while cause is not None and not isinstance(cause, SparkConnectException):
         cause = cause.__cause__
     if cause is None:
         return None
-    unreachable = cause.getGrpcStatusCode().name == "UNAVAILABLE"
-    if not unreachable and not str(cause.getCondition()).startswith("INVALID_HANDLE.SESSION"):
+    unreachable = isinstance(cause, SparkConnectGrpcException) and cause.getGrpcStatusCode().name == "UNAVAILABLE"
+    # If another thread was the first to hear that the server has restarted, the client calls itself closed.
+    if not unreachable and not str(cause.getCondition()).startswith(("INVALID_HANDLE.SESSION", "NO_ACTIVE_SESSION")):
         return None
     if settings.mode == "local":
         log = server_log(session)

@@ -16,7 +16,7 @@ import pytest
 from dagster_flinkpy.errors import ConfigurationError, JavaNotFoundError, SparkUnavailableError
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
-from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, stop_server
+from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, lost_server, stop_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -252,6 +252,21 @@ def test_a_remote_session_has_the_same_defaults(spark_settings: SparkSettings, s
     with get_session(SparkSettings(mode="remote", remote=remote, conf={"spark.sql.ansi.enabled": "false"})) as session:
         assert session.conf.get("spark.sql.adaptive.enabled") == "false"
         assert session.conf.get("spark.sql.ansi.enabled") == "false"
+        (policy,) = session.client.get_retry_policies()
+        waits = policy.to_state()
+        milliseconds = list(iter(waits.next_attempt, None))
+        assert max(milliseconds) < 6_000 and sum(milliseconds) >= 600_000  # a restarted server is found soon
+
+
+def test_a_client_that_closed_itself_has_lost_its_server() -> None:
+    from pyspark.errors.exceptions.connect import SparkConnectException
+
+    settings = SparkSettings(mode="remote", remote="sc://host:15002/;token=secret")
+    session: Any = None  # asked for its log only if the server is local
+    closed = SparkConnectException(errorClass="NO_ACTIVE_SESSION", messageParameters={})
+    assert "sc://host:15002 ended" in str(lost_server(settings, session, closed))
+    other = SparkConnectException(errorClass="CONNECT_URL_NOT_SET", messageParameters={})
+    assert lost_server(settings, session, other) is None
 
 
 @pytest.mark.spark
