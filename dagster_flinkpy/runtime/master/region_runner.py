@@ -93,7 +93,15 @@ class RegionRunner:
             return RegionEnded(ids, results, self._cause(failure.error), failure.task)
         # Once and last: after it the enumerators assign the next input, and the epochs cannot be run again.
         self.planner.splits.was_read(ids[-1], results.states)
+        self._measure(results)
         return RegionEnded(ids, results, outputs=self._take_outputs(results))
+
+    def _measure(self, results: EpochResults) -> None:
+        for checkpoint_id, states in results.acknowledged.items():
+            self.timeline.acknowledged(checkpoint_id, states.values())
+        for (checkpoint_id, source), marked_ms in results.marked_ms.items():
+            if source not in self.planner.edge_sources:  # there the input was at its source earlier
+                self.timeline.marked(checkpoint_id, marked_ms)
 
     def _take_outputs(self, results: EpochResults) -> dict[int, dict[str, EdgeOutput]]:
         """Takes what concerns blocking edges out of the acknowledgements: no checkpoint has to name it."""
@@ -116,8 +124,6 @@ class RegionRunner:
             self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
         with self.timeline.measured("spark_ms", [epoch.checkpoint_id for epoch in epochs]):
             results = EpochResults.of(self.run_job(job))
-        for checkpoint_id, states in results.acknowledged.items():
-            self.timeline.acknowledged(checkpoint_id, states.values(), results.marked_ms[checkpoint_id])
         self.on_results(results, job)
         return results
 
