@@ -8,6 +8,7 @@ import click
 
 from dagster_flinkpy.cli.checkpoints import checkpoints
 from dagster_flinkpy.cli.doctor import doctor
+from dagster_flinkpy.cli.job import job
 from dagster_flinkpy.cli.leader import leader
 from dagster_flinkpy.cli.savepoint import savepoint
 from dagster_flinkpy.cli.state import state
@@ -36,5 +37,5 @@ def main() -> None:
     """
 
 
-for _command in (checkpoints, savepoint, leader, state, doctor):
+for _command in (job, checkpoints, savepoint, leader, state, doctor):
     main.add_command(_command)

@@ -16,7 +16,14 @@ from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 
-__all__ = ["RegionEnded", "RegionRunner"]
+__all__ = ["InputFound", "RegionEnded", "RegionRunner"]
+
+
+@dataclass(frozen=True)
+class InputFound:
+    """The outcome of a look for input."""
+
+    found: bool
 
 
 @dataclass(frozen=True)
@@ -60,6 +67,19 @@ class RegionRunner:
         self.session.begin(
             f"flinkpy-{config.job_id}-{token}-{checkpoint_id}", f"checkpoint {checkpoint_id} of job {config.job_id!r}"
         )
+
+    def begin_look(self) -> None:
+        """Prepares a look for input, for which a source may run a Spark job."""
+        config, token = self.planner.config, self.planner.fencing_token
+        self.session.begin(f"flinkpy-{config.job_id}-{token}-input", f"input of job {config.job_id!r}")
+
+    def look(self) -> InputFound:
+        """Looks for input, and assigns it to the next epoch.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+        """
+        return InputFound(self.planner.splits.look())
 
     def plan(self, checkpoint_id: int, before: Epoch | None, inputs: Mapping[str, EdgeOutput], *, drain: bool) -> Epoch:
         """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
