@@ -8,7 +8,7 @@ import click
 
 from dagster_flinkpy.cli.checkpoints import checkpoints
 from dagster_flinkpy.cli.doctor import doctor
-from dagster_flinkpy.cli.job import job
+from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
 from dagster_flinkpy.cli.leader import leader
 from dagster_flinkpy.cli.savepoint import savepoint
 from dagster_flinkpy.cli.state import state
@@ -37,5 +37,12 @@ def main() -> None:
     """
 
 
+@click.group()
+def job() -> None:
+    """Show how jobs are executed."""
+
+
+for _command in (show_job, list_jobs, job_history):
+    job.add_command(_command)
 for _command in (job, checkpoints, savepoint, leader, state, doctor):
     main.add_command(_command)

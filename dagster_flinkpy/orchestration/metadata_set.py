@@ -79,6 +79,8 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     source_to_commit_ms_p50: int | None = None
     """Time from a source to the commit, if the program sends latency markers: the median."""
     source_to_commit_ms_p99: int | None = None
+    restarts: int | None = None
+    """How often the job, or a region of it, has restarted inside runs."""
     checkpoints_completed: int | None = None
     """This and the next four count the whole job over all its runs."""
     checkpoints_failed: int | None = None

@@ -14,7 +14,7 @@ RUN = {  # what runs, checks and ticks need
     "checkpoint.restore",
     "checkpoint.store",
     "cli",
-    "connectors.table_writer",
+    "connectors.parquet_writer",
     "orchestration.runs.check_findings",
     "runtime.master.job",
     "state",

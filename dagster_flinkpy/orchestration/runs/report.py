@@ -116,6 +116,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         subtasks=_subtask_table(report.subtasks, metrics),
         source_to_commit_ms_p50=_whole(epoch.metrics.job, "sourceToCommitLatency.p50"),
         source_to_commit_ms_p99=_whole(epoch.metrics.job, "sourceToCommitLatency.p99"),
+        restarts=epoch.statistics.counts.restarts,
         checkpoints_completed=epoch.statistics.counts.completed or None,
         checkpoints_failed=epoch.statistics.counts.failed,
         job_state_bytes=_last(epoch.statistics, "state_bytes"),

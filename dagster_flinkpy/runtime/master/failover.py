@@ -36,7 +36,6 @@ from dagster_flinkpy.errors import (
     JobCancelledError,
     PathEscapesPrefixError,
     PythonWorkerLostError,
-    RequestFailedError,
     RestoreError,
     SparkUnavailableError,
     StateSchemaError,
@@ -92,7 +91,6 @@ _NON_RECOVERABLE = (
     HeadLostError,
     InputAfterEndError,
     JobCancelledError,
-    RequestFailedError,
     RestoreError,
     StateSchemaError,
 )

@@ -55,6 +55,7 @@ from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.job_regions import JobRegions
+from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
@@ -279,6 +280,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         if not self._tokens:
             self._reporters.open()
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
+            self._reporter = JobReporter(self._store.store, _now)
             self._failover = JobFailover(self._regions.graphs, self._regions.edges, self.config, _now, self._progress)
         self._failover = self._failover.deployed(self._regions.graphs)
         steps = CheckpointSteps(
@@ -292,7 +294,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
             self._started_from,
             _now,
             commit=lambda metadata: self._commit(metadata),
-            after_commit=lambda: self._restore.dispose_claimed(self._owner, _now()),
+            after_commit=lambda: self._after_commit(),
             timeline=timeline,
         )
         self._master = JobMaster(
@@ -330,6 +332,11 @@ class JobAttempt(AttemptRestarts, ServedJob):
     def _on_completed(self, metadata: CheckpointMetadata) -> None:
         self._contents.parent = metadata
         self.finished = metadata.end_of_input or metadata.stopped
+        self._reporter.completed(self._failover.graph, self._attempt)
+
+    def _after_commit(self) -> None:
+        self._restore.dispose_claimed(self._owner, _now())
+        self._reporter.write()
 
     def _abort_after_failure(self) -> None:
         # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
@@ -359,7 +366,10 @@ class JobAttempt(AttemptRestarts, ServedJob):
             self._save_statistics()
         with suppress(FlinkPyError):
             self._desk.close(error or self._master.error)
-        self._failover.close(error, finished=self.finished)
+        self._failover.close(error or self._master.error, finished=self.finished)
+        with suppress(FlinkPyError):
+            ended = (self._failover.graph, self._attempt, error or self._master.error)
+            self._watchdog.run("writing how the job was executed", self._reporter.ended, *ended)
         self._end()
         if found is not None:
             raise found
@@ -478,7 +488,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         self._contents.partition = partition
 
     def run_epochs(
-        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
+        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False
     ) -> Iterator[CompletedEpoch]:
         """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
 
@@ -493,10 +503,6 @@ class JobAttempt(AttemptRestarts, ServedJob):
                 the minimum pause between checkpoints. The first checkpoint is due after a random delay between pause
                 and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``). The iteration ends with the input,
                 or at the limit. Default: False.
-            continuous: Whether to go on until the input has ended, the limit, or a request to stop or cancel the job
-                (:mod:`dagster_flinkpy.checkpoint.requests`). If the program has a checkpoint interval, this is
-                ``periodic``. Otherwise an epoch begins when there is input, for which sources are asked again after
-                their ``discovery_interval``. Default: False.
 
         Yields:
             The epochs in order.
@@ -509,9 +515,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
             raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
         if periodic:
             self._require_interval()
-        waits = continuous and self.config.checkpointing.interval is None
-        periodic |= continuous and not waits
-        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
+        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic))
 
     def terminate(self, error: BaseException) -> None:
         """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.

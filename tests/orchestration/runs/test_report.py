@@ -65,6 +65,10 @@ def test_statistics_are_metadata(tmp_path: Path) -> None:
     facts = operator_metadata(replace(epoch, statistics=statistics), epoch.operator("count"), 7)
     assert facts["flink/checkpoints_completed"] == 19
     assert facts["flink/checkpoints_failed"] == 1
+    assert facts["flink/restarts"] == 0
+    statistics.record_restarts(2, 1)
+    restarted = operator_metadata(replace(epoch, statistics=statistics), epoch.operator("count"), 7)
+    assert restarted["flink/restarts"] == 2
     assert facts["flink/alignment_ms"] == 4
     assert records(facts["flink/statistics"])[0] == {
         "of": "duration_ms",

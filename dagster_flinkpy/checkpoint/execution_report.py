@@ -1,0 +1,173 @@
+"""What is stored about the execution of a job: the state of its operators, restarts, failures and earlier runs.
+
+It is the object ``execution`` below the job's prefix. A run writes it now and then, and when it ends. Nothing depends
+on it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from dagster_flinkpy.errors import ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.storage import ObjectStore, json_fields
+from dagster_flinkpy.storage.conditional import put_if
+
+__all__ = [
+    "ExecutionReport",
+    "FailureReport",
+    "PriorExecutions",
+    "RunReport",
+    "VertexReport",
+    "read_execution_report",
+    "write_execution_report",
+]
+
+EXECUTION_KEY = "execution"
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class PriorExecutions:
+    """The executions of an operator's subtasks before a restart."""
+
+    attempt: int
+    began_ms: int
+    """When they were created, in milliseconds since 1970."""
+    ended_ms: int
+    states: Mapping[str, int]
+    """The number of subtasks in each final state."""
+
+
+@dataclass(frozen=True)
+class VertexReport:
+    """One operator (Flink: ``JobDetailsInfo.JobVertexDetailsInfo``)."""
+
+    uid: str
+    name: str
+    region: int
+    parallelism: int
+    state: str
+    states: Mapping[str, int]
+    """The number of subtasks in each state."""
+    attempt: int
+    since_ms: int
+    """When its subtasks entered their last state, in milliseconds since 1970."""
+    prior: tuple[PriorExecutions, ...] = ()
+    """The last 16 restarts, the oldest first."""
+
+
+@dataclass(frozen=True)
+class FailureReport:
+    """One failure (Flink: ``JobExceptionsInfoWithHistory``)."""
+
+    at_ms: int
+    error: str
+    """The type of the error."""
+    message: str
+    region: int | None
+    """The region that failed; None if the job failed as a whole."""
+    operator: str | None
+    subtask: int | None
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """A run of the job."""
+
+    token: int
+    """The fencing token of its last execution attempt."""
+    owner: str
+    began_ms: int
+    at_ms: int
+    """When this was written, in milliseconds since 1970."""
+    status: str
+    """Status of the job, as a name of `JobStatus`."""
+    restarts: int
+    checkpoint_id: int | None
+    """The last checkpoint that was complete."""
+    error: str = ""
+    """The type of the error that ended it."""
+
+
+@dataclass(frozen=True)
+class ExecutionReport:
+    """The last run of a job, and those before it."""
+
+    run: RunReport
+    vertices: tuple[VertexReport, ...]
+    failures: tuple[FailureReport, ...]
+    """The last 16 failures of the run, the oldest first."""
+    earlier: tuple[RunReport, ...] = ()
+    """The last 16 earlier runs, the oldest first."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Encodes the report."""
+        return {"version": _VERSION, **asdict(self)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> ExecutionReport:
+        """Decodes what :meth:`to_json` returned.
+
+        Raises:
+            KeyError, TypeError, ValueError: The data is something else.
+        """
+        if data["version"] != _VERSION:
+            raise ValueError(f"version {data['version']}")
+        return ExecutionReport(
+            _run(data["run"]),
+            tuple(
+                VertexReport(**{**each, "prior": tuple(PriorExecutions(**prior) for prior in each["prior"])})
+                for each in json_fields.items(data, "vertices")
+            ),
+            tuple(FailureReport(**each) for each in json_fields.items(data, "failures")),
+            tuple(_run(each) for each in json_fields.items(data, "earlier")),
+        )
+
+
+def _run(data: dict[str, Any]) -> RunReport:
+    for name in ("began_ms", "at_ms"):
+        json_fields.integer(data, name, most=json_fields.MAX_TIMESTAMP_MS)
+    for name in ("token", "restarts"):
+        json_fields.integer(data, name)
+    json_fields.optional_integer(data, "checkpoint_id")
+    return RunReport(**data)
+
+
+def read_execution_report(store: ObjectStore) -> tuple[ExecutionReport | None, str | None]:
+    """Returns the report of a job and its ETag; None for the report if there is none, or it cannot be read.
+
+    Args:
+        store: The object store, rooted at the job's prefix.
+    """
+    try:
+        data, etag = store.get(EXECUTION_KEY)
+    except ObjectNotFoundError:
+        return None, None
+    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return ExecutionReport.from_json(json_fields.load_object(data)), etag
+    return None, etag
+
+
+def write_execution_report(store: ObjectStore, report: ExecutionReport, etag: str | None) -> str | None:
+    """Writes the report of a job, unless another run has written one.
+
+    Args:
+        store: The object store, rooted at the job's prefix.
+        report: The report.
+        etag: The ETag of the object that it replaces; None if there must be none.
+
+    Returns:
+        The ETag of the object; None if another run has written one.
+
+    Raises:
+        StorageError: It may not have been written.
+    """
+    try:
+        return put_if(store, EXECUTION_KEY, json.dumps(report.to_json()).encode(), etag)
+    except PreconditionFailedError:
+        return None

@@ -1,0 +1,171 @@
+"""``flinkpy job show``, ``list`` and ``history`` tell how a job was executed."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from dagster_flinkpy.checkpoint.execution_report import EXECUTION_KEY, read_execution_report
+from dagster_flinkpy.cli.command import main
+from dagster_flinkpy.errors import StorageError, UserFunctionError
+from dagster_flinkpy.runtime.master import job_reporter
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.harness import HarnessAttempt
+from tests.runtime.master.test_restarts import FailsAt, Watched, program
+
+
+def flinkpy(*arguments: str) -> str:
+    result = CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def facts(*arguments: str) -> Any:
+    return json.loads(flinkpy(*arguments, "--json"))
+
+
+def words(output: str) -> list[list[str]]:
+    return [line.split() for line in output.splitlines()]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A job with two runs: one ends after two epochs, the other one restarts once and then fails."""
+    graph, _ = program(tmp_path)
+    with HarnessAttempt(graph, tmp_path, owner="the first run") as attempt:
+        list(attempt.run_epochs(2))
+    graph, _ = program(tmp_path, FailsAt(9, tmp_path, executions=9))
+    config = {"failover": FailoverConfig(FixedDelayRestart(1, timedelta(0)))}
+    options = {"allow_non_restored_state": True, "owner": "the second run"}
+    with pytest.raises(UserFunctionError), HarnessAttempt(graph, tmp_path, config=config, **options) as attempt:
+        list(attempt.run_epochs())
+    return tmp_path
+
+
+def test_show(folder: Path) -> None:
+    output = flinkpy("job", "show", str(folder / "job"))
+    lines = words(output)
+    assert next(line for line in lines if line[:1] == ["status"])[:4] == ["status", "FAILED,", "as", "of"]
+    counts, metrics = (line for line in lines if line[:1] == ["counts"])
+    assert metrics[1] == "4", "records of the last checkpoint"
+    assert counts[2:6] == ["0", "2", "CANCELED", "2"]
+    assert counts[-1] == "1", "the attempt number"
+    assert next("FAILED" in line for line in lines if line[:1] == ["map"])
+    assert output.count("UserFunctionError: map() of operator 'map'") == 2
+
+
+def test_show_as_json(folder: Path) -> None:
+    shown = facts("job", "show", str(folder / "job"))
+    run = shown["run"]
+    assert (run["status"], run["restarts"], run["checkpoint_id"], run["token"]) == ("FAILED", 1, 2, 2)
+    assert (run["error"], run["owner"], shown["killed"]) == ("UserFunctionError", "the second run", False)
+    by_uid = {each["uid"]: each for each in shown["vertices"]}
+    assert by_uid["map"]["states"] == {"CANCELED": 1, "FAILED": 1}
+    (prior,) = by_uid["map"]["prior"]
+    assert (prior["attempt"], prior["states"]) == (0, {"CANCELED": 1, "FAILED": 1})
+    assert [(each["operator"], each["attempt"]) for each in shown["failures"]] == [("map", 0), ("map", 1)]
+    assert len(shown["phases"]) > 3
+    assert shown["metrics"]["counts"]["numRecordsIn"] == 4
+
+
+def test_list(folder: Path) -> None:
+    graph, _ = program(folder / "other")
+    with HarnessAttempt(graph, folder, job_id="other") as attempt:
+        list(attempt.run_epochs())
+    jobs = {each["job"]: each for each in facts("job", "list", str(folder))}
+    assert {name: each["status"] for name, each in jobs.items()} == {"job": "FAILED", "other": "FINISHED"}
+    lines = words(flinkpy("job", "list", str(folder)))
+    assert [line[:2] for line in lines if line[:1] in (["job"], ["other"])][1:] == [
+        ["job", "FAILED"],
+        ["other", "FINISHED"],
+    ]
+
+
+def test_history(folder: Path) -> None:
+    found = facts("job", "history", str(folder / "job"))
+    assert [(run["owner"], run["status"]) for run in found["runs"]] == [
+        ("the first run", "SUSPENDED"),
+        ("the second run", "FAILED"),
+    ]
+    assert [each["attempt"] for each in found["prior_executions"]["counts"]] == [0]
+    output = flinkpy("job", "history", str(folder / "job"))
+    assert "the first run" in output and "1 CANCELED, 1 FAILED" in output
+
+
+def test_without_a_report(tmp_path: Path) -> None:
+    for command in ("show", "history", "list"):
+        result = CliRunner().invoke(main, ["job", command, str(tmp_path)])
+        assert result.exit_code == 1
+        assert "has stored how" in result.output
+
+
+def test_a_run_that_was_killed_is_recognised(folder: Path) -> None:
+    path = folder / "job" / EXECUTION_KEY
+    report = json.loads(path.read_text())
+    report["run"]["status"] = "RUNNING"
+    path.write_text(json.dumps(report))
+    assert facts("job", "show", str(folder / "job"))["killed"]
+    assert "RUNNING when it was killed" in flinkpy("job", "show", str(folder / "job"))
+
+
+@pytest.mark.parametrize("damaged", ["", "[]", "{}", '{"version": 2}', '{"version": 1, "run": {}}'])
+def test_a_report_that_cannot_be_read_is_replaced(folder: Path, damaged: str) -> None:
+    (folder / "job" / EXECUTION_KEY).write_text(damaged)
+    store = StorageLocation(str(folder / "job")).open()
+    assert read_execution_report(store)[0] is None
+    graph, _ = program(folder)
+    with HarnessAttempt(graph, folder, allow_non_restored_state=True):
+        pass
+    report, _ = read_execution_report(store)
+    assert report is not None
+    assert (report.run.status, report.earlier) == ("SUSPENDED", ())
+
+
+def test_a_run_writes_it_at_most_once_per_checkpoint_and_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
+    written: list[tuple[str, int | None]] = []
+    write = job_reporter.write_execution_report
+
+    def noted(store: Any, report: Any, etag: str | None) -> str | None:
+        written.append((report.run.status, report.run.checkpoint_id))
+        return write(store, report, etag)
+
+    monkeypatch.setattr(job_reporter, "write_execution_report", noted)
+    graph, _ = program(tmp_path)
+    with HarnessAttempt(graph, tmp_path) as attempt:
+        list(attempt.run_epochs())
+    assert written == [*(("RUNNING", n) for n in range(1, 6)), ("FINISHED", 5)]
+
+
+def test_a_store_that_fails_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: Any) -> None:
+        raise StorageError("a hiccup")
+
+    monkeypatch.setattr(job_reporter, "_INTERVAL_MS", 0)
+    monkeypatch.setattr(job_reporter, "write_execution_report", fails)
+    graph, _ = program(tmp_path)
+    with Watched(graph, tmp_path) as attempt:
+        list(attempt.run_epochs())
+    assert attempt.finished
+
+
+def test_an_older_run_does_not_overwrite_the_report_of_a_newer_one(tmp_path: Path) -> None:
+    graph, _ = program(tmp_path)
+    older = HarnessAttempt(graph, tmp_path, owner="older")
+    with older:
+        older._reporter._note(older._failover.graph, older._attempt)
+        older._reporter.write()
+        with HarnessAttempt(graph, tmp_path, owner="newer"):
+            pass
+    report, _ = read_execution_report(StorageLocation(str(tmp_path / "job")).open())
+    assert report is not None
+    assert report.run.owner == "newer"
