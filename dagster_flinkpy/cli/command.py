@@ -8,6 +8,7 @@ import click
 
 from dagster_flinkpy.cli.checkpoints import checkpoints
 from dagster_flinkpy.cli.doctor import doctor
+from dagster_flinkpy.cli.job import job
 from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
 from dagster_flinkpy.cli.leader import leader
 from dagster_flinkpy.cli.savepoint import savepoint
@@ -35,11 +36,6 @@ def main() -> None:
 
     DIR and PATH are local paths or s3://bucket/prefix.
     """
-
-
-@click.group()
-def job() -> None:
-    """Show how jobs are executed."""
 
 
 for _command in (show_job, list_jobs, job_history):

@@ -8,10 +8,27 @@ from collections.abc import Callable
 
 import click
 
+from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.storage import StorageLocation
 
 endpoint_url_option = click.option(
     "--endpoint-url", metavar="URL", help="Address of an S3 server other than Amazon's, such as http://127.0.0.1:9000."
+)
+
+target_option = click.option(
+    "--target", metavar="PATH", help="Folder to write the savepoint to. Default: the folder of the job."
+)
+savepoint_type_option = click.option(
+    "--type",
+    "format_type",
+    type=click.Choice([each.name.lower() for each in SavepointFormatType]),
+    default="canonical",
+    show_default=True,
+    callback=lambda context, option, name: SavepointFormatType[name.upper()],
+    help="canonical: self-contained. native: refers to files of the job's checkpoints and must stay next to them.",
+)
+drain_option = click.option(
+    "--drain", is_flag=True, help="Advance event time to its end first, so that all timers fire."
 )
 
 

@@ -18,10 +18,20 @@ from dagster_flinkpy.checkpoint.job_metrics import operator_metrics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint, trigger_savepoint
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.requests import DEFAULT_TIMEOUT, JobRequests, RequestKind
 from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.checkpoint.verify import restore_drill, verify_checkpoint
-from dagster_flinkpy.cli.common import endpoint_url_option, json_option, location_of, owner_of
+from dagster_flinkpy.cli.common import (
+    drain_option,
+    endpoint_url_option,
+    json_option,
+    location_of,
+    owner_of,
+    savepoint_type_option,
+    target_option,
+)
+from dagster_flinkpy.cli.job import ask_job
 from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, progress, time_of, watermark_of
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
@@ -41,18 +51,6 @@ def savepoint() -> None:
     """Work on single savepoints and checkpoints."""
 
 
-_target = click.option(
-    "--target", metavar="PATH", help="Folder to write the savepoint to. Default: the folder of the job."
-)
-_type = click.option(
-    "--type",
-    "format_type",
-    type=click.Choice([each.name.lower() for each in SavepointFormatType]),
-    default="canonical",
-    show_default=True,
-    callback=lambda context, option, name: SavepointFormatType[name.upper()],
-    help="canonical: self-contained. native: refers to files of the job's checkpoints and must stay next to them.",
-)
 _program = click.option(
     "--program", metavar="MODULE:NAME", help="The program, or the function that builds it; FILE.py:NAME works too."
 )
@@ -96,8 +94,8 @@ def _attempt(program: str, job: StorageLocation, remote: str | None, what: str, 
 
 @savepoint.command("trigger")
 @click.argument("directory", metavar="DIR")
-@_target
-@_type
+@target_option
+@savepoint_type_option
 @endpoint_url_option
 def trigger(directory: str, target: str | None, format_type: SavepointFormatType, endpoint_url: str | None) -> None:
     """Keep the latest checkpoint of the job in DIR as a savepoint, and print its path.
@@ -109,11 +107,9 @@ def trigger(directory: str, target: str | None, format_type: SavepointFormatType
 
 @savepoint.command("stop")
 @click.argument("directory", metavar="DIR")
-@_target
-@_type
-@click.option(
-    "--drain", is_flag=True, help="Advance event time to its end first, so that all timers fire. Needs --program."
-)
+@target_option
+@savepoint_type_option
+@drain_option
 @_program
 @_remote
 @endpoint_url_option
@@ -128,10 +124,14 @@ def stop(
 ) -> None:
     """Stop the job in DIR with a savepoint, and print its path.
 
-    The job stays stopped until a savepoint is restored.
+    A run that is at work is asked to stop, as by 'flinkpy job stop'. Otherwise --drain needs --program. The job stays
+    stopped until a savepoint is restored.
     """
     job, folder, what = location_of(directory, endpoint_url), _folder(target, endpoint_url), "savepoint stop"
-    if program is not None:
+    if JobRequests(job, owner_of(what)).running() is not None:
+        options = {"target": None if folder is None else folder.url, "format_type": format_type, "drain": drain}
+        path = ask_job(job, what, DEFAULT_TIMEOUT, kind=RequestKind.STOP, **options).savepoint or ""
+    elif program is not None:
         with _attempt(program, job, remote, what) as attempt:
             path = attempt.stop_with_savepoint(None if folder is None else folder.url, format_type, drain=drain)
     elif drain:

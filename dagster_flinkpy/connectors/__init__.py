@@ -3,5 +3,6 @@
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
+from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 
-__all__ = ["ParquetSink", "ParquetSource", "PostgresSink"]
+__all__ = ["CsvSink", "JsonLinesSink", "ParquetSink", "ParquetSource", "PostgresSink"]

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.connectors.staged_files import partition_folder
+from dagster_flinkpy.connectors.staged_files import partition_folder, partition_values
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation
 
@@ -48,7 +48,8 @@ class RowCount:
 class ParquetTable:
     """The committed rows of a Parquet sink. Nothing is read until one of its methods is called.
 
-    Columns that are missing in a file, because an older version of the program wrote it, are null.
+    A column that is missing in a file is taken from its folders (``country=DE/``). Otherwise it is null, because an
+    older version of the program wrote the file.
     """
 
     location: StorageLocation
@@ -151,8 +152,11 @@ class ParquetTable:
             there = [name for name in self.schema.names if name in parquet.schema_arrow.names]
             rows = parquet.read(columns=there)
             count = parquet.metadata.num_rows
+        in_path = partition_values(key)
         columns = [
-            rows.column(field.name).cast(field.type) if field.name in there else pa.nulls(count, field.type)
+            rows.column(field.name).cast(field.type)
+            if field.name in there
+            else pa.repeat(pa.scalar(in_path.get(field.name), pa.string()).cast(field.type), count)
             for field in self.schema
         ]
         return pa.table(columns, schema=self.schema)

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.postgres_session import Session, gid_of
-from dagster_flinkpy.connectors.postgres_types import columns_of, sql_type
+from dagster_flinkpy.connectors.postgres_types import sql_type
 from dagster_flinkpy.connectors.staged_files import PART_BYTES, FileNames
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import (

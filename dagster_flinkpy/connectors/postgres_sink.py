@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors.postgres_types import columns_of, sql_type
+from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.postgres_types import sql_type
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
     CommitterInitContext,

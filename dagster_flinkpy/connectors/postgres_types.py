@@ -5,19 +5,11 @@ Declarations need this module, so it imports neither PyArrow nor psycopg.
 
 from __future__ import annotations
 
-from dagster_flinkpy.common.typeinfo import (
-    BasicTypeInfo,
-    DecimalTypeInfo,
-    ListTypeInfo,
-    MapTypeInfo,
-    RowTypeInfo,
-    TupleTypeInfo,
-    TypeInformation,
-    Types,
-)
+from dagster_flinkpy.common.typeinfo import BasicTypeInfo, DecimalTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.column_types import check_json_type, is_nested
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["columns_of", "is_json", "sql_type"]
+__all__ = ["sql_type"]
 
 _SQL_TYPES = {
     "STRING": "text",
@@ -39,18 +31,6 @@ _SQL_TYPES = {
 }
 
 
-def columns_of(type_info: TypeInformation) -> dict[str, TypeInformation]:
-    """Returns the columns of records: the fields of rows and tuples, or else ``value``."""
-    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        return dict(zip(type_info.field_names, type_info.field_types, strict=True))
-    return {"value": type_info}
-
-
-def is_json(type_info: TypeInformation) -> bool:
-    """Returns whether values of a type are stored as JSON."""
-    return isinstance(type_info, (ListTypeInfo, MapTypeInfo, RowTypeInfo, TupleTypeInfo))
-
-
 def sql_type(name: str, type_info: TypeInformation) -> str:
     """Returns the type of a column in PostgreSQL.
 
@@ -65,22 +45,7 @@ def sql_type(name: str, type_info: TypeInformation) -> str:
         return f"numeric({type_info.precision}, {type_info.scale})"
     if isinstance(type_info, BasicTypeInfo) and type_info.name in _SQL_TYPES:
         return _SQL_TYPES[type_info.name]
-    if is_json(type_info):
-        _check_json(name, type_info)
+    if is_nested(type_info):
+        check_json_type(name, type_info)
         return "jsonb"
     raise ConfigurationError(f"column {name!r} of type {type_info} has no type in PostgreSQL: map() it to another type")
-
-
-def _check_json(name: str, type_info: TypeInformation) -> None:
-    if isinstance(type_info, ListTypeInfo):
-        parts = {f"{name}[]": type_info.elem_type}
-    elif isinstance(type_info, MapTypeInfo):
-        parts = {f"{name}.key": type_info.key_type, f"{name}.value": type_info.value_type}
-        if is_json(type_info.key_type):
-            raise ConfigurationError(f"the keys of map {name!r} are {type_info.key_type}, but keys in JSON are text")
-    else:
-        parts = {f"{name}.{field}": kind for field, kind in columns_of(type_info).items()}
-    for part, kind in parts.items():
-        if kind == Types.PRIMITIVE_ARRAY(Types.BYTE()):
-            raise ConfigurationError(f"{part!r} is binary, which JSON cannot contain: map() it to text, or to a column")
-        sql_type(part, kind)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
+import re
 import zlib
 from contextlib import suppress
-from datetime import date, datetime, time
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as csv
 
-from dagster_flinkpy.common.typeinfo import MapTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
+from dagster_flinkpy.connectors.column_types import columns_of, is_nested
+from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.connectors.postgres_session import Session, gid_of
-from dagster_flinkpy.connectors.postgres_types import columns_of, is_json
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import ConfigurationError, StorageError, TypeMismatchError
@@ -30,6 +29,7 @@ __all__ = ["CsvEncoder", "PreparingWriter", "StagingWriter"]
 
 _OPTIONS = csv.WriteOptions(include_header=False)
 _COMPRESSION_LEVEL = 1
+_NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 class CsvEncoder:
@@ -63,7 +63,7 @@ class CsvEncoder:
 
 
 def _encoded(name: str, type_info: TypeInformation, array: pa.Array) -> pa.Array:
-    if is_json(type_info):
+    if is_nested(type_info):
         return pa.array([_json(name, type_info, value) for value in array.to_pylist()], pa.string())
     if pa.types.is_binary(array.type):
         return _hex(array)
@@ -98,27 +98,10 @@ def _hex(array: pa.Array) -> pa.Array:
 def _json(name: str, type_info: TypeInformation, value: Any) -> str | None:
     if value is None:
         return None
-    try:
-        return json.dumps(_plain(name, type_info, value), ensure_ascii=False, allow_nan=False)
-    except ValueError as error:
-        raise TypeMismatchError(f"column {name!r} has NaN or infinity, which JSON cannot contain: {value!r}") from error
-
-
-def _plain(name: str, type_info: TypeInformation, value: Any) -> Any:
-    """Returns a value of a column as JSON has it."""
-    if value is None:
-        return None
-    if isinstance(type_info, MapTypeInfo):
-        return {str(_plain(name, type_info.key_type, k)): _plain(name, type_info.value_type, v) for k, v in value}
-    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        return {field: _plain(name, kind, value[field]) for field, kind in columns_of(type_info).items()}
-    if isinstance(value, list):
-        return [_plain(name, type_info.elem_type, each) for each in value]  # type: ignore[attr-defined]
-    if isinstance(value, str) and "\0" in value:
+    text = to_json_text(name, type_info, value)
+    if _NUL_IN_JSON.search(text):
         raise _nul(name)
-    if isinstance(value, (date, datetime, time)):
-        return value.isoformat()
-    return str(value) if isinstance(value, Decimal) else value
+    return text
 
 
 class StagingWriter(CommittingSinkWriter):

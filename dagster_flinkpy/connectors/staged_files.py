@@ -41,12 +41,16 @@ __all__ = [
     "file_name",
     "job_of_file",
     "partition_folder",
+    "partition_values",
+    "value_folder",
 ]
 
 PART_BYTES = 8 << 20
 """Size of the parts of an upload, in bytes. S3 requires at least 5 MiB in every part but the last."""
 
 _COMMIT_THREADS = 8
+_NULL_FOLDER = "__HIVE_DEFAULT_PARTITION__"
+"""What Hive and Spark write for a null in the name of a folder."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +304,21 @@ def job_of_file(name: str) -> str:
 def partition_folder(partition: str | None) -> str:
     """Returns the folder of a Dagster partition's files, or an empty string if the run has no partition."""
     return "" if partition is None else f"partition={quote(partition, safe='')}/"
+
+
+def value_folder(name: str, value: str | None) -> str:
+    """Returns the folder of the rows with a value in a column, as Hive has it. Empty text is as null, as in Spark."""
+    return f"{quote(name, safe='')}={quote(value, safe='') if value else _NULL_FOLDER}/"
+
+
+def partition_values(key: str) -> dict[str, str | None]:
+    """Returns the values of the columns in the folders of a file. That of a Dagster partition is not a column."""
+    folders = (folder.partition("=") for folder in key.split("/")[:-1])
+    return {
+        unquote(name): None if value == _NULL_FOLDER else unquote(value)
+        for name, equals, value in folders
+        if equals and name != "partition"
+    }
 
 
 def file_name(context: WriterInitContext) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
-from dagster_flinkpy.connectors.parquet_writer import ParquetWriter
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
+from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
 from dagster_flinkpy.errors import (
     CommittableLostError,
@@ -177,7 +177,7 @@ def test_a_file_that_is_there_byte_by_byte_counts_as_committed(location):
 
 
 def test_abort_drops_what_was_written(location):
-    writer = ParquetWriter(location.open(), CONTEXT, ROW, part_bytes=100)
+    writer = TableWriter(ParquetSink(location), CONTEXT, ROW, part_bytes=100)
     writer.write(rows(*range(1000)))
     writer.prepare_commit()
     assert uploads(location)
@@ -191,7 +191,7 @@ def test_no_records_no_file(location):
 
 
 def test_large_output_goes_out_in_parts_and_row_groups(location):
-    writer = ParquetWriter(location.open(), CONTEXT, ROW, part_bytes=5 << 20)
+    writer = TableWriter(ParquetSink(location), CONTEXT, ROW, part_bytes=5 << 20)
     numbers = pa.array(range(400_000), pa.int64())
     incompressible = random.Random(1)
     strings = pa.array([f"{incompressible.getrandbits(160):040x}" for _ in range(400_000)])

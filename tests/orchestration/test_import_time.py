@@ -14,7 +14,7 @@ RUN = {  # what runs, checks and ticks need
     "checkpoint.restore",
     "checkpoint.store",
     "cli",
-    "connectors.parquet_writer",
+    "connectors.table_writer",
     "orchestration.runs.check_findings",
     "runtime.master.job",
     "state",

@@ -297,7 +297,7 @@ def _ack(uid: str, checkpoint_id: int, state: SubtaskState) -> dict[str, Any]:
         "state": state.to_json(),
         "digest": "",
         "consumed": {},
-        "marked_ms": [],
+        "marked_ms": {},
     }
 
 

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -162,6 +163,9 @@ class SplitEnumerator(ABC):
 
 class Source(ABC):
     """A source of records."""
+
+    discovery_interval: timedelta = timedelta(seconds=1)
+    """How long a job that runs on waits for new input before it asks the enumerator again. Default: 1 second."""
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -75,10 +75,16 @@ class FileSourceBuilder:
         self._source = FileSource(stream_format, paths)
 
     def monitor_continuously(self, discovery_interval: Duration) -> FileSourceBuilder:
-        """Also reads files that arrive later. Folders are listed when an epoch begins; the interval has no effect."""
+        """Also reads files that arrive later.
+
+        Args:
+            discovery_interval: Time between two listings of the folders while a job that runs on waits for input.
+                Besides, the folders are listed when an epoch begins.
+        """
         if discovery_interval.millis <= 0:
             raise ConfigurationError(f"discovery_interval must be positive, not {discovery_interval.millis} ms")
-        self._source = replace(self._source, bounded=False)
+        interval = timedelta(milliseconds=discovery_interval.millis)
+        self._source = replace(self._source, bounded=False, discovery_interval=interval)
         return self
 
     def process_static_file_set(self) -> FileSourceBuilder:
@@ -101,6 +107,8 @@ class FileSource(Source):
     bounded: bool | None = None
     """Whether the input ends with the files that existed at the start. None: it ends if ``env.execute()`` runs the
     program, and continues from run to run in Dagster."""
+
+    discovery_interval: timedelta = Source.discovery_interval
 
     @staticmethod
     def for_record_stream_format(stream_format: StreamFormat, *paths: str) -> FileSourceBuilder:

@@ -24,8 +24,15 @@ class EpochRequest:
     """How many epochs one Spark job reads."""
     periodic: bool = False
     """Whether each epoch waits until the next periodic checkpoint is due."""
+    continuous: bool = False
+    """Whether to wait for input until it ends, with an epoch only when there is some. Not with ``periodic``."""
     stop: bool = False
     """Whether the job stops with the checkpoint."""
+
+    @property
+    def until_idle(self) -> bool:
+        """Whether an epoch that has read nothing is the last one."""
+        return self.limit is None and not self.periodic and not self.continuous
 
 
 @dataclass(frozen=True)

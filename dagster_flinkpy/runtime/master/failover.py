@@ -36,6 +36,7 @@ from dagster_flinkpy.errors import (
     JobCancelledError,
     PathEscapesPrefixError,
     PythonWorkerLostError,
+    RequestFailedError,
     RestoreError,
     SparkUnavailableError,
     StateSchemaError,
@@ -91,6 +92,7 @@ _NON_RECOVERABLE = (
     HeadLostError,
     InputAfterEndError,
     JobCancelledError,
+    RequestFailedError,
     RestoreError,
     StateSchemaError,
 )

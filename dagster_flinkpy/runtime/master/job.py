@@ -488,7 +488,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
         self._contents.partition = partition
 
     def run_epochs(
-        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False
+        self, limit: int | None = None, *, barriers: int = 1, periodic: bool = False, continuous: bool = False
     ) -> Iterator[CompletedEpoch]:
         """Reads epoch after epoch, and yields each one when its checkpoint is complete and the sinks have committed.
 
@@ -503,6 +503,10 @@ class JobAttempt(AttemptRestarts, ServedJob):
                 the minimum pause between checkpoints. The first checkpoint is due after a random delay between pause
                 and interval (Flink: ``CheckpointCoordinator.getRandomInitDelay``). The iteration ends with the input,
                 or at the limit. Default: False.
+            continuous: Whether to go on until the input has ended, the limit, or a request to stop or cancel the job
+                (:mod:`dagster_flinkpy.checkpoint.requests`). If the program has a checkpoint interval, this is
+                ``periodic``. Otherwise an epoch begins when there is input, for which sources are asked again after
+                their ``discovery_interval``. Default: False.
 
         Yields:
             The epochs in order.
@@ -515,7 +519,9 @@ class JobAttempt(AttemptRestarts, ServedJob):
             raise ConfigurationError(f"an epoch ends with a barrier; barriers={barriers} must be at least 1")
         if periodic:
             self._require_interval()
-        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic))
+        waits = continuous and self.config.checkpointing.interval is None
+        periodic |= continuous and not waits
+        yield from self._run(EpochRequest(limit=limit, barriers=barriers, periodic=periodic, continuous=waits))
 
     def terminate(self, error: BaseException) -> None:
         """Makes the iteration over :meth:`run_epochs` raise an error soon, without losing completed work.

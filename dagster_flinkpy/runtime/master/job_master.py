@@ -52,15 +52,16 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SegmentLostError
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, JobCancelledError, SegmentLostError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
+from dagster_flinkpy.runtime.master.input_watch import InputWatch
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
 from dagster_flinkpy.runtime.master.region_execution import EpochBatch, EpochKind, RegionExecution
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.region_runner import InputFound, RegionEnded
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.task_messages import acknowledgements, declined
 
@@ -115,6 +116,7 @@ class JobMaster:
         """The regions whose epochs begin when a checkpoint is triggered."""
         self._readers = tuple(region for region in self._regions if region.planner.splits.uids)
         """The regions that read input from outside the job."""
+        self._watch = InputWatch(self._readers, now)
         self._requests, self._contents = requests, contents
         self._create_metadata, self._on_completed = create_metadata, on_completed
         self._abort_lingering, self._discard_read = abort_lingering, discard_read
@@ -249,8 +251,8 @@ class JobMaster:
             self._interrupt_regions()
         older = any(region.has_before(self._fails_from or 0) for region in self._regions)  # may still complete
         if self.error is not None and not self._failing and not older:
-            self._failing = True
-            self._failover.job_failed(self.error, canceled=told is not None)
+            self._failing, canceled = True, isinstance(self.error, JobCancelledError)
+            self._failover.job_failed(self.error, canceled=canceled or told is not None)
             self._drive(JobStatusChanged(self._now(), running=False))
         if self._iterating:
             self._requests.look()
@@ -277,7 +279,9 @@ class JobMaster:
         request = self._request
         if request is None or not self._iterating or not self._may_trigger(request):
             return
-        if not request.periodic or (self._requests.waiting and not self.coordinator.pending):
+        if request.continuous and not self._requests.waiting:
+            self._watch.look()
+        elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
             self._trigger(request)
         elif self._due_ms <= self._now():
             self._drive(PeriodicTick(self._now()))
@@ -289,14 +293,14 @@ class JobMaster:
 
     def _may_trigger(self, request: EpochRequest) -> bool:
         """Returns whether the next checkpoint can be triggered now. Finds out, too, whether the request has enough."""
-        if self._triggering or not all(region.idle for region in self._sources):
+        if self._triggering or self._watch.looking or not all(region.idle for region in self._sources):
             return False
         self._enough |= request.limit is not None and self._taken >= request.limit
         if self._enough or len(self._incomplete) > self._max_ahead:
             return False
         if self._batch is None:
             return True
-        more = self._batch.has_more_behind(self._readers, until_idle=request.limit is None and not request.periodic)
+        more = self._batch.has_more_behind(self._readers, until_idle=request.until_idle)
         self._enough |= more is False
         return more is True
 
@@ -319,15 +323,12 @@ class JobMaster:
             raise
 
     def _next_timer(self) -> int | None:
-        timers = list(self._timeouts.values())
-        request = self._request
-        if request is not None and request.periodic and self._iterating and self._may_trigger(request):
-            timers.append(self._due_ms)
-        if self._iterating and (due_ms := self._requests.due_ms) is not None:
-            timers.append(due_ms)
-        if (restart_ms := self._failover.next_restart()) is not None:
-            timers.append(restart_ms)
-        return min(timers, default=None)
+        timers, request = [*self._timeouts.values(), self._failover.next_restart()], self._request
+        if request is not None and self._iterating:
+            timers.append(self._requests.due_ms)
+            if (request.periodic or request.continuous) and self._may_trigger(request):
+                timers.append(self._due_ms if request.periodic else self._watch.due_ms)
+        return min((at_ms for at_ms in timers if at_ms is not None), default=None)
 
     def _fire_timeouts(self) -> None:
         now = self._now()
@@ -355,6 +356,10 @@ class JobMaster:
                 self._on_planned(region, done.result)
             elif isinstance(done.result, RegionEnded):
                 self._on_region_ended(region, done.result)
+            elif isinstance(done.result, InputFound):
+                found, request = self._watch.on_looked(region, found=done.result.found), self._request
+                if found and self.error is None and request is not None:
+                    self._trigger(request)  # even if it has enough: the input is assigned to this epoch
 
     def _fail(self, error: BaseException, since: int = 0) -> None:
         """Ends the attempt. Checkpoints before ``since`` may still complete."""

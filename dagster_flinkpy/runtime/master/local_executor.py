@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from dagster_flinkpy.common.clock import elapsed_millis
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.spark.sessions import start_server
 
 if TYPE_CHECKING:
@@ -96,13 +95,12 @@ class LocalExecutor:
                 attempt.refuse_input_after_end()
                 if attempt.finished:
                     return
-                for epoch in attempt.run_epochs(barriers=settings.checkpointing.barriers_per_job):
+                barriers = settings.checkpointing.barriers_per_job
+                for epoch in attempt.run_epochs(barriers=barriers):
                     yield attempt, epoch
                 if not attempt.finished:
-                    raise ConfigurationError(
-                        f"job {job_id!r}: there is nothing more to read, but the input does not end; "
-                        "run it under Dagster with build_checkpoint_sensor(), or use a bounded source"
-                    )
+                    for epoch in attempt.run_epochs(barriers=barriers, continuous=True):
+                        yield attempt, epoch
 
 
 @contextmanager

@@ -93,6 +93,8 @@ class RegionExecution:
         self.input_ended = False
         """Whether its input ends with that checkpoint."""
         self._waiting: deque[EpochBatch] = deque()
+        self._found = False
+        """Whether input is assigned to the next epoch, which is not planned yet."""
         self._restarts = 0
         self._to_restart = False
         """Whether its Spark job has failed, and :meth:`restart` has not been called yet."""
@@ -142,14 +144,15 @@ class RegionExecution:
             return
         if self.batch is None:
             # Between two epochs: what an enumerator has planned is not read yet.
-            for number in self._to_notify:
+            for number in () if self._found else self._to_notify:
                 self._mailbox.submit(self.lane, partial(self.runner.notify_complete, number))
-            self._to_notify.clear()
+            if not self._found:
+                self._to_notify.clear()
             if not self._waiting or not self._is_ready(self._waiting[0]):
                 return
             if not self._slots.acquire(self.lane.number):
                 return  # until another region has ended
-            self.batch = self._waiting.popleft()
+            self.batch, self._found = self._waiting.popleft(), False
             self._failover.deploy(self.lane.number)
             self.runner.begin(self.batch.checkpoint_ids[0])
         batch, planned = self.batch, len(self.epochs)
@@ -180,6 +183,16 @@ class RegionExecution:
         for region in self.before:
             inputs |= region._outputs[checkpoint_id]
         return inputs
+
+    def look(self) -> None:
+        """Looks for input, without an epoch."""
+        self.at_work = True
+        self.runner.begin_look()
+        self._mailbox.submit(self.lane, self.runner.look)
+
+    def on_looked(self, *, found: bool) -> None:
+        """Notes whether input is assigned to the next epoch."""
+        self.at_work, self._found = False, found
 
     def on_planned(self, epoch: Epoch) -> None:
         """Adds a planned epoch."""

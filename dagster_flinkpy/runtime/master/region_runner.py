@@ -16,7 +16,14 @@ from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 
-__all__ = ["RegionEnded", "RegionRunner"]
+__all__ = ["InputFound", "RegionEnded", "RegionRunner"]
+
+
+@dataclass(frozen=True)
+class InputFound:
+    """The outcome of a look for input."""
+
+    found: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,19 @@ class RegionRunner:
             f"flinkpy-{config.job_id}-{token}-{checkpoint_id}", f"checkpoint {checkpoint_id} of job {config.job_id!r}"
         )
 
+    def begin_look(self) -> None:
+        """Prepares a look for input, for which a source may run a Spark job."""
+        config, token = self.planner.config, self.planner.fencing_token
+        self.session.begin(f"flinkpy-{config.job_id}-{token}-input", f"input of job {config.job_id!r}")
+
+    def look(self) -> InputFound:
+        """Looks for input, and assigns it to the next epoch.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+        """
+        return InputFound(self.planner.splits.look())
+
     def plan(self, checkpoint_id: int, before: Epoch | None, inputs: Mapping[str, EdgeOutput], *, drain: bool) -> Epoch:
         """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
 
@@ -93,7 +113,15 @@ class RegionRunner:
             return RegionEnded(ids, results, self._cause(failure.error), failure.task)
         # Once and last: after it the enumerators assign the next input, and the epochs cannot be run again.
         self.planner.splits.was_read(ids[-1], results.states)
+        self._measure(results)
         return RegionEnded(ids, results, outputs=self._take_outputs(results))
+
+    def _measure(self, results: EpochResults) -> None:
+        for checkpoint_id, states in results.acknowledged.items():
+            self.timeline.acknowledged(checkpoint_id, states.values())
+        for (checkpoint_id, source), marked_ms in results.marked_ms.items():
+            if source not in self.planner.edge_sources:  # there the input was at its source earlier
+                self.timeline.marked(checkpoint_id, marked_ms)
 
     def _take_outputs(self, results: EpochResults) -> dict[int, dict[str, EdgeOutput]]:
         """Takes what concerns blocking edges out of the acknowledgements: no checkpoint has to name it."""
@@ -116,8 +144,6 @@ class RegionRunner:
             self.progress(f"checkpoint {epoch.checkpoint_id}: {splits.describe(epoch)}")
         with self.timeline.measured("spark_ms", [epoch.checkpoint_id for epoch in epochs]):
             results = EpochResults.of(self.run_job(job))
-        for checkpoint_id, states in results.acknowledged.items():
-            self.timeline.acknowledged(checkpoint_id, states.values(), results.marked_ms[checkpoint_id])
         self.on_results(results, job)
         return results
 

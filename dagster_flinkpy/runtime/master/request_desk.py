@@ -131,7 +131,7 @@ class RequestDesk:
         now = self._now()
         if self._looking or now < self._due_ms:
             return
-        self._looking, self._due_ms = True, now + to_millis(LOOK_INTERVAL)
+        self._looking = True
         self._mailbox.submit(Lane.REQUESTS, self._look)
         if self._attempt.leader.record.expires_at - now < to_millis(self._lease / 2):
             # On the lane that also renews it when it takes a checkpoint id.
@@ -158,7 +158,7 @@ class RequestDesk:
         if isinstance(done.result, _Written):
             self._on_written(done.result)
         elif done.lane == Lane.REQUESTS and (done.error is not None or isinstance(done.result, _Taken)):
-            self._looking = False
+            self._looking, self._due_ms = False, self._now() + to_millis(LOOK_INTERVAL)
             if done.error is not None:
                 return done.error
             if done.result.problem:

@@ -44,8 +44,8 @@ class EpochResults:
     """How many entries are only in Spark's log, by log level."""
     printed: dict[int, list[str]] = field(default_factory=dict)
     """Lines of print operators, by the number of barriers before them."""
-    marked_ms: defaultdict[int, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """When sources sent the latency markers that reached the end of a stream, by checkpoint."""
+    marked_ms: defaultdict[tuple[int, str], list[int]] = field(default_factory=lambda: defaultdict(list))
+    """When sources sent the latency markers that reached the end of a stream, by checkpoint and source."""
     _sent: dict[tuple[int, str], str] = field(default_factory=dict)
     _consumed: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
 
@@ -85,7 +85,8 @@ class EpochResults:
         self.acknowledged.setdefault(checkpoint_id, {})[Subtask(ack["uid"], state.index)] = state
         self._sent[checkpoint_id, name] = ack["digest"]
         self._consumed.append((checkpoint_id, name, ack["consumed"]))
-        self.marked_ms[checkpoint_id] += ack["marked_ms"]
+        for source, marked_ms in ack["marked_ms"].items():
+            self.marked_ms[checkpoint_id, source] += marked_ms
 
     @property
     def failure(self) -> TaskFailure | None:

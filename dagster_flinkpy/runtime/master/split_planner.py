@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 from dagster_flinkpy.checkpoint.messages import Subtask
@@ -55,6 +56,13 @@ class SplitPlanner:
                     "another checkpoint or a savepoint. If the source is new and should start from the beginning, give "
                     "it another uid."
                 )
+        self._ended = {uid for uid in self.uids if restored.get(uid) and self._enumerators[uid].exhausted}
+        """The sources that have ended with an epoch."""
+        self._ahead: tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]] | None = None
+        """The splits of the next epoch and the sources that end with it, if they are assigned already."""
+        self._intervals = {
+            v.uid: v.spec.source.discovery_interval for v in graph.vertices if isinstance(v.spec, SourceSpec)
+        }
         self._parallelism = {uid: graph.vertex(uid).parallelism for uid in self._enumerators}
         self._states: dict[int, dict[str, Any]] = {}
 
@@ -77,16 +85,46 @@ class SplitPlanner:
         """
         for edge in self._edges.values():
             edge.receive(inputs[edge.sink_uid])
+        splits, self._ended = ({}, set(self.uids)) if drain else self._ahead or self._assign_input()
+        self._ahead = None
+        of_edges, ended_edges = self._assign(tuple(self._edges))
+        return Epoch(checkpoint_id, splits | of_edges, frozenset(self._ended | ended_edges))
+
+    def look(self) -> bool:
+        """Looks for input. If there is some, it is assigned to the next epoch.
+
+        Returns:
+            Whether there is something to read, or a source has ended.
+
+        Raises:
+            SourceReadError: The input cannot be listed.
+            InputAfterEndError: A source has input that came after its end.
+        """
+        splits, ended = self._assign_input()
+        if any(splits.values()) or ended != self._ended:
+            self._ahead = splits, ended
+            return True
+        for uid in self.uids:
+            self._enumerators[uid].on_epoch_read([])
+        return False
+
+    @property
+    def discovery_interval(self) -> timedelta:
+        """How long to wait for new input before looking again."""
+        waiting = [self._intervals[uid] for uid in self.uids if uid not in self._ended]
+        return min(waiting, default=Source.discovery_interval)
+
+    def _assign_input(self) -> tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]]:
+        self.refuse_input_after_end()
+        return self._assign(self.uids)
+
+    def _assign(self, uids: Sequence[str]) -> tuple[dict[tuple[str, int], tuple[SourceSplit, ...]], set[str]]:
+        """Returns splits by source and subtask, and the sources that end with them."""
         splits: dict[tuple[str, int], tuple[SourceSplit, ...]] = {}
-        ended: set[str] = set(self.uids) if drain else set()
-        if not drain:
-            self.refuse_input_after_end()
-        for uid, enumerator in (self._edges if drain else self._enumerators).items():
-            planned = enumerator.plan_epoch(self._parallelism[uid])
+        for uid in uids:
+            planned = self._enumerators[uid].plan_epoch(self._parallelism[uid])
             splits |= {(uid, subtask): tuple(each) for subtask, each in enumerate(planned)}
-            if enumerator.exhausted:
-                ended.add(uid)
-        return Epoch(checkpoint_id, splits, frozenset(ended))
+        return splits, {uid for uid in uids if self._enumerators[uid].exhausted}
 
     def refuse_input_after_end(self, *, all_ended: bool = False) -> None:
         """Checks that no source has input that came after its end, because it would never be read.

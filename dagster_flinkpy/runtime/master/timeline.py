@@ -58,17 +58,15 @@ class CheckpointTimeline:
             if track.began_ms is None:
                 track.began_ms = began_ms
 
-    def acknowledged(self, checkpoint_id: int, states: Iterable[SubtaskState], marked_ms: Iterable[int]) -> None:
-        """Takes what tasks have reported about a checkpoint.
+    def marked(self, checkpoint_id: int, marked_ms: Iterable[int]) -> None:
+        """Takes when sources sent the latency markers that have reached the end of a stream before a barrier."""
+        with self._lock:
+            self._track(checkpoint_id).marked_ms.extend(marked_ms)
 
-        Args:
-            checkpoint_id: The checkpoint.
-            states: What the subtasks have acknowledged.
-            marked_ms: When sources sent the latency markers that have reached the end of a stream.
-        """
+    def acknowledged(self, checkpoint_id: int, states: Iterable[SubtaskState]) -> None:
+        """Takes what subtasks have acknowledged of a checkpoint."""
         with self._lock:
             track = self._track(checkpoint_id)
-            track.marked_ms.extend(marked_ms)
             for state in states:
                 for phase, name in (("sync_ms", "sync_us"), ("async_ms", "async_us")):
                     track.phases[phase] = max(track.phases[phase], round(state.metrics.get(name, 0) / 1000))

@@ -65,20 +65,25 @@ class LatencyStats:
 
     def __init__(self) -> None:
         self._latencies: deque[int] = deque(maxlen=_HISTORY)
-        self._marks: deque[int] = deque(maxlen=_HISTORY)
+        self._markers: deque[LatencyMarker] = deque(maxlen=_HISTORY)
         self._count = 0
 
     def report(self, marker: LatencyMarker, now_ms: int) -> None:
         """Adds a marker that has just arrived."""
         self._latencies.append(now_ms - marker.marked_ms)
-        self._marks.append(marker.marked_ms)
+        self._markers.append(marker)
         self._count += 1
 
-    def take_marks(self) -> list[int]:
-        """Returns when the markers since the last call were sent, in milliseconds since 1970; the last 128 of them."""
-        marks = list(self._marks)
-        self._marks.clear()
-        return marks
+    def take_marked(self) -> dict[str, list[int]]:
+        """Returns when the markers since the last call were sent, by source; the last 128 of them.
+
+        Times are milliseconds since 1970.
+        """
+        marked: dict[str, list[int]] = {}
+        for marker in self._markers:
+            marked.setdefault(marker.source, []).append(marker.marked_ms)
+        self._markers.clear()
+        return marked
 
     def take(self) -> dict[str, int | float]:
         """Returns the metrics since the last call, in milliseconds; empty if no marker has arrived."""

@@ -208,8 +208,8 @@ class _Taken:
     state: SubtaskState
     digest: str
     channel_state: ChannelStateWriter
-    marked_ms: list[int]
-    """When sources sent the latency markers that end here."""
+    marked_ms: dict[str, list[int]]
+    """When sources sent the latency markers that end here, by source."""
 
 
 class OperatorTask:
@@ -530,7 +530,7 @@ class OperatorTask:
             },
         )
         channel_state = ChannelStateWriter(self._job.job_storage.open, self._job.written_by)
-        marked_ms = [] if self.outputs else self._metrics.latency.take_marks()
+        marked_ms = {} if self.outputs else self._metrics.latency.take_marked()
         self._taken[checkpoint_id] = _Taken(state, digest, channel_state, marked_ms)
         for output in self.outputs:
             output.barrier(checkpoint_id, digest)

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER, JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.errors import ConfigurationError, MissingUidError, RestoreError
+from dagster_flinkpy.errors import MissingUidError, RestoreError
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt, collect_graph, run_rows
 from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
 
@@ -99,11 +103,33 @@ def test_a_spark_job_may_take_several_checkpoints(monkeypatch: pytest.MonkeyPatc
     assert jobs == [[1, 2], [3]]
 
 
-def test_a_source_that_has_nothing_more_and_does_not_end_is_refused() -> None:
-    results = read(environment(), _Files([[1]], endless=True)).execute_and_collect("endless")
-    assert next(results) == 1
-    with pytest.raises(ConfigurationError, match="'endless': there is nothing more to read"):
-        next(results)
+def test_a_source_that_does_not_end_is_read_until_the_job_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=10))
+    job = StorageLocation(str(tmp_path)).child("endless")
+    plan = _FilesEnumerator.plan_epoch
+
+    def stopped_at_the_end(enumerator: _FilesEnumerator, parallelism: int) -> Any:
+        splits = plan(enumerator, parallelism)
+        if not any(splits) and not list(job.open().list(REQUESTS_FOLDER)):
+            JobRequests(job, "test").submit(Order(RequestKind.STOP))
+        return splits
+
+    monkeypatch.setattr(_FilesEnumerator, "plan_epoch", stopped_at_the_end)
+    env = environment()
+    env.get_checkpoint_config().set_checkpoint_storage_dir(str(tmp_path))
+    local = Configuration()
+    local.set_string("execution.local", "true")
+    env.configure(local)
+    sink = FolderSink(tmp_path / "sink")
+    rows = read(env, _Files([[1], [2]], endless=True)).map(lambda v: (v,)).uid("rows")
+    rows.sink_to(sink).uid("sink")
+    env.execute("endless")
+    assert sink.rows() == [(1,), (2,)]
+    (request_id,) = {info.key.split("/")[1] for info in job.open().list(REQUESTS_FOLDER)}
+    answer = JobRequests(job, "test").answer(request_id)
+    assert answer is not None and answer.savepoint is not None
 
 
 def test_execute_runs_all_parts_and_goes_on_where_it_ended(tmp_path: Path) -> None:

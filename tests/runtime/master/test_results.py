@@ -30,7 +30,7 @@ def ack(uid: str, subtask: int = 0, *, digest: str = "a", consumed: dict[str, st
         "uid": uid,
         "digest": digest,
         "consumed": consumed or {},
-        "marked_ms": [],
+        "marked_ms": {},
         "state": state,
     }
     return row(Kind.ACK, json.dumps(parts).encode(), channel=subtask)

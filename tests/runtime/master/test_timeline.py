@@ -46,7 +46,7 @@ def test_the_longest_snapshot_counts_and_regions_are_added_up() -> None:
         with timeline.measured("spark_ms", [1, 2]):
             clock.ms += 100
         state = SubtaskState(0, metrics={"sync_us": sync_us, "async_us": async_us})
-        timeline.acknowledged(2, [state, SubtaskState(1)], [])
+        timeline.acknowledged(2, [state, SubtaskState(1)])
     assert timeline.committed(2) == CheckpointPhases(spark_ms=200, sync_ms=4, async_ms=30, total_ms=200)
 
 
@@ -55,7 +55,7 @@ def test_the_latency_is_from_the_source_to_the_commit() -> None:
     timeline = CheckpointTimeline(clock)
     timeline.add("trigger_ms", 1, clock())
     for first in (0, 50):  # of two sinks
-        timeline.acknowledged(1, [], range(first + 1, first + 51))
+        timeline.marked(1, range(first + 1, first + 51))
     clock.ms = 1_100
     phases = timeline.committed(1)
     assert (phases.latency_ms_p50, phases.latency_ms_p99) == (1_049, 1_098)

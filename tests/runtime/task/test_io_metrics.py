@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from dagster_flinkpy.checkpoint.job_metrics import TIMES, OperatorMetrics, job_m
 from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, random_order
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
 
@@ -156,3 +158,23 @@ def test_side_outputs_and_sinks_count(tmp_path: Path) -> None:
         found = metrics_of(attempt.run_epoch())
     assert found["split"].total["numRecordsOut"] == 60
     assert [found[uid].total["numRecordsIn"] for uid in ("odd", "even")] == [30, 30]
+
+
+def test_numbers_go_on_behind_a_blocking_edge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marked: list[int] = []
+    monkeypatch.setattr(CheckpointTimeline, "marked", lambda self, checkpoint_id, at: marked.extend(at))
+    stream = events(environment(2), RECORDS, per_epoch=30).map(lambda v: v, EVENT).uid("first").blocking()
+    graph = collect_graph(stream.key_by("key").process(CountPerKey(), COUNTED).uid("count"))
+    config = {"latency_tracking_interval": timedelta(milliseconds=1)}
+    with HarnessAttempt(graph, tmp_path, config=config) as attempt:
+        epoch = attempt.run_epoch()
+    assert len(attempt.graph.regions()) == 2
+    found = metrics_of(epoch)
+    assert found["first"].total["numRecordsOut"] == found["count"].total["numRecordsIn"] == 30
+    assert all(sum(each[name] for name in TIMES) == 1000 for m in found.values() for each in m.subtasks)
+    reached = {
+        operator.uid: sum(int(s.metrics.get("latency_markers", 0)) for s in operator.subtasks)
+        for operator in epoch.metadata.operators
+    }
+    assert reached["collect"] > 0
+    assert len(marked) == reached["first.exchange"], "those of the edge's source do not count from the program's source"
