@@ -264,8 +264,8 @@ class DataStream(StreamSettings):
     def blocking(self) -> DataStream:
         """Writes the stream to the store once, for every operator that reads the result. Not in PyFlink.
 
-        The operators after it form a separate pipelined region: a job and a Dagster step that can be rerun without the
-        operators before it, also at another parallelism. Call it before ``key_by()``, ``rebalance()`` and the like.
+        The operators after it form a separate pipelined region of the job. It reads what was written in an epoch while
+        the operators before it run the next one. Call it before ``key_by()``, ``rebalance()`` and the like.
 
         Raises:
             JobGraphError: The stream is keyed, or its records have no type (stored records are never pickled).
@@ -284,7 +284,7 @@ class DataStream(StreamSettings):
     def transform_spark(self, func: DataFrameFunction, output_type: RowTypeInfo | None = None) -> DataStream:
         """Applies a function to the records as a Spark DataFrame. Not in PyFlink.
 
-        The function runs on the driver, once for each completed checkpoint upstream, with the records of that epoch
+        The function runs on the driver, once in each epoch, with the records of that epoch
         only: an aggregation covers one epoch. Epochs without records are skipped. The stream is first written to the
         store, as by `blocking`, so the operators from here on form a separate pipelined region.
 

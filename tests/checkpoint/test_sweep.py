@@ -124,6 +124,18 @@ def test_the_running_epoch_is_not_swept(job: Job) -> None:
     assert job.needed() <= job.names()
 
 
+def test_segments_of_blocking_edges_go_when_they_are_old(job: Job) -> None:
+    job.epoch("a")
+    old = "exchange/parsed.exchange/0000000001-0000000002/000000.e.0000.arrow"
+    job.objects.put(old, b"written by an epoch that failed")
+    job.age()
+    young = "exchange/parsed.exchange/0000000001-0000000003/000000.e.0000.arrow"
+    job.objects.put(young, b"of the running epoch")
+    assert sweep(job.objects, HOUR).files == 1
+    assert job.names("exchange/") == {young}
+    assert job.needed() <= job.names()
+
+
 def test_savepoints_keep_their_files_and_unfinished_ones_go(job: Job) -> None:
     job.epoch("a", "b")
     latest = job.attempt.latest

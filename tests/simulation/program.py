@@ -1,4 +1,7 @@
-"""The simulated program: numbers -> count per key -> files. It reads a stream of splits, or time partitions."""
+"""The simulated program: numbers -> count per key -> files, in one region or two.
+
+It reads a stream of splits, or time partitions.
+"""
 
 from __future__ import annotations
 
@@ -92,6 +95,8 @@ class Scenario:
     """How the job is deployed."""
 
     partitioned: bool
+    regions: int
+    """How many regions the program has."""
     num_retained: int
     partition_retention: PartitionRetention
     retention: ExternalizedCheckpointRetention
@@ -101,6 +106,7 @@ class Scenario:
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
         return Scenario(
             partitioned=rng.random() < chaos.partitioned,
+            regions=2 if chaos.regions and rng.random() < chaos.regions else 1,
             num_retained=rng.choice((1, 1, 2, 3)),
             partition_retention=rng.choice(
                 (
@@ -202,11 +208,13 @@ class _Files(TwoPhaseCommittingSink):
 
 
 @cache
-def program(parallelism: int) -> JobGraph:
-    """Returns the program at a parallelism."""
+def program(parallelism: int, regions: int) -> JobGraph:
+    """Returns the program at a parallelism, in one region or two."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
     numbers = env.from_source(_Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
+    if regions > 1:
+        numbers = numbers.blocking()
     counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
     counts.sink_to(_Files()).uid("files")
     return env.get_job_graph()

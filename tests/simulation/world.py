@@ -62,6 +62,10 @@ class Chaos:
     """Per task of a Spark job: it runs twice, and the first result is taken."""
     stray_messages: float = 0.0
     """Per checkpoint: duplicate, late and foreign messages also arrive."""
+    segment_loss: float = 0.0
+    """Per task that reads a segment of a blocking edge: somebody has deleted it."""
+    regions: float = 0.3
+    """Per world: a blocking edge divides the program."""
     partitioned: float = 0.35
     """Per world: its runs read time partitions, instead of continuing after the last run."""
     deleting: float = 0.2
@@ -105,6 +109,7 @@ class Chaos:
             speculation=some(0.3),
             stray_messages=some(1.0),
             step_hangs=some(0.03),
+            segment_loss=some(0.05),
         )
 
 
