@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, job_metrics
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata
@@ -78,7 +79,7 @@ class CompletedEpoch:
         """Whether the epoch had any input."""
         return any(subtask.splits for operator in self.metadata.operators for subtask in operator.subtasks)
 
-    @property
+    @cached_property
     def metrics(self) -> JobMetrics:
         """The metrics of the job and of its operators, by Flink's names."""
         return job_metrics(self.metadata, self.statistics)

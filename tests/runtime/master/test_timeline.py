@@ -85,3 +85,4 @@ def test_each_checkpoint_of_a_job_has_its_phases(tmp_path: Path) -> None:
         assert each is not None
         assert each.total_ms >= each.spark_ms > 0
     assert epoch.metrics.job["lastCheckpointSparkDuration"] == phases[-1].spark_ms
+    assert epoch.metrics is epoch.metrics, "computed once: each asset of the job asks for them"
