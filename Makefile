@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: install demo test soak chaos lint format docs screenshots bench simulate pyflink-suite browser clean
+.PHONY: install demo test soak soak-continuous chaos lint format docs screenshots bench simulate pyflink-suite browser clean
 
 install: $(STAMP)
 
@@ -40,6 +40,11 @@ soak: install
 CHAOS ?= 20
 chaos: install
 	CHAOS=$(CHAOS) $(BIN)/python -m pytest tests/chaos
+
+# One job for half an hour: memory, threads and files must not grow. CI runs 60 epochs of it.
+MINUTES ?= 30
+soak-continuous: install
+	$(BIN)/python -m tests.soak --minutes $(MINUTES)
 
 lint: install
 	$(BIN)/ruff check .

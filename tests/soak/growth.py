@@ -1,0 +1,96 @@
+"""What the processes of a job hold, and whether it grows."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["Held", "Sample", "growth", "hold"]
+
+_MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """What processes hold together."""
+
+    memory_mb: float = 0
+    """Resident memory."""
+    threads: int = 0
+    descriptors: int = 0
+
+    def __add__(self, other: Held) -> Held:
+        return Held(
+            self.memory_mb + other.memory_mb, self.threads + other.threads, self.descriptors + other.descriptors
+        )
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is held after an epoch."""
+
+    driver: Held
+    jvm: Held
+    workers: Held
+    """Spark's Python daemon and workers."""
+    files: int
+    """Files of checkpoints, in the cache and in scratch folders."""
+
+
+_ALLOWED = Held(memory_mb=48, threads=4, descriptors=12)
+_ALLOWED_SHARE = 0.1
+"""Memory may grow by this share, if that is more: an allocator returns it late, and Java's heap grows to its limit."""
+_ALLOWED_FILES = 20
+_POOLS = "block-manager-"
+"""Spark's two pools of this name take up to 128 threads each, and give them back after a minute without work."""
+
+
+def hold(process: psutil.Process) -> Held:
+    """Returns what a process holds; nothing if it has ended."""
+    with suppress(psutil.NoSuchProcess), process.oneshot():
+        return Held(process.memory_info().rss / _MB, _threads(process.pid), process.num_fds())
+    return Held()
+
+
+def _threads(pid: int) -> int:
+    found = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            found += not (task / "comm").read_text().startswith(_POOLS)
+    return found
+
+
+def files_below(*folders: Path) -> int:
+    """Counts files, while others delete some."""
+    return sum(path.is_file() for folder in folders for path in folder.rglob("*"))
+
+
+def growth(samples: Sequence[Sample], *, jvm_memory: bool) -> list[str]:
+    """Says what is more at the end than in the middle; before that, caches fill and processes warm up.
+
+    Args:
+        samples: One per epoch.
+        jvm_memory: Whether Java's memory counts, too. It grows for minutes: Java takes its heap step by step.
+    """
+    middle, end = samples[len(samples) // 3 : 2 * len(samples) // 3], samples[-len(samples) // 3 :]
+
+    def compared(what: str, values: list[list[float]], allowed: float) -> list[str]:
+        before, after = map(statistics.median, values)
+        return [f"{what}: {before:.0f} -> {after:.0f}"] if after > before + allowed else []
+
+    found = compared("files", [[s.files for s in part] for part in (middle, end)], _ALLOWED_FILES)
+    for role in ("driver", "jvm", "workers"):
+        for name in ("memory_mb", "threads", "descriptors"):
+            if (role, name) == ("jvm", "memory_mb") and not jvm_memory:
+                continue
+            values = [[getattr(getattr(s, role), name) for s in part] for part in (middle, end)]
+            allowed = getattr(_ALLOWED, name)
+            if name == "memory_mb":
+                allowed = max(allowed, _ALLOWED_SHARE * statistics.median(values[0]))
+            found += compared(f"{role} {name}", values, allowed)
+    return found
