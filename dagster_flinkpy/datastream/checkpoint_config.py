@@ -7,7 +7,6 @@ from datetime import timedelta
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
@@ -122,18 +121,23 @@ class CheckpointConfig:
         return self
 
     def get_tolerable_checkpoint_failure_number(self) -> int:
-        """Returns what :meth:`set_tolerable_checkpoint_failure_number` set; 0 by default."""
+        """Returns how many checkpoints in a row may fail before the attempt ends; 0 by default."""
         return self.tolerable_failed
 
     def set_tolerable_checkpoint_failure_number(self, tolerable_checkpoint_failure_number: int) -> CheckpointConfig:
-        """Has no effect: a checkpoint belongs to an epoch, so a failed checkpoint ends the attempt.
+        """Sets how many checkpoints in a row may fail before the attempt ends; 0 by default.
 
-        The next attempt reads the same input again, from the last completed checkpoint. The number of tries depends on
-        the step's retry policy, the restart sensor and the checkpoint sensor.
+        It counts failures that lose nothing: no id could be taken, a master hook raised, or the metadata was not
+        written. The next checkpoint then takes over, and commits the rows of both. If an epoch fails, the restart
+        strategy decides. If nobody knows whether a checkpoint is complete, or a step hangs, the attempt ends, and so it
+        does with a checkpoint of a time partition, or one that the job stops with.
+
+        Raises:
+            ConfigurationError: It is negative.
         """
-        if tolerable_checkpoint_failure_number:
-            because = "a failed checkpoint ends the attempt, and the next one continues from the last completed one"
-            no_effect("set_tolerable_checkpoint_failure_number()", because)
+        check_number("set_tolerable_checkpoint_failure_number()", tolerable_checkpoint_failure_number, "checkpoints")
+        if tolerable_checkpoint_failure_number < 0:
+            raise ConfigurationError(f"at least 0 checkpoints may fail, not {tolerable_checkpoint_failure_number}")
         self.tolerable_failed = tolerable_checkpoint_failure_number
         return self
 
@@ -156,15 +160,12 @@ class CheckpointConfig:
         return self
 
     def is_fail_on_checkpointing_errors(self) -> bool:
-        """Returns what :meth:`set_fail_on_checkpointing_errors` set; true by default."""
+        """Returns whether the first failed checkpoint ends the attempt; true by default."""
         return self.tolerable_failed == 0
 
     def set_fail_on_checkpointing_errors(self, fail_on_checkpointing_errors: bool) -> CheckpointConfig:
-        """Has no effect, like `set_tolerable_checkpoint_failure_number`: a failed checkpoint ends the attempt."""
-        if not fail_on_checkpointing_errors:
-            no_effect("set_fail_on_checkpointing_errors()", "a failed checkpoint ends the attempt")
-        self.tolerable_failed = 0 if fail_on_checkpointing_errors else _MAX_INT
-        return self
+        """Sets whether the first failed checkpoint ends the attempt; if not, any number in a row is tolerated."""
+        return self.set_tolerable_checkpoint_failure_number(0 if fail_on_checkpointing_errors else _MAX_INT)
 
     def get_externalized_checkpoint_retention(self) -> ExternalizedCheckpointRetention:
         """Returns what happens to checkpoints when a run ends."""

@@ -47,6 +47,7 @@ RECOVERY = "datastream/test_recovery_options.py"
 CHECKPOINTS = "runtime/master/test_job_checkpoints.py"
 MASTER = "runtime/master/test_job_master.py"
 PYTHON = "runtime/test_python_environment.py"
+TOLERATED = "runtime/master/test_tolerated_failures.py"
 TTL = "state/test_ttl.py"
 PROGRAM = "orchestration/test_flink_job.py::test_a_run_takes_checkpoints_as_the_program_says"
 FILES = "connectors/test_files.py"
@@ -92,6 +93,8 @@ ACTS = {
     "CheckpointConfig.set_min_pause_between_checkpoints": (
         "orchestration/sensors/test_checkpoint_sensor.py::test_takes_the_pause_of_the_program"
     ),
+    "CheckpointConfig.set_fail_on_checkpointing_errors": f"{TOLERATED}::test_what_the_program_says",
+    "CheckpointConfig.set_tolerable_checkpoint_failure_number": f"{TOLERATED}::test_what_the_program_says",
     "CheckpointConfig.set_recovery_claim_mode": f"{CHECKPOINTS}::test_a_checkpoint_that_is_claimed_is_subsumed",
     "ExecutionConfig.disable_object_reuse": f"{HERE}::test_what_is_turned_off_again",
     "ExecutionConfig.set_global_job_parameters": (
@@ -151,12 +154,6 @@ WITHOUT_EFFECT: dict[str, Callable[[], object]] = {
     "StreamExecutionEnvironment.add_jars": lambda: env().add_jars("file:///a.jar"),
     "StreamExecutionEnvironment.disable_operator_chaining": lambda: env().disable_operator_chaining(),
     "StreamExecutionEnvironment.set_buffer_timeout": lambda: env().set_buffer_timeout(5),
-    "CheckpointConfig.set_fail_on_checkpointing_errors": (
-        lambda: CheckpointConfig().set_fail_on_checkpointing_errors(False)
-    ),
-    "CheckpointConfig.set_tolerable_checkpoint_failure_number": (
-        lambda: CheckpointConfig().set_tolerable_checkpoint_failure_number(3)
-    ),
     "ExecutionConfig.enable_object_reuse": lambda: ExecutionConfig().enable_object_reuse(),
     "ExecutionConfig.set_auto_watermark_interval": lambda: ExecutionConfig().set_auto_watermark_interval(5),
     "StreamSettings.disable_chaining": lambda: stream().disable_chaining(),
@@ -282,15 +279,13 @@ def test_options_act(name: str) -> None:
     value, read, expected = VALUES[name]
     assert read(env()) != expected
     with warnings.catch_warnings():
-        if not name.endswith("tolerable-failed-checkpoints"):
-            warnings.simplefilter("error", NoEffectWarning)
+        warnings.simplefilter("error", NoEffectWarning)
         assert read(configured(**{name: value})) == expected
 
 
 UNKNOWN = {
     "execution.checkpointing.intervall": "did you mean 'execution.checkpointing.interval'",
     "taskmanager.numberOfTaskSlots": "this library does not have it",
-    "restart-strategy.type": "restart_strategy_of",
 }
 
 

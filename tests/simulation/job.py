@@ -520,6 +520,7 @@ class SimulatedAttempt(JobAttempt):
                 max_concurrent=3,
                 num_retained=scenario.num_retained,
                 retention=scenario.retention,
+                tolerable_failed=world.rng.choice((1, 5)) if world.rng.random() < world.chaos.tolerates else 0,
             ),
             partition_retention=scenario.partition_retention,
             failover=_failover(world),

@@ -30,6 +30,8 @@ from dagster_flinkpy.runtime.master import savepoints
 from dagster_flinkpy.runtime.master import starting_point as restoring
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
@@ -54,6 +56,9 @@ _CALM = dict.fromkeys(
 """Nothing fails: a rule about a rare event is noticed sooner where that event is the only trouble."""
 _ONE_STREAM = {**_CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
 """Attempts only run epochs."""
+
+_TOLERANT = {**_CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 1}
+"""Checkpoints fail, and jobs tolerate that."""
 
 
 @dataclass(frozen=True)
@@ -209,16 +214,40 @@ def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
 
 @_mutation(
     "a checkpoint completes after one before it has failed",
-    JobMaster,
-    "_break_chain",
+    CompletionChain,
+    "end",
     "but the files have",
-    **{**_CALM, "fail_before": 0.04, "partitioned": 0},
+    **{**_CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 0},
 )
-def _(real: Wrapped, master: JobMaster) -> None:
-    waiting = list(master._to_complete)
-    real(master)
-    master._chain_broken = False
-    master._to_complete.extend(waiting)
+def _(real: Wrapped, chain: CompletionChain) -> None:
+    waiting = list(chain.waiting)
+    real(chain)
+    chain.broken = False
+    chain.waiting.extend(waiting)
+
+
+@_mutation(
+    "the next checkpoint does not commit the rows of one whose failure is tolerated",
+    EpochOutputs,
+    "taken_over",
+    "but the files have",
+    **_TOLERANT,
+)
+def _(real: Wrapped, outputs: EpochOutputs, metadata: CheckpointMetadata) -> CheckpointMetadata:
+    return metadata
+
+
+@_mutation(
+    "transactions are aborted that the next checkpoint takes over",
+    JobMaster,
+    "_tolerate",
+    "whose upload is gone",
+    **_TOLERANT,
+)
+def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
+    tolerated = real(master, *args)
+    master._mailbox.submit(Lane.STORE, master._abort_lingering)
+    return tolerated
 
 
 @_mutation(

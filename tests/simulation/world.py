@@ -74,6 +74,8 @@ class Chaos:
     """Per attempt: it starts from a savepoint, if there is one."""
     restarts: float = 0.6
     """Per attempt: it restarts in the run after a failure."""
+    tolerates: float = 0.5
+    """Per attempt: it tolerates failed checkpoints."""
     retry: float = 0.3
     """Per attempt: the next one retries it."""
     savepoint: float = 0.35

@@ -270,8 +270,7 @@ class JobAttempt(AttemptRestarts, ServedJob):
             self.config.job_id,
             self._attempt.token,
             self._regions.checkpoint_plan(self._committers.uids, self._hooks.identifiers),
-            # An attempt cannot continue after a failed epoch: the next attempt starts from the last checkpoint.
-            replace(self.config.checkpointing, tolerable_failed=0),
+            self.config.checkpointing,
             restored=start,
             retained=self._attempt.head.retained,
             statistics=statistics,

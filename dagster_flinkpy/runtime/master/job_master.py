@@ -14,8 +14,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-import pyarrow as pa
-
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.instructions import (
     ArmPeriodic,
@@ -52,20 +50,32 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError, JobCancelledError, SegmentLostError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    CheckpointTimeoutError,
+    FencedError,
+    FlinkPyError,
+    JobCancelledError,
+    SegmentLostError,
+)
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
+from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.epoch_outputs import Published
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.input_watch import InputWatch
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
-from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox, Work
+from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
 from dagster_flinkpy.runtime.master.region_execution import EpochBatch, EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import InputFound, RegionEnded
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.task_messages import acknowledgements, declined
 
 __all__ = ["JobMaster"]
+
+_RETRY_AFTER_MS = 1000
+"""How long a job waits after a tolerated failure, so that a store that is down is not asked all the time."""
 
 
 class JobMaster:
@@ -118,7 +128,6 @@ class JobMaster:
         """The regions that read input from outside the job."""
         self._watch = InputWatch(self._readers, now)
         self._requests, self._contents = requests, contents
-        self._create_metadata, self._on_completed = create_metadata, on_completed
         self._abort_lingering, self._discard_read = abort_lingering, discard_read
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
         # What was asked for.
@@ -140,13 +149,7 @@ class JobMaster:
         self._timeouts: dict[int, int] = {}
         """When each pending checkpoint expires, in milliseconds since 1970."""
         # Completing.
-        self._to_complete: deque[WriteMetadata] = deque()
-        self._completing: CheckpointMetadata | None = None
-        self._completion_step: Work | None = None
-        """The current or last step of completing a checkpoint."""
-        self._replacing_head = False
-        self._chain_broken = False
-        """Whether an acknowledged checkpoint will not complete. Later ones must not complete either."""
+        self._chain = CompletionChain(mailbox, steps, contents, create_metadata, on_completed)
         self._outcome_unknown = False
         """Whether HEAD may name a checkpoint without this attempt knowing it."""
         self._subsumed: list[int] = []
@@ -156,9 +159,8 @@ class JobMaster:
         """The first checkpoint that cannot complete because of the error; 0 stands for all."""
         self._causes: dict[int | None, FlinkPyError] = {}
         self._triggered: dict[int, float] = {}
-        self._printed: dict[int, dict[Lane, list[str]]] = {}
-        """What to print when a checkpoint is complete, by lane of the region."""
-        self._collected: dict[int, dict[str, list[pa.Array]]] = {}
+        self._retry_ms = 0
+        """When to try again after a checkpoint has failed, in milliseconds since 1970."""
         self._completed: deque[Completion] = deque()
 
     # --- what callers do ---------------------------------------------------------------------------------------------
@@ -219,7 +221,9 @@ class JobMaster:
 
         Returns None if this attempt has committed it and handed it to the caller.
         """
-        return self._completion(metadata) if metadata.checkpoint_id in self._triggered else None
+        if metadata.checkpoint_id not in self._triggered:
+            return None
+        return self._completion(metadata, self._chain.outputs.publish(metadata.checkpoint_id))
 
     def interrupt(self) -> None:
         """Ends what is running, because the caller has failed or was interrupted."""
@@ -238,11 +242,11 @@ class JobMaster:
         except BaseException as error:  # an impossible stimulus; nothing must come after it
             self.error, self._reported = self.error or error, True
             raise
-        waits = self._iterating
+        waits = self._iterating or self._takes_over
         busy = self._mailbox.busy
         # A run that is terminated does not wait for Spark, nor for a region that is stuck.
         working = busy.total() if self._mailbox.termination is None else busy[Lane.STORE] + busy[Lane.TRIGGER]
-        under_way = self._completing is not None or working > 0 or self._failover.restarting
+        under_way = self._chain.current is not None or working > 0 or self._failover.restarting
         return not (waits or under_way or (self.error is None and self._requests.serve_rest()))
 
     def _advance(self) -> None:
@@ -259,32 +263,38 @@ class JobMaster:
         self._trigger_next()
         for region in self._regions:
             region.proceed()
-        if self._completing is None and self._to_complete:
-            self._completing = metadata = self._create_metadata(self._to_complete.popleft())
-            self._complete_by(partial(self._steps.write_metadata, metadata))
-        if self._completing is not None or self._to_complete:
+        self._chain.proceed()
+        if not self._chain.idle:
             return
         if self._subsumed and self.error is None and not self._requests.writing:
             # State files are named by content: one that an old checkpoint names and the first of a Spark job does not
             # may be named by the second again. So old checkpoints go when all of the Spark job are complete.
             self._mailbox.submit(Lane.STORE, partial(self._steps.subsume, tuple(self._subsumed)))
             self._subsumed.clear()
-        if self._abort_due and not any(region.at_work for region in self._regions):
+        if self._abort_due and not self._takes_over and not any(region.at_work for region in self._regions):
             # What is open may be of an epoch that is running, or of a checkpoint that is being completed.
             self._abort_due = False
             if not self._outcome_unknown:
                 self._mailbox.submit(Lane.STORE, self._abort_lingering)
 
     def _trigger_next(self) -> None:
-        request = self._request
-        if request is None or not self._iterating or not self._may_trigger(request):
+        request, now = self._request, self._now()
+        if now < self._retry_ms or request is None:
             return
-        if request.continuous and not self._requests.waiting:
-            self._watch.look()
-        elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
-            self._trigger(request)
-        elif self._due_ms <= self._now():
-            self._drive(PeriodicTick(self._now()))
+        if self._iterating and self._may_trigger(request):
+            if request.continuous and not self._requests.waiting and not self._takes_over:
+                self._watch.look()
+            elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
+                self._trigger(request)
+            elif self._due_ms <= now:
+                self._drive(PeriodicTick(now))
+        elif self._takes_over and not self._iterating and not self._incomplete and not self._triggering:
+            self._trigger(EpochRequest(EpochKind.REPEAT))  # no other checkpoint follows that could take over
+
+    @property
+    def _takes_over(self) -> bool:
+        """Whether the next checkpoint takes over what a failed one has prepared."""
+        return self._chain.outputs.waiting and self.error is None
 
     @property
     def _iterating(self) -> bool:
@@ -328,6 +338,8 @@ class JobMaster:
             timers.append(self._requests.due_ms)
             if (request.periodic or request.continuous) and self._may_trigger(request):
                 timers.append(self._due_ms if request.periodic else self._watch.due_ms)
+        if self._now() < self._retry_ms:
+            timers.append(self._retry_ms)
         return min((at_ms for at_ms in timers if at_ms is not None), default=None)
 
     def _fire_timeouts(self) -> None:
@@ -346,8 +358,8 @@ class JobMaster:
             if (region := self._region_of(done)) is not None:
                 since = region.batch.checkpoint_ids[0] if region.batch is not None else 0
                 region.on_ended()
-            elif done.work is self._completion_step:
-                self._break_chain()
+            elif done.work is self._chain.step:
+                self._chain.end()
             self._fail(done.error, since)
         elif isinstance(done.result, Outcome):
             self._on_outcome(done.result)
@@ -369,26 +381,21 @@ class JobMaster:
         for region in self._regions:
             region.drop_from(since)
 
-    def _break_chain(self) -> None:
-        self._chain_broken = True
-        self._completing = None
-        self._to_complete.clear()
-
     # --- the regions -------------------------------------------------------------------------------------------------
 
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
         request, batch = self._request, self._batch
         assert request is not None
-        self._triggering = False
         self._taken += 1
         self._incomplete.add(checkpoint_id)
         if batch is not None and not batch.closed:
             batch.checkpoint_ids.append(checkpoint_id)
             return
-        closed = request.barriers == 1 or request.kind is not EpochKind.READ
-        self._batch = EpochBatch(request.kind, [checkpoint_id], closed)
-        if request.kind is EpochKind.REPEAT:
+        takes_over = self._chain.outputs.waiting
+        kind = EpochKind.REPEAT if takes_over and not self._iterating else request.kind
+        self._batch = EpochBatch(kind, [checkpoint_id], request.barriers == 1 or kind is not EpochKind.READ)
+        if kind is EpochKind.REPEAT and not takes_over:
             self._contents.repeated = checkpoint_id
         for region in self._regions:
             region.enqueue(self._batch)
@@ -444,7 +451,7 @@ class JobMaster:
         for epoch in region.epochs:
             self._timeouts[epoch.checkpoint_id] = self._now() + to_millis(self._steps.watchdog.timeout)
         self._failover.deploy(index)
-        if len(self._regions) == 1 and self._completing is None and not self._to_complete:
+        if len(self._regions) == 1 and self._chain.idle and not self._takes_over:
             # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
             self._mailbox.submit(region.lane, self._abort_lingering)
         region.restart()
@@ -464,9 +471,7 @@ class JobMaster:
         region.on_acknowledged(ended)
         if region in self._sources and min(each.acknowledged for each in self._sources) >= last:
             self._requests.epoch_ended(last)
-        self._collected.setdefault(last, {}).update(results.collected)
-        for position, checkpoint_id in enumerate(ended.checkpoint_ids):
-            self._printed.setdefault(checkpoint_id, {})[region.lane] = results.printed.get(position, [])
+        self._chain.outputs.add(region.lane, ended)
         for checkpoint_id, states in sorted(results.acknowledged.items()):
             self._acknowledge(region, checkpoint_id, states)
 
@@ -483,9 +488,10 @@ class JobMaster:
         if outcome.error is not None:
             self._causes[getattr(stimulus, "checkpoint_id", None)] = outcome.error
         if isinstance(stimulus, MetadataWriteFailed):
-            self._outcome_unknown |= stimulus.unknown_outcome and self._replacing_head
-            self._break_chain()
+            self._outcome_unknown |= stimulus.unknown_outcome and self._chain.replacing_head
         self._drive(stimulus)
+        if isinstance(stimulus, MetadataWriteFailed) and self._chain.current is not None:
+            self._chain.end()  # it was not handed over
         if isinstance(stimulus, CommitFinished):
             self._finish()
 
@@ -498,7 +504,21 @@ class JobMaster:
                 aborted = instruction
         if aborted is not None and aborted.reason is not CheckpointFailureReason.CHECKPOINT_SUBSUMED:
             number = aborted.checkpoint_id
-            self._fail(self._causes.get(number) or CheckpointError(f"checkpoint {number} was aborted"), number)
+            cause = self._causes.get(number) or CheckpointError(f"checkpoint {number} was aborted")
+            if not aborted.tolerated or not self._tolerate(number, cause):
+                self._abort_due = True
+                self._fail(cause, number)
+
+    def _tolerate(self, checkpoint_id: int | None, error: FlinkPyError) -> bool:
+        """Lets the next checkpoint take over from a failed one. Returns False if the attempt must end."""
+        # Sinks replace what earlier checkpoints have committed to a partition. A step that hangs may still do harm.
+        if self._contents.partition is not None or isinstance(error, FencedError | CheckpointTimeoutError):
+            return False
+        self._progress(f"the job tolerates the failure of a checkpoint: {error}")
+        self._retry_ms = self._now() + _RETRY_AFTER_MS
+        if not self._chain.hand_over(checkpoint_id) and self._batch is not None:
+            self._batch.closed = True  # its epochs do not wait for the one that was not triggered
+        return True
 
     def _perform(self, instruction: Instruction) -> None:
         submit = partial(self._mailbox.submit, Lane.STORE)
@@ -516,24 +536,19 @@ class JobMaster:
                     hook = partial(self._steps.trigger_hook, identifier, checkpoint_id, timestamp)
                     self._mailbox.submit(Lane.TRIGGER, hook)
             case EmitBarriers(checkpoint_id=checkpoint_id):
-                self._deploy(checkpoint_id)
+                self._triggering = False
+                if self.error is None:
+                    self._deploy(checkpoint_id)
             case CancelSparkJob(checkpoint_id=checkpoint_id):
                 for region in self._regions:
                     if region.batch is not None and checkpoint_id in region.batch.checkpoint_ids:
                         region.runner.session.interrupt()
-            case WriteMetadata() if not self._chain_broken:
-                self._to_complete.append(instruction)
             case WriteMetadata():
-                pass
-            case ReplaceHead():
-                self._replacing_head = True
-                metadata = self._under_completion(instruction.checkpoint_id)
-                partition = self._contents.partition_end(metadata, self._steps.attempt.head.partitions)
-                self._complete_by(partial(self._steps.replace_head, metadata, partition))
-            case NotifyComplete():
-                metadata = self._under_completion(instruction.checkpoint_id)
-                self._on_completed(metadata)
-                self._complete_by(partial(self._steps.commit_checkpoint, metadata))
+                self._chain.add(instruction)
+            case ReplaceHead(checkpoint_id=checkpoint_id):
+                self._chain.replace_head(checkpoint_id)
+            case NotifyComplete(checkpoint_id=checkpoint_id):
+                self._chain.commit(checkpoint_id)
             case NotifySubsumed(checkpoint_id=checkpoint_id):
                 submit(partial(self._steps.tell, "notify_checkpoint_subsumed", checkpoint_id))
             case DropSubsumed(checkpoint_ids=checkpoint_ids):
@@ -542,10 +557,13 @@ class JobMaster:
                 submit(partial(self._steps.discard, files))
             case NotifyAborted(checkpoint_id=checkpoint_id, reason=reason):
                 self._timeouts.pop(checkpoint_id, None)
+                self._triggered.pop(checkpoint_id, None)
                 self._coordinators.pop(checkpoint_id, None)
+                if checkpoint_id not in self._incomplete:
+                    self._triggering = False  # no epoch has begun
                 self._incomplete.discard(checkpoint_id)
                 self._progress(f"checkpoint {checkpoint_id} was aborted: {reason.value}")
-                self._abort_due = True
+                self._abort_due |= not instruction.tolerated
                 submit(partial(self._steps.tell_aborted, checkpoint_id))
             case FailJob(checkpoint_id=checkpoint_id, message=message):
                 self._fail(self._causes.get(checkpoint_id) or CheckpointError(message), checkpoint_id or 0)
@@ -555,39 +573,28 @@ class JobMaster:
                 self._progress(message)  # it is due again when the pause is over
             case Rejected(reason=CheckpointFailureReason.TOO_MANY_CHECKPOINT_REQUESTS):
                 pass  # the interval is shorter than the completion of a checkpoint; one is queued already
+            case Rejected(tolerated=True) if self._tolerate(None, self._causes[None]):
+                self._triggering = False
             case Rejected(message=message):
                 self._fail(self._causes.get(None) or CheckpointError(f"no checkpoint was taken: {message}"))
             case _:
                 raise AssertionError(f"unknown instruction {instruction!r}")
 
-    def _complete_by(self, step: Work) -> None:
-        self._completion_step = step
-        self._mailbox.submit(Lane.STORE, step)
-
-    def _under_completion(self, checkpoint_id: int) -> CheckpointMetadata:
-        metadata = self._completing
-        assert metadata is not None and metadata.checkpoint_id == checkpoint_id, "checkpoints complete in their order"
-        return metadata
-
     def _finish(self) -> None:
         """Hands a committed checkpoint to the caller."""
-        assert self._completing is not None
-        metadata, self._completing, self._replacing_head = self._completing, None, False
+        metadata, published = self._chain.finish()
         number = metadata.checkpoint_id
         self._timeouts.pop(number, None)
         self._coordinators.pop(number, None)
         self._incomplete.discard(number)
-        self._completed.append(self._completion(metadata))
-        for region in self._regions:
-            region.on_completed(number)
-        if len(self._regions) > 1:
-            self._mailbox.submit(Lane.STORE, partial(self._discard_read, number))
-        self._requests.completed(metadata)
+        self._completed.append(self._completion(metadata, published))
+        for each in published.checkpoint_ids:
+            for region in self._regions:
+                region.on_completed(each)
+            if len(self._regions) > 1:
+                self._mailbox.submit(Lane.STORE, partial(self._discard_read, each))
+        self._requests.completed(metadata, published.checkpoint_ids)
 
-    def _completion(self, metadata: CheckpointMetadata) -> Completion:
-        number = metadata.checkpoint_id
-        for _, lines in sorted(self._printed.pop(number, {}).items()):
-            for line in lines:
-                print(line)
-        duration_ms = round((time.monotonic() - self._triggered.pop(number)) * 1000)
-        return Completion(metadata, duration_ms, self._collected.pop(number, {}))
+    def _completion(self, metadata: CheckpointMetadata, published: Published) -> Completion:
+        duration_ms = round((time.monotonic() - self._triggered.pop(metadata.checkpoint_id)) * 1000)
+        return Completion(metadata, duration_ms, published.collected)

@@ -9,7 +9,7 @@ stop, a rescale and a cancel end the iteration over epochs; the attempt carries 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -205,10 +205,15 @@ class RequestDesk:
             self._bound[checkpoint_id] = self._waiting
             self._waiting = []
 
-    def completed(self, metadata: CheckpointMetadata) -> None:
-        """Answers the requests that a checkpoint serves. It is complete, and the sinks have committed it."""
+    def completed(self, metadata: CheckpointMetadata, checkpoint_ids: Sequence[int]) -> None:
+        """Answers the requests that a checkpoint serves. It is complete, and the sinks have committed it.
+
+        Args:
+            metadata: The checkpoint.
+            checkpoint_ids: Its id, and those of failed checkpoints in whose place it is.
+        """
         self._latest = metadata
-        for request in self._bound.pop(metadata.checkpoint_id, ()):
+        for request in [request for number in checkpoint_ids for request in self._bound.pop(number, ())]:
             if request.order.kind is RequestKind.SAVEPOINT:
                 self._writing += 1
                 self._mailbox.submit(Lane.SAVEPOINT, partial(self._write, request, metadata))
@@ -222,7 +227,7 @@ class RequestDesk:
         if not self._waiting or self._latest is None:
             return False
         self.epoch_ended(self._latest.checkpoint_id)
-        self.completed(self._latest)
+        self.completed(self._latest, [self._latest.checkpoint_id])
         return True
 
     def _write(self, request: Request, metadata: CheckpointMetadata) -> _Written:

@@ -1,0 +1,93 @@
+"""What epochs have produced that becomes visible with a checkpoint: rows of sinks, printed lines, collected records.
+
+A checkpoint that fails without losing anything hands its part over: the next one to complete commits the rows of both,
+in the order of the checkpoints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.runtime.master.mailbox import Lane
+from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+
+__all__ = ["EpochOutputs", "Published"]
+
+
+@dataclass(frozen=True)
+class Published:
+    """What has become visible with a checkpoint."""
+
+    checkpoint_ids: tuple[int, ...]
+    """The checkpoint, behind those that have handed their part over to it."""
+    collected: Mapping[str, list[pa.Array]]
+    """The records of collect operators, by uid."""
+
+
+class EpochOutputs:
+    """Keeps the outputs of epochs until a checkpoint completes."""
+
+    def __init__(self) -> None:
+        self._printed: dict[int, dict[Lane, list[str]]] = {}
+        self._collected: dict[int, dict[str, list[pa.Array]]] = {}
+        self._failed: CheckpointMetadata | None = None
+        """The last checkpoint that has handed its part over, with the committables of all before it."""
+        self._handed_over: list[int] = []
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a failed checkpoint has handed its part over, and none has completed since."""
+        return bool(self._handed_over)
+
+    def add(self, lane: Lane, ended: RegionEnded) -> None:
+        """Adds the outputs of the epochs that a region has read.
+
+        Args:
+            lane: The lane of the region.
+            ended: The outcome.
+        """
+        results = ended.results
+        # The last checkpoint of a Spark job has all records of the job.
+        self._collected.setdefault(ended.checkpoint_ids[-1], {}).update(results.collected)
+        for position, checkpoint_id in enumerate(ended.checkpoint_ids):
+            self._printed.setdefault(checkpoint_id, {})[lane] = results.printed.get(position, [])
+
+    def hand_over(self, failed: CheckpointMetadata) -> None:
+        """Lets the next checkpoint commit what a failed one would have committed."""
+        self._failed = failed
+        self._handed_over.append(failed.checkpoint_id)
+
+    def taken_over(self, metadata: CheckpointMetadata) -> CheckpointMetadata:
+        """Returns the metadata of a checkpoint with the committables that failed ones have handed over."""
+        if self._failed is None:
+            return metadata
+        before = {(o.uid, s.index): s.committables for o in self._failed.operators for s in o.subtasks}
+        operators = tuple(
+            replace(
+                operator,
+                subtasks=tuple(
+                    replace(s, committables=before.get((operator.uid, s.index), ()) + s.committables)
+                    for s in operator.subtasks
+                ),
+            )
+            for operator in metadata.operators
+        )
+        return replace(metadata, operators=operators)
+
+    def publish(self, checkpoint_id: int) -> Published:
+        """Prints the lines of a complete checkpoint and returns the rest of its outputs."""
+        numbers = (*self._handed_over, checkpoint_id)
+        collected: dict[str, list[pa.Array]] = {}
+        for number in numbers:
+            for _, lines in sorted(self._printed.pop(number, {}).items()):
+                for line in lines:
+                    print(line)
+            for uid, columns in self._collected.pop(number, {}).items():
+                collected[uid] = collected.get(uid, []) + columns
+        self._failed = None
+        self._handed_over.clear()
+        return Published(numbers, collected)

@@ -1,0 +1,263 @@
+"""Checkpoints that fail without losing anything: the job goes on, and the next checkpoint takes over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
+from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
+from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, StorageError
+from dagster_flinkpy.runtime.master import job_master
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
+from tests.runtime.harness import HarnessAttempt
+from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
+
+RECORDS = [(f"k{i % 3}", i, i) for i in range(20)]
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_master, "_RETRY_AFTER_MS", 0)
+
+
+def program(folder: Path, *, regions: bool = False) -> tuple[JobGraph, FolderSink]:
+    """Five epochs of four records."""
+    env, sink = environment(2), FolderSink(folder / "sink")
+    counted = events(env, RECORDS, per_epoch=4).key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+    if regions:
+        counted = counted.blocking().map(lambda v: v, COUNTED).uid("same")
+    counted.sink_to(sink).uid("sink")
+    return env.get_job_graph(), sink
+
+
+def expected(folder: Path, **options: Any) -> list[Any]:
+    graph, sink = program(folder / "straight", **options)
+    with HarnessAttempt(graph, folder / "straight") as attempt:
+        list(attempt.run_epochs())
+    return sink.rows()
+
+
+def tolerating(number: int, **checkpointing: Any) -> dict[str, Any]:
+    return {"checkpointing": CoordinatorConfig(tolerable_failed=number, **checkpointing)}
+
+
+def fails(monkeypatch: pytest.MonkeyPatch, method: str, numbers: Iterable[int], error: Exception) -> None:
+    """Makes the store fail a step of some checkpoints before it does anything."""
+    real, bad = getattr(CompletedCheckpointStore, method), set(numbers)
+
+    def step(store: Any, attempt: Any, metadata: Any, **options: Any) -> None:
+        if metadata.checkpoint_id in bad:
+            raise error
+        real(store, attempt, metadata, **options)
+
+    monkeypatch.setattr(CompletedCheckpointStore, method, step)
+
+
+class Threaded(HarnessAttempt):
+    def _create_mailbox(self) -> Mailbox:
+        return ThreadMailbox()
+
+
+ERRORS = {"certain": ConfigurationError("too large"), "unknown": StorageError("503")}
+
+
+@pytest.mark.parametrize("error", ERRORS.values(), ids=ERRORS)
+@pytest.mark.parametrize("mailbox", [HarnessAttempt, Threaded])
+@pytest.mark.parametrize("regions", [False, True])
+@pytest.mark.parametrize("bad", [[1], [2, 3], [5], [4, 5]], ids=str)
+def test_the_next_checkpoint_commits_the_rows_of_both(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bad: list[int],
+    regions: bool,
+    mailbox: type[HarnessAttempt],
+    error: Exception,
+) -> None:
+    graph, sink = program(tmp_path, regions=regions)
+    fails(monkeypatch, "write_metadata", bad, error)
+    with mailbox(graph, tmp_path, config=tolerating(2)) as attempt:
+        done = [epoch.checkpoint_id for epoch in attempt.run_epochs()]
+    last = 6 if 5 in bad else 5
+    assert done == [n for n in range(1, last + 1) if n not in bad]
+    assert attempt.finished
+    assert attempt.latest is not None and attempt.latest.end_of_input
+    monkeypatch.undo()
+    assert sink.rows() == expected(tmp_path, regions=regions)
+    assert sink.staged() == []
+    with HarnessAttempt(graph, tmp_path) as after:
+        assert after.restored is not None and after.restored.checkpoint_id == last
+
+
+def test_the_order_of_lanes_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(HarnessAttempt):
+        """The store is slow: epochs run ahead as far as they may."""
+
+        def _create_mailbox(self) -> Mailbox:
+            return InlineMailbox(lambda lanes: next((each for each in lanes if each != Lane.STORE), lanes[0]))
+
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [1, 3], StorageError("503"))
+    with Slow(graph, tmp_path, config=tolerating(1, max_concurrent=3)) as attempt:
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [2, 4, 5]
+    monkeypatch.undo()
+    assert sink.rows() == expected(tmp_path)
+
+
+def test_one_epoch_that_was_asked_for_completes_with_another_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [1], StorageError("503"))
+    with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
+        assert attempt.run_epoch().checkpoint_id == 2
+        assert len(sink.rows()) == 4
+        assert attempt.run_epoch().checkpoint_id == 3
+        assert len(sink.rows()) == 8
+
+
+def test_several_barriers_of_a_spark_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [1, 3], StorageError("503"))
+    with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=3)] == [2, 4, 5]
+    monkeypatch.undo()
+    assert sink.rows() == expected(tmp_path)
+
+
+def test_more_failures_in_a_row_than_tolerated_end_the_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [2, 3], StorageError("503"))
+    with pytest.raises(StorageError, match="503"), HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
+        list(attempt.run_epochs())
+    assert attempt.latest is not None and attempt.latest.checkpoint_id == 1
+    assert sink.staged() == [], "the rows of checkpoint 2 are aborted: they are read again"
+    monkeypatch.undo()
+    with HarnessAttempt(graph, tmp_path) as again:
+        list(again.run_epochs())
+    assert sink.rows() == expected(tmp_path)
+
+
+def test_a_newer_attempt_is_no_failure_to_tolerate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, _ = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [2], FencedError("a newer attempt"))
+    with pytest.raises(FencedError), HarnessAttempt(graph, tmp_path, config=tolerating(9)) as attempt:
+        list(attempt.run_epochs())
+
+
+def test_nobody_knows_whether_head_names_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "complete", [2], StorageError("connection reset"))
+    with pytest.raises(StorageError, match="reset"), HarnessAttempt(graph, tmp_path, config=tolerating(9)) as attempt:
+        list(attempt.run_epochs())
+    monkeypatch.undo()
+    with HarnessAttempt(graph, tmp_path) as again:
+        list(again.run_epochs())
+    assert sink.rows() == expected(tmp_path)
+
+
+def test_head_was_certainly_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "complete", [2], ConfigurationError("no"))
+    with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 3, 4, 5]
+    monkeypatch.undo()
+    assert sink.rows() == expected(tmp_path)
+
+
+class Hook(MasterTriggerRestoreHook):
+    def __init__(self, bad: set[int]) -> None:
+        self.bad, self.asked = bad, list[int]()
+
+    def get_identifier(self) -> str:
+        return "hook"
+
+    def trigger_checkpoint(self, checkpoint_id: int, timestamp: int) -> Any:
+        self.asked.append(checkpoint_id)
+        if checkpoint_id in self.bad:
+            raise ValueError("not now")
+        return checkpoint_id
+
+    def restore_checkpoint(self, checkpoint_id: int, checkpoint_data: Any) -> None:
+        return
+
+
+@pytest.mark.parametrize("barriers", [1, 3])
+def test_a_master_hook_that_fails_delays_the_epoch(tmp_path: Path, barriers: int) -> None:
+    graph, sink = program(tmp_path)
+    hook = Hook({1, 3, 4})
+    with HarnessAttempt(graph, tmp_path, config=tolerating(3, master_hooks=(hook,))) as attempt:
+        done = [epoch.checkpoint_id for epoch in attempt.run_epochs(barriers=barriers)]
+    assert done == [2, 5, 6, 7, 8]
+    assert hook.asked == list(range(1, 9))
+    assert sink.rows() == expected(tmp_path)
+
+
+def test_a_master_hook_that_always_fails_ends_the_attempt(tmp_path: Path) -> None:
+    graph, _ = program(tmp_path)
+    hook = Hook(set(range(100)))
+    config = tolerating(2, master_hooks=(hook,))
+    with pytest.raises(CheckpointError, match="not now"), HarnessAttempt(graph, tmp_path, config=config) as attempt:
+        list(attempt.run_epochs())
+    assert hook.asked == [1, 2, 3]
+
+
+def test_an_id_is_asked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, sink = program(tmp_path)
+    real, asked = CompletedCheckpointStore.assign_checkpoint_id, list[int]()
+
+    def assign(store: Any, attempt: Any) -> int:
+        asked.append(len(asked))
+        if len(asked) in (1, 4, 5):
+            raise StorageError("503")
+        return real(store, attempt)
+
+    monkeypatch.setattr(CompletedCheckpointStore, "assign_checkpoint_id", assign)
+    with HarnessAttempt(graph, tmp_path, config=tolerating(2)) as attempt:
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3, 4, 5]
+    monkeypatch.undo()
+    assert sink.rows() == expected(tmp_path)
+
+
+def test_printed_and_collected_records_come_with_the_next_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env = environment(1)
+    numbers = events(env, RECORDS, per_epoch=4)
+    numbers.map(lambda event: event.key, Types.STRING()).uid("keys").print().uid("print")
+    graph = env.get_job_graph()
+    fails(monkeypatch, "write_metadata", [2], StorageError("503"))
+    printed: list[list[str]] = []
+    with HarnessAttempt(graph, tmp_path, config=tolerating(1)) as attempt:
+        for _ in attempt.run_epochs():
+            printed.append(capsys.readouterr().out.split())
+    assert [len(lines) for lines in printed] == [4, 8, 4, 4]
+    assert [line.split("> ")[-1] for lines in printed for line in lines] == [key for key, _, _ in RECORDS]
+
+
+def test_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fails(monkeypatch, "write_metadata", [2, 3], StorageError("503"))
+    for call, tolerated in (
+        (lambda config: config.set_tolerable_checkpoint_failure_number(2), True),
+        (lambda config: config.set_tolerable_checkpoint_failure_number(1), False),
+        (lambda config: config.set_fail_on_checkpointing_errors(False), True),
+        (lambda config: config.set_fail_on_checkpointing_errors(True), False),
+    ):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        declared = CheckpointConfig()
+        call(declared)
+        graph, _ = program(folder)
+        checkpointing = {"checkpointing": CoordinatorConfig.of_program(declared)}
+        ends = nullcontext() if tolerated else pytest.raises(StorageError)
+        with ends, HarnessAttempt(graph, folder, config=checkpointing) as attempt:
+            list(attempt.run_epochs())
+    with pytest.raises(ConfigurationError, match="at least 0 checkpoints may fail, not -1"):
+        CheckpointConfig().set_tolerable_checkpoint_failure_number(-1)
