@@ -1,7 +1,9 @@
 """Types, time and watermarks (``pyflink.common``)."""
 
+from dagster_flinkpy.common.completable_future import CompletableFuture
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.common.serialization import (
@@ -19,12 +21,14 @@ from dagster_flinkpy.common.watermark_strategy import TimestampAssigner, Waterma
 
 __all__ = [
     "ByteArraySchema",
+    "CompletableFuture",
     "Configuration",
     "DeserializationSchema",
     "Duration",
     "Encoder",
     "ExecutionConfig",
     "Instant",
+    "JobClient",
     "JobExecutionResult",
     "JobStatus",
     "Row",

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from dagster_flinkpy.common.configuration import Configuration
+from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.metric_options import MetricReporterOptions
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
@@ -57,10 +58,13 @@ class ExecutionSettings:
 
 
 class ProgramExecutor(Protocol):
-    """Runs a bounded program to its end."""
+    """Runs programs."""
 
     def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
         """Runs until all input has been read and committed."""
+
+    def execute_async(self, graph: JobGraph, settings: ExecutionSettings) -> JobClient:
+        """Begins to run the program, and returns its client."""
 
     def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
         """Runs the program and yields the records of its collect operators, each with the uid of the operator."""

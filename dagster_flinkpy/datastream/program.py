@@ -15,6 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.aggregations import key_fields
@@ -245,6 +246,11 @@ class StreamProgram(Generic[S]):
         """Runs the program to its end, and forgets it."""
         graph = self._take([], stacklevel=5)
         return get_executor().execute(graph, self.settings(job_name))
+
+    def execute_async(self, job_name: str) -> JobClient:
+        """Begins to run the program on a thread, and forgets it."""
+        graph = self._take([], stacklevel=5)
+        return get_executor().execute_async(graph, self.settings(job_name))
 
     def execute_and_collect(self, upstream: Upstream[S], job_name: str | None) -> Iterator[Any]:
         """Runs the program, yields the records of one stream, and forgets the program."""

@@ -14,6 +14,7 @@ from dagster_flinkpy.common.arguments import check_argument, check_name, check_n
 from dagster_flinkpy.common.configuration import Configuration
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.execution_config import ExecutionConfig
+from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.common.no_effect import no_effect
 from dagster_flinkpy.common.time import Duration
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TypeInformation
@@ -351,6 +352,21 @@ class StreamExecutionEnvironment:
                 no uid.
         """
         return self._program.execute(job_name)
+
+    def execute_async(self, job_name: str = "Flink Streaming Job") -> JobClient:
+        """Begins to run the program on a thread of this process, and returns its client at once.
+
+        The job ends when its input ends, when the client stops or cancels it, or with this process. As in Flink, the
+        environment is empty afterwards.
+
+        Args:
+            job_name: The name of the job.
+
+        Raises:
+            JobGraphError: See :meth:`execute`. Errors of the run are those of
+                ``client.get_job_execution_result().result()``.
+        """
+        return self._program.execute_async(job_name)
 
 
 def _takes_partition(df_factory: DataFrameFactory) -> bool:

@@ -75,9 +75,8 @@ ABSENT = {
         datastream.StreamExecutionEnvironment.is_force_unaligned_checkpoints
     """,
     "A program runs to its end; Dagster runs it in the background, retries and cancels it": """
-        common.CompletableFuture common.JobClient common.JobID common.JobStatus common.RestartStrategies
+        common.JobID common.JobStatus.RECONCILING common.RestartStrategies
         common.RestartStrategyConfiguration common.InputDependencyConstraint
-        datastream.StreamExecutionEnvironment.execute_async
         common.ExecutionConfig.get_task_cancellation_interval common.ExecutionConfig.get_task_cancellation_timeout
         common.ExecutionConfig.set_task_cancellation_interval common.ExecutionConfig.set_task_cancellation_timeout
     """,
@@ -116,6 +115,7 @@ ABSENT = {
         common.TypeInformation.to_internal_type common.serialization.RowFieldExtractorSchema
     """,
     "Metrics take the place of accumulators": """
+        common.JobClient.get_accumulators
         common.JobExecutionResult.get_accumulator_result common.JobExecutionResult.get_all_accumulator_results
     """,
     "Options have names only": """

@@ -9,9 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import elapsed_millis
+from dagster_flinkpy.common.job_client import JobClient
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.spark.sessions import start_server
@@ -19,6 +21,7 @@ from dagster_flinkpy.spark.sessions import start_server
 if TYPE_CHECKING:
     from dagster_flinkpy.runtime.master.job import JobAttempt
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+    from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["LocalExecutor"]
 
@@ -26,16 +29,28 @@ _log = logging.getLogger(__name__)
 
 
 class LocalExecutor:
-    """Runs epochs on the default Spark session until the input has ended.
+    """Runs epochs on the default Spark session until the input has ended, or somebody stops or cancels the job.
 
     If no checkpoint directory is set, state is in a temporary folder, and operators need no uids.
     """
 
     def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
         """Runs the program until all input is read and committed."""
+        return self._execute(graph, settings, lambda job: None)
+
+    def execute_async(self, graph: JobGraph, settings: ExecutionSettings) -> JobClient:
+        """Runs the program on a thread of this process."""
+        from dagster_flinkpy.runtime.master.async_execution import BackgroundJob
+
+        job = BackgroundJob(partial(self._execute, graph, settings), ephemeral=settings.checkpoint_dir is None)
+        return JobClient(_job_id(settings.job_name), job)
+
+    def _execute(
+        self, graph: JobGraph, settings: ExecutionSettings, on_began: Callable[[StorageLocation], object]
+    ) -> JobExecutionResult:
         started = time.monotonic()
         last = None
-        for _, epoch in self._epochs(graph, settings):
+        for _, epoch in self._epochs(graph, settings, on_began):
             last = epoch
         return JobExecutionResult(
             settings.job_name,
@@ -46,13 +61,15 @@ class LocalExecutor:
 
     def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
         """Runs the program, and yields the records of collect operators, each with the operator's uid."""
-        for attempt, _ in self._epochs(graph, settings):
+        for attempt, _ in self._epochs(graph, settings, lambda job: None):
             for uid, columns in attempt.collected.items():
                 for column in columns:
                     for record in attempt.graph.vertex(uid).output_type.from_arrow(column):
                         yield uid, record
 
-    def _epochs(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
+    def _epochs(
+        self, graph: JobGraph, settings: ExecutionSettings, on_began: Callable[[StorageLocation], object]
+    ) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
         if not settings.local:
             start_server()
         # Java starts while this process imports the job loop.
@@ -92,6 +109,7 @@ class LocalExecutor:
                 require_uids=not ephemeral,
             )
             with attempt:
+                on_began(storage.child(job_id))
                 attempt.refuse_input_after_end()
                 if attempt.finished:
                     return

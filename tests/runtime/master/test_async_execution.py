@@ -1,0 +1,87 @@
+"""``env.execute_async()``: the client of a job that runs on a thread of this process."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from dagster_flinkpy.checkpoint import requests
+from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
+from dagster_flinkpy.common import Configuration, Duration, JobClient, JobStatus, WatermarkStrategy
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
+from dagster_flinkpy.errors import ConfigurationError, JobCancelledError, JobNotRunningError, UserFunctionError
+from dagster_flinkpy.runtime.master import request_desk
+from dagster_flinkpy.storage import StorageLocation
+from tests.runtime.programs import FolderSink, environment
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=50))
+    monkeypatch.setattr(requests, "_LOOK_SECONDS", 0.02)
+
+
+def local() -> StreamExecutionEnvironment:
+    env, configuration = environment(), Configuration()
+    configuration.set_string("execution.local", "true")
+    env.configure(configuration)
+    return env
+
+
+def endless(folder: Path, checkpoints: Path | None) -> JobClient:
+    """Starts a job that copies the lines of files, and waits for more."""
+    (folder / "in").mkdir(exist_ok=True)
+    env = local()
+    if checkpoints is not None:
+        env.get_checkpoint_config().set_checkpoint_storage_dir(str(checkpoints))
+    source = FileSource.for_record_stream_format(StreamFormat.text_line_format(), str(folder / "in"))
+    source.monitor_continuously(Duration.of_millis(20))
+    lines = env.from_source(source.build(), WatermarkStrategy.no_watermarks(), "lines").uid("lines")
+    lines.map(lambda line: (line,)).uid("rows").sink_to(FolderSink(folder / "out")).uid("sink")
+    return env.execute_async("copy")
+
+
+def test_a_job_runs_beside_the_program_until_it_is_stopped(tmp_path: Path) -> None:
+    client = endless(tmp_path, tmp_path / "checkpoints")
+    assert client.get_job_id() == "copy"
+    (tmp_path / "in" / "a").write_text("1\n2\n")
+    first = client.trigger_savepoint(str(tmp_path / "kept")).result()
+    assert first.startswith((tmp_path / "kept").as_uri())
+    assert client.get_job_status().result() is JobStatus.RUNNING
+    last = client.stop_with_savepoint(False).result()
+    assert open_checkpoint(StorageLocation(last)).metadata.stopped
+    result = client.get_job_execution_result().result()
+    assert result.get_job_id() == "copy" and result.last_checkpoint_id is not None
+    assert client.get_job_status().result() is JobStatus.FINISHED
+    with pytest.raises(JobNotRunningError, match="it is FINISHED"):
+        client.trigger_savepoint().result()
+
+
+def test_a_job_is_cancelled(tmp_path: Path) -> None:
+    client = endless(tmp_path, None)
+    client.cancel().result()
+    assert client.get_job_status().result() is JobStatus.CANCELED
+    with pytest.raises(JobCancelledError):
+        client.get_job_execution_result().result()
+
+
+def test_a_savepoint_is_not_written_where_it_would_be_deleted(tmp_path: Path) -> None:
+    client = endless(tmp_path, None)
+    with pytest.raises(ConfigurationError, match="the savepoint needs a folder"):
+        client.trigger_savepoint().result()
+    url = client.stop_with_savepoint(True, str(tmp_path / "kept")).result()
+    assert open_checkpoint(StorageLocation(url)).metadata.end_of_input
+
+
+def test_the_error_of_a_job_is_that_of_its_result() -> None:
+    env = local()
+    env.from_collection([1]).map(lambda value: 1 // (value - 1)).print()
+    client = env.execute_async()
+    with pytest.raises(UserFunctionError, match="ZeroDivisionError"):
+        client.get_job_execution_result().result()
+    assert client.get_job_status().result() is JobStatus.FAILED
+    with pytest.raises(JobNotRunningError, match="it is FAILED"):
+        client.cancel().result()
