@@ -1,8 +1,9 @@
 """Sources and two-phase-commit sinks."""
 
+from dagster_flinkpy.connectors.delta_sink import DeltaSink
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
 from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 
-__all__ = ["CsvSink", "JsonLinesSink", "ParquetSink", "ParquetSource", "PostgresSink"]
+__all__ = ["CsvSink", "DeltaSink", "JsonLinesSink", "ParquetSink", "ParquetSource", "PostgresSink"]

@@ -1,0 +1,118 @@
+"""A Delta Lake table as a two-phase-commit sink."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import ClassVar
+
+from dagster_flinkpy.common.decimals import check_has_scale
+from dagster_flinkpy.common.typeinfo import (
+    DecimalTypeInfo,
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
+from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.table_sink import TableSink
+from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["DeltaSink"]
+
+_MOST_DIGITS = 38
+
+
+class DeltaSink(TwoPhaseCommittingSink):
+    """Appends rows to a Delta Lake table. Needs ``pip install 'dagster-flinkpy[delta]'``.
+
+    Subtasks stage Parquet files in the folder of the table. When the checkpoint is complete, the driver adds all of
+    them in one version of the table's log. Readers see all rows of a checkpoint or none. The table is created if it
+    does not exist.
+
+    Args:
+        location: The folder of the table, on S3 or local.
+        partition_by: Partition columns of the table. Text, whole numbers, booleans or dates. Default: none.
+        sort_by: Columns by which the rows of each file are sorted, nulls last. Default: as they come.
+        max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
+
+    Raises:
+        ConfigurationError: An argument cannot work, or deltalake is not installed.
+    """
+
+    def __init__(
+        self,
+        location: StorageLocation | str,
+        *,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
+        max_file_bytes: int | None = None,
+    ) -> None:
+        if find_spec("deltalake") is None:
+            raise ConfigurationError("DeltaSink needs deltalake: pip install 'dagster-flinkpy[delta]'")
+        self.files = _DeltaFiles(
+            location,
+            partition_by=partition_by,
+            sort_by=sort_by,
+            max_file_bytes=max_file_bytes,
+            compression="zstd",
+        )
+        self.location = self.files.location
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        self.files.validate(type_info)
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        from dagster_flinkpy.connectors.delta_table import DeltaWriter
+
+        self.validate(type_info)
+        return DeltaWriter(self.files, context, type_info)
+
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        from dagster_flinkpy.connectors.delta_table import DeltaCommitter
+
+        return DeltaCommitter(self, context)
+
+    def kinds(self) -> set[str]:
+        return {"deltalake"}
+
+    def uri(self) -> str:
+        return self.location.url
+
+
+class _DeltaFiles(TableSink):
+    """The data files of a table."""
+
+    file_format: ClassVar[str] = "parquet"
+    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
+
+    def validate_column(self, name: str, type_info: TypeInformation) -> None:
+        check_has_scale(type_info, f"column {name!r} of the Delta table {self.location.url}")
+        _check_type(name, type_info)
+
+
+def _check_type(name: str, type_info: TypeInformation) -> None:
+    if type_info in (Types.SQL_TIME(), Types.BIG_INT()) or (
+        isinstance(type_info, DecimalTypeInfo) and type_info.precision > _MOST_DIGITS
+    ):
+        raise ConfigurationError(
+            f"column {name!r} is {type_info}, which Delta Lake does not have: map() it to another type, such as text"
+        )
+    if isinstance(type_info, ListTypeInfo):
+        _check_type(f"{name}[]", type_info.elem_type)
+    elif isinstance(type_info, MapTypeInfo):
+        _check_type(f"{name}.key", type_info.key_type)
+        _check_type(f"{name}.value", type_info.value_type)
+    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
+        for field, kind in columns_of(type_info).items():
+            _check_type(f"{name}.{field}", kind)

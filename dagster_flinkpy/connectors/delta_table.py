@@ -1,0 +1,200 @@
+"""The writer and the committer of the Delta Lake sink.
+
+A commit is one compare-and-swap of the table's log: it looks at a version, makes sure that the checkpoint is not in
+it, and writes the next version. If somebody else has written that one, it looks again. The library must not retry by
+itself, because it would not look again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.transaction import AddAction
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values
+from dagster_flinkpy.connectors.table_writer import TableWriter
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, Json
+from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.delta_sink import DeltaSink
+
+__all__ = ["DeltaCommitter", "DeltaWriter"]
+
+_DIGEST = "flinkpy.digest"
+"""The entry of a version that tells which committables it has added."""
+_LOOKS = 10
+_VERSIONS = 50
+_CLOCK_SKEW_MS = 3_600_000
+
+
+class DeltaWriter(TableWriter):
+    """Stages the data files of one epoch of one subtask."""
+
+    def prepare_commit(self) -> list[Json]:
+        return [{**file, "staged_ms": current_millis()} for file in super().prepare_commit()]
+
+
+class DeltaCommitter(Committer):
+    """Completes the staged files of a checkpoint, and adds them to the table in one version of its log.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
+        self._sink, self._context = sink, context
+        self._files = StagedFileCommitter(sink.location.open(), context)
+        self._options = _storage_options(sink.location)
+        self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
+        self._checked = False
+
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        try:
+            files = [StagedFile.from_json(request.committable) for request in requests]
+            digest = hashlib.sha256(json.dumps([[f.key, f.sha256] for f in files]).encode()).hexdigest()
+            staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
+            self._commit(requests, files, digest, staged_ms)
+        except (StorageError, DeltaError, OSError) as error:
+            for request in requests:
+                request.retry_later(error)
+        except (SinkCommitError, KeyError, TypeError, ValueError) as error:
+            for request in requests:
+                request.signal_failed_with_unknown_reason(error)
+
+    def _commit(self, requests: Sequence[CommitRequest], files: list[StagedFile], digest: str, staged_ms: int) -> None:
+        error: Exception | None = None
+        for _ in range(_LOOKS):
+            table = self._table()
+            if self._has(table, digest, staged_ms):
+                for request in requests:
+                    request.signal_already_committed()
+                return
+            if error is None and not self._complete(requests):
+                return
+            try:
+                self._add(table, files, requests[0].checkpoint_id, digest)
+                return
+            except CommitFailedError as failed:  # by somebody else's version, or by ours if the answer was lost
+                error = failed
+        raise StorageError(f"table {self._sink.location.url} changes faster than it can be committed to: {error}")
+
+    def _complete(self, requests: Sequence[CommitRequest]) -> bool:
+        """Completes the files, which nobody sees before they are in the log. Returns whether all are there."""
+        staged = [CommitRequest(r.checkpoint_id, r.subtask, r.committable, r.number_of_retries) for r in requests]
+        self._files.commit(staged)
+        failed = [request for request in staged if request.error is not None]
+        for request in requests if failed else ():  # a version has all files of a checkpoint, or it is not written
+            request.state, request.error = failed[0].state, failed[0].error
+        return not failed
+
+    def _add(self, table: DeltaTable, files: list[StagedFile], checkpoint_id: int, digest: str) -> None:
+        now = current_millis()
+        table.create_write_transaction(
+            [
+                AddAction(
+                    file.key, file.bytes, partition_values(file.key), now, True, json.dumps({"numRecords": file.rows})
+                )
+                for file in files
+            ],
+            "append",
+            table.schema(),
+            partition_by=list(self._sink.files.partition_by),
+            commit_properties=CommitProperties(
+                custom_metadata={_DIGEST: digest},
+                max_commit_retries=0,
+                app_transactions=[Transaction(self._app_id, checkpoint_id)],
+            ),
+        )
+
+    def _has(self, table: DeltaTable, digest: str, staged_ms: int) -> bool:
+        """Returns whether a version has added these files. They were staged before, so older versions do not matter.
+
+        Raises:
+            SinkCommitError: The log does not reach back so far.
+        """
+        limit = _VERSIONS
+        while True:
+            versions = table.history(limit)
+            if any(version.get(_DIGEST) == digest for version in versions):
+                return True
+            oldest = versions[-1]
+            if oldest["version"] == 0 or oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
+                return False
+            if len(versions) < limit:
+                raise SinkCommitError(
+                    f"cannot tell whether table {self._sink.location.url} has the rows that sink "
+                    f"{self._context.uid!r} staged: its log begins with version {oldest['version']}, which is newer. "
+                    "Look for them, and restore a checkpoint or savepoint to write them again or continue without them."
+                )
+            limit *= 4
+
+    def _table(self) -> DeltaTable:
+        """Opens the table. The first time it is created, or checked against the records."""
+        url, type_info = self._sink.location.url, self._context.type_info
+        if self._checked or type_info is None:
+            return DeltaTable(url, storage_options=self._options)
+        columns = columns_of(type_info)
+        schema = Schema.from_arrow(pa.schema([(name, kind.arrow_type) for name, kind in columns.items()]))
+        partition_by = list(self._sink.files.partition_by)
+        table = DeltaTable.create(
+            url, schema, mode="ignore", partition_by=partition_by or None, storage_options=self._options
+        )
+        found = {field.name: field.type for field in table.schema().fields}
+        for field in schema.fields:
+            if found.get(field.name) != field.type:
+                there = f"is {found[field.name]}" if field.name in found else "does not exist"
+                raise ConfigurationError(
+                    f"column {field.name!r} of Delta table {url} must be {field.type}, but {there}: change the records "
+                    "or the table"
+                )
+        if table.metadata().partition_columns != partition_by:
+            raise ConfigurationError(
+                f"Delta table {url} is partitioned by {table.metadata().partition_columns}, not by {partition_by}"
+            )
+        self._checked = True
+        return table
+
+    def last_committed(self) -> int | None:
+        if not DeltaTable.is_deltatable(self._sink.location.url, self._options):
+            return None
+        table = DeltaTable(self._sink.location.url, storage_options=self._options)
+        version: int | None = table.transaction_version(self._app_id)
+        return version
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return self._files.lingering(keep)
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        if not self._checked:  # when an attempt starts
+            try:
+                self._table()
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"cannot open Delta table {self._sink.location.url}: {error}") from error
+        return self._files.abort_lingering(keep)
+
+
+def _storage_options(location: StorageLocation) -> dict[str, str]:
+    """Returns the settings of a location as delta-rs names them. What is missing it finds in the environment."""
+    if not location.url.startswith("s3://"):
+        return {}
+    given = {
+        "AWS_ENDPOINT_URL": location.endpoint_url,
+        "AWS_REGION": location.region,
+        "AWS_ACCESS_KEY_ID": location.access_key_id,
+        "AWS_SECRET_ACCESS_KEY": location.secret_access_key,
+        "AWS_ALLOW_HTTP": "true" if urlsplit(location.endpoint_url or "").scheme == "http" else None,
+        "aws_conditional_put": "etag",
+    }
+    return {name: value for name, value in given.items() if value is not None}

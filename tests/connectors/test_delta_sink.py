@@ -1,0 +1,255 @@
+"""The Delta Lake sink, read back by delta-rs and DuckDB."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dagster_flinkpy.common import Row, Types
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors import DeltaSink
+from dagster_flinkpy.connectors.delta_table import DeltaCommitter, DeltaWriter
+from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
+from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
+from tests.connectors.test_postgres_jobs import dying
+from tests.connectors.test_postgres_sink import Crash
+from tests.runtime.harness import HarnessAttempt
+from tests.runtime.programs import EVENT, environment, events
+
+ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
+CONTEXT = WriterInitContext("job", "sink", subtask=0, fencing_token=1, checkpoint_id=1, execution="e")
+
+
+@pytest.fixture(params=["local", "s3"])
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    return StorageLocation(str(tmp_path / "t")) if request.param == "local" else request.getfixturevalue("s3_location")
+
+
+def stage(sink: DeltaSink, *numbers: int, **changes: Any) -> CommitRequest:
+    context = replace(CONTEXT, **changes)
+    writer = sink.create_writer(context, ROW)
+    writer.write(ROW.to_arrow([(n, str(n)) for n in numbers]))
+    [committable] = json.loads(json.dumps(writer.prepare_commit()))
+    return CommitRequest(context.checkpoint_id, context.subtask, committable)
+
+
+def committer(sink: DeltaSink, token: int = 1, type_info: TypeInformation = ROW) -> Committer:
+    return sink.create_committer(CommitterInitContext("job", "sink", token, type_info))
+
+
+def commit(sink: DeltaSink, *requests: CommitRequest, token: int = 1) -> int:
+    fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
+    return commit_requests(committer(sink, token), fresh, "sink", wait=lambda _: None)
+
+
+def opened(sink: DeltaSink) -> DeltaTable:
+    made = committer(sink)
+    assert isinstance(made, DeltaCommitter)
+    return DeltaTable(sink.location.url, storage_options=made._options)
+
+
+def rows(sink: DeltaSink) -> list[int]:
+    return sorted(opened(sink).to_pyarrow_table().column("n").to_pylist())
+
+
+def test_a_checkpoint_is_one_version_and_is_added_once(location: StorageLocation) -> None:
+    sink = DeltaSink(location)
+    requests = [stage(sink, 1, 2), stage(sink, 3, subtask=1)]
+    committer(sink).abort_lingering(requests)
+    assert rows(sink) == []
+    assert commit(sink, *requests) == 0
+    assert commit(sink, *requests, token=2) == 2
+    later = stage(sink, 4, checkpoint_id=2)
+    commit(sink, later)
+    commit(sink, *requests, token=0)  # an attempt that slept
+    assert (rows(sink), opened(sink).version(), committer(sink).last_committed()) == ([1, 2, 3, 4], 2, 2)
+
+
+def test_a_commit_of_somebody_else_in_between_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = DeltaSink(str(tmp_path))
+    request = stage(sink, 1)
+    committer(sink).abort_lingering([request])
+    real, left = DeltaCommitter._add, [2]
+
+    def add(self: DeltaCommitter, *args: Any) -> None:
+        if left:
+            write_deltalake(str(tmp_path), pa.table({"n": [left.pop() * 10], "s": ["x"]}), mode="append")
+        real(self, *args)
+
+    monkeypatch.setattr(DeltaCommitter, "_add", add)
+    assert commit(sink, request) == 0
+    assert rows(sink) == [1, 20]
+
+
+def test_an_attempt_that_sleeps_between_look_and_write_adds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = DeltaSink(str(tmp_path))
+    request = stage(sink, 1)
+    committer(sink).abort_lingering([request])
+    real, newer = DeltaCommitter._add, [True]
+
+    def add(self: DeltaCommitter, *args: Any) -> None:
+        if newer:
+            newer.clear()
+            commit(sink, request, token=2)
+        real(self, *args)
+
+    monkeypatch.setattr(DeltaCommitter, "_add", add)
+    assert commit(sink, request) == 1
+    assert rows(sink) == [1]
+
+
+def test_a_job_that_begins_anew_with_the_same_ids_adds_its_rows(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path))
+    commit(sink, stage(sink, 1, checkpoint_id=5))
+    commit(sink, stage(sink, 2, execution="another"))
+    assert rows(sink) == [1, 2]
+
+
+def test_a_committed_file_may_be_compacted_and_vacuumed(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path))
+    first, second = stage(sink, 1), stage(sink, 2, checkpoint_id=2)
+    commit(sink, first)
+    commit(sink, second)
+    opened(sink).optimize.compact()
+    opened(sink).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    assert commit(sink, first, second, token=2) == 2
+    assert rows(sink) == [1, 2]
+
+
+def test_a_long_log_is_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.connectors.delta_table._VERSIONS", 2)
+    sink = DeltaSink(str(tmp_path))
+    requests = [stage(sink, n, checkpoint_id=n) for n in range(1, 6)]
+    commit(sink, *requests)
+    assert commit(sink, *requests, token=2) == 5
+    assert rows(sink) == [1, 2, 3, 4, 5]
+
+
+def test_a_log_that_was_cut_off_after_the_rows_were_staged_is_an_error(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path))
+    request = stage(sink, 0, checkpoint_id=9)
+    commit(sink, *(stage(sink, n, checkpoint_id=n) for n in (1, 2, 3)))
+    opened(sink).create_checkpoint()
+    for version in (0, 1, 2):
+        (tmp_path / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(SinkCommitError, match="cannot tell whether table"):
+        commit(sink, request)
+
+
+def test_lost_files_leave_the_table_as_it_is(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path))
+    lost, neighbour = stage(sink, 1), stage(sink, 2, subtask=1)
+    committer(sink).abort_lingering([neighbour])
+    with pytest.raises(CommittableLostError, match="1 rows are lost"):
+        commit(sink, lost, neighbour)
+    assert rows(sink) == []
+
+
+def test_partition_columns_and_values_of_every_kind(tmp_path: Path) -> None:
+    row = Types.ROW_NAMED(
+        ["p", "day", "price", "tags", "map", "at"],
+        [
+            Types.STRING(),
+            Types.SQL_DATE(),
+            Types.DECIMAL(10, 2),
+            Types.LIST(Types.ROW_NAMED(["a"], [Types.INT()])),
+            Types.MAP(Types.STRING(), Types.DOUBLE()),
+            Types.INSTANT(),
+        ],
+    )
+    records = [
+        ("a/b %=ü", date(2026, 1, 2), Decimal("1.50"), [Row(1), None], {"x": 0.5}, None),
+        (None, None, None, None, None, None),
+    ]
+    sink = DeltaSink(str(tmp_path), partition_by=["p", "day"])
+    writer = sink.create_writer(CONTEXT, row)
+    writer.write(row.to_arrow(records))
+    requests = [CommitRequest(1, 0, c) for c in writer.prepare_commit()]
+    commit_requests(committer(sink, type_info=row), requests, "sink", wait=lambda _: None)
+    table = DeltaTable(str(tmp_path)).to_pyarrow_table().sort_by("p")
+    assert table.select(["p", "day", "price"]).to_pylist() == [
+        dict(zip(("p", "day", "price"), record[:3], strict=True)) for record in records
+    ]
+    assert table.column("tags").to_pylist() == [[{"a": 1}, None], None]
+
+
+@pytest.mark.parametrize(
+    ("type_info", "options", "said"),
+    [
+        (Types.ROW_NAMED(["n", "s"], [Types.INT(), Types.STRING()]), {}, "column 'n' .* must be .*integer.* is .*long"),
+        (Types.ROW_NAMED(["n", "x"], [Types.LONG(), Types.STRING()]), {}, "column 'x' .*does not exist"),
+        (ROW, {"partition_by": ["s"]}, r"is partitioned by \[\], not by \['s'\]"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused_at_the_start(
+    tmp_path: Path, type_info: Any, options: Any, said: str
+) -> None:
+    committer(DeltaSink(str(tmp_path))).abort_lingering([])
+    with pytest.raises(ConfigurationError, match=said):
+        committer(DeltaSink(str(tmp_path), **options), type_info=type_info).abort_lingering([])
+
+
+@pytest.mark.parametrize("kind", [Types.SQL_TIME(), Types.BIG_INT(), Types.DECIMAL(40, 2), Types.BIG_DEC()])
+def test_types_that_delta_does_not_have_are_refused_at_once(tmp_path: Path, kind: TypeInformation) -> None:
+    with pytest.raises(ConfigurationError):
+        DeltaSink(str(tmp_path)).validate(Types.ROW_NAMED(["a"], [Types.LIST(kind)]))
+
+
+STEPS: list[tuple[Any, str]] = [
+    (DeltaWriter, "write"),
+    (DeltaWriter, "prepare_commit"),
+    (DeltaCommitter, "_complete"),
+    (DeltaCommitter, "_add"),
+    (DeltaCommitter, "_has"),
+    (StagedFileCommitter, "_commit_one"),
+    (LocalObjectStore, "complete_upload"),
+    (LocalObjectStore, "put"),
+]
+
+
+@settings(max_examples=25)
+@given(
+    step=st.sampled_from(STEPS),
+    when=st.sampled_from(["before", "after"]),
+    numbers=st.lists(st.integers(1, 8), min_size=1, max_size=3),
+    parallelism=st.integers(1, 2),
+)
+def test_every_record_is_in_the_table_once_wherever_the_job_dies(
+    tmp_path_factory: pytest.TempPathFactory, step: tuple[Any, str], when: str, numbers: list[int], parallelism: int
+) -> None:
+    folder = tmp_path_factory.mktemp("job")
+    sink = DeltaSink(str(folder / "table"))
+    finished = False
+    with dying(step, when, numbers):
+        for _ in range(12):
+            env = environment(parallelism)
+            events(env, [("k", i, i) for i in range(9)], per_epoch=3).rebalance().sink_to(sink).uid("sink")
+            try:
+                with HarnessAttempt(env.get_job_graph(), folder / "job") as attempt:
+                    while not attempt.finished:
+                        attempt.run_epoch()
+                finished = True
+                break
+            except Crash:
+                pass
+    assert finished
+    table = DeltaTable(str(folder / "table"))
+    assert sorted(table.to_pyarrow_table().column("value").to_pylist()) == list(range(9))
+    sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
+    assert list(sink.location.open().list_uploads()) == []
