@@ -27,7 +27,7 @@ __all__ = ["ask_job", "job"]
 
 @click.group()
 def job() -> None:
-    """Ask the running job in DIR for something, and wait until it is done.
+    """Ask the running job in DIR for something, or look at its runs.
 
     A request goes through the store. A run looks for requests every two seconds. Without a running job, 'flinkpy
     savepoint' works on the stored checkpoints.
