@@ -62,8 +62,7 @@ class FlinkRunConfig(_StartConfig):
     epochs: int = Field(
         default=1,
         ge=0,
-        description="Number of checkpoints, one after each epoch. 0: until an epoch finds nothing to read; periodic: "
-        "until the input ends.",
+        description="Number of checkpoints, one after each epoch. 0: until the input ends, or the job is told to end.",
     )
     barriers: int | None = Field(
         default=None,

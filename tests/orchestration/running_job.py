@@ -36,7 +36,7 @@ class RunningJob:
 
     def take_checkpoint(self) -> int:
         number = self.checkpoints.assign_checkpoint_id(self.attempt)
-        self.latest = metadata(number, source(), token=self.attempt.token)
+        self.latest = metadata(number, source(), source("count"), token=self.attempt.token)
         self.checkpoints.write_metadata(self.attempt, self.latest)
         self.checkpoints.complete(self.attempt, self.latest)
         return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult, MetadataValue, materialize
 
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.common import Duration, Time, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
@@ -20,7 +22,12 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, Stream
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.errors import ConfigurationError, InputAfterEndError
 from dagster_flinkpy.orchestration import flink_assets
+from dagster_flinkpy.orchestration.runs import unpartitioned_run
+from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
+from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.runtime.master.job import JobAttempt
+from dagster_flinkpy.runtime.master.reports import CompletedEpoch
+from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import run_rows
 
 ROW = Types.ROW_NAMED(["key", "at", "n"], [Types.STRING(), Types.LONG(), Types.LONG()])
@@ -58,6 +65,11 @@ class Deployment:
 
     def read(self, env: StreamExecutionEnvironment, uid: str, source: Source) -> DataStream:
         return env.from_source(source, BY_TIME, uid).uid(uid)
+
+    @property
+    def job(self) -> StorageLocation:
+        location: StorageLocation = self._resources["checkpoint_storage"].location().child("job")
+        return location
 
     def _write(self, stream: DataStream, name: str) -> None:
         stream.sink_to(ParquetSink(str(self.tables / name))).uid(f"{name}_table")
@@ -108,13 +120,30 @@ def test_a_run_reads_what_has_come_since_the_last_one(deployment: Deployment) ->
     assert deployment.numbers("sums") == [1, 3]
 
 
-def test_a_run_of_all_epochs_ends_when_it_has_read_all_there_is(deployment: Deployment) -> None:
+def test_a_run_without_a_limit_waits_for_more_input_until_it_is_told_to_end(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for number in (2, 3):
         write(deployment.files, number)
-    for expected in ([1, 3, 6], [1, 3, 6, 10]):
-        assert deployment.run(lambda: deployment.program(max_files_per_epoch=1), epochs=0).success
-        assert deployment.numbers("sums") == expected
-        write(deployment.files, 4)
+    epochs = 0
+
+    class Observed(EpochEvents):
+        def completed(self, epoch: CompletedEpoch, *args: Any, **kwargs: Any) -> None:
+            nonlocal epochs
+            epochs += 1
+            super().completed(epoch, *args, **kwargs)
+            if epochs == 4:
+                assert not epoch.has_read, "there is nothing more"
+                write(deployment.files, 4)
+            elif epochs == 5:
+                JobRequests(deployment.job, "a test").submit(Order(RequestKind.STOP))
+
+    monkeypatch.setattr(unpartitioned_run, "EpochEvents", Observed)
+    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+    monkeypatch.setattr(Source, "discovery_interval", timedelta(milliseconds=10))
+    assert deployment.run(lambda: deployment.program(max_files_per_epoch=1), epochs=0).success
+    assert deployment.numbers("sums") == [1, 3, 6, 10]
+    assert epochs == 6, "the last one is that of the stop"
 
 
 def test_an_input_that_is_declared_bounded_ends(deployment: Deployment) -> None:

@@ -269,14 +269,14 @@ class JobOperations:
     ) -> None:
         """Records what was done as an observation of each asset."""
         place_of = None if savepoint is None else place(savepoint)
-        facts = dict(
-            FlinkCheckpointMetadataSet(
-                checkpoint_id=metadata.checkpoint_id, savepoint=place_of, state_bytes=metadata.state_bytes
-            )
+        facts = FlinkCheckpointMetadataSet(
+            checkpoint_id=metadata.checkpoint_id, savepoint=place_of, state_bytes=metadata.state_bytes
         )
-        for key in self.assets.keys:
-            context.log_event(AssetObservation(key, description=what, metadata=facts))
-        context.add_output_metadata(facts)
+        for uid, spec in self.assets.specs.items():
+            state = metadata.operator(uid)
+            width = FlinkCheckpointMetadataSet(parallelism=state.parallelism if state else None)
+            context.log_event(AssetObservation(spec.key, description=what, metadata={**dict(facts), **dict(width)}))
+        context.add_output_metadata(dict(facts))
 
     def _dispose(self, context: OpExecutionContext, savepoint: StorageLocation) -> None:
         from dagster_flinkpy.checkpoint.dispose import dispose_savepoint

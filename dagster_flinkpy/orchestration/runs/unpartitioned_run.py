@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from dagster_flinkpy.errors import JobCancelledError
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -11,6 +14,10 @@ from dagster_flinkpy.orchestration.runs.job_runs import first_try
 from dagster_flinkpy.orchestration.runs.region_run import RegionRun
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.job import JobAttempt
+    from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 
 __all__ = ["run_epochs"]
 
@@ -60,7 +67,7 @@ def run_epochs(
             if not attempt.finished:
                 barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job
                 with interrupts_passed_to(attempt.terminate):
-                    for epoch in attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic):
+                    for epoch in _epochs(attempt, config, barriers):
                         taken += 1
                         events.completed(epoch, attempt.token, is_last=attempt.finished or taken == config.epochs)
     except BaseException as error:
@@ -77,3 +84,10 @@ def run_epochs(
             else f"The input of job {job.job_id} has ended; there is no checkpoint left to take."
         )
     return events
+
+
+def _epochs(attempt: JobAttempt, config: FlinkRunConfig, barriers: int) -> Iterator[CompletedEpoch]:
+    """Runs as many epochs as the config says; without a limit, until the input ends or the job is told to end."""
+    yield from attempt.run_epochs(config.epochs or None, barriers=barriers, periodic=config.periodic)
+    if not config.epochs and not attempt.finished:  # it has read what there was, and waits for more
+        yield from attempt.run_epochs(barriers=barriers, continuous=True)

@@ -85,6 +85,7 @@ def test_a_running_job_takes_a_savepoint(run: Any, at_work: RunningJob, tmp_path
     assert facts["flink/checkpoint_id"] == MetadataValue.int(2)
     assert facts["flink/savepoint"] == MetadataValue.path(path.removeprefix("file://"))
     assert facts["said"] == "Savepoint of checkpoint 2"
+    assert facts["flink/parallelism"] == MetadataValue.int(2)
     assert at_work.stored_requests() == []
 
 
