@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 SCRIPTS = Path(sys.executable).parent
+_METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
 
 
 @contextmanager
@@ -52,6 +56,45 @@ def postgres() -> Iterator[str]:
             yield server.get_uri()
         finally:
             server.stop()
+
+
+@contextmanager
+def delayed(endpoint: str, seconds: float) -> Iterator[str]:
+    """A proxy in front of an S3 server: each request reaches the server that much later, beside the others."""
+    host, port = urlsplit(endpoint).hostname, urlsplit(endpoint).port
+    loop = asyncio.new_event_loop()
+
+    async def pass_on(source: asyncio.StreamReader, target: asyncio.StreamWriter, delay: float) -> None:
+        with suppress(ConnectionError):
+            while chunk := await source.read(1 << 16):
+                if chunk.startswith(_METHODS):  # not the rest of a body, which comes right behind
+                    await asyncio.sleep(delay)
+                target.write(chunk)
+                await target.drain()
+        target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        upstream, downstream = await asyncio.open_connection(host, port)
+        with suppress(asyncio.CancelledError):  # by stop()
+            await asyncio.gather(pass_on(reader, downstream, seconds), pass_on(upstream, writer, 0))
+
+    async def stop() -> None:
+        server.close()
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(stop(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
 
 
 def free_port() -> int:
