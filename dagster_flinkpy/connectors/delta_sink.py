@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeltaSink"]
@@ -73,15 +74,13 @@ class DeltaSink(TwoPhaseCommittingSink):
         self.files.validate(type_info)
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        from dagster_flinkpy.connectors.delta_table import DeltaWriter
-
         self.validate(type_info)
-        return DeltaWriter(self.files, context, type_info)
+        writer: CommittingSinkWriter = resolve("delta_writer")(self.files, context, type_info)
+        return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        from dagster_flinkpy.connectors.delta_table import DeltaCommitter
-
-        return DeltaCommitter(self, context)
+        committer: Committer = resolve("delta_committer")(self, context)
+        return committer
 
     def kinds(self) -> set[str]:
         return {"deltalake"}

@@ -19,6 +19,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["PostgresSink"]
@@ -107,21 +108,17 @@ class PostgresSink(TwoPhaseCommittingSink):
             )
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        from dagster_flinkpy.connectors.postgres_writer import PreparingWriter, StagingWriter
-
         self.validate(type_info)
-        return (PreparingWriter if self.prepare_transactions else StagingWriter)(self, context, type_info)
+        name = "postgres_preparing_writer" if self.prepare_transactions else "postgres_staging_writer"
+        writer: CommittingSinkWriter = resolve(name)(self, context, type_info)
+        return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        from dagster_flinkpy.connectors.postgres_committer import (
-            LedgerCommitter,
-            PartitionCommitter,
-            PreparedTransactionCommitter,
-        )
-
+        name = "postgres_ledger_committer" if self.partition_column is None else "postgres_partition_committer"
         if self.prepare_transactions:
-            return PreparedTransactionCommitter(self, context)
-        return (LedgerCommitter if self.partition_column is None else PartitionCommitter)(self, context)
+            name = "postgres_prepared_committer"
+        committer: Committer = resolve(name)(self, context)
+        return committer
 
     def kinds(self) -> set[str]:
         return {"postgres"}

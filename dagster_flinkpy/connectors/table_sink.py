@@ -17,6 +17,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["TableSink"]
@@ -119,10 +120,9 @@ class TableSink(TwoPhaseCommittingSink):
         """
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
-        from dagster_flinkpy.connectors.table_writer import TableWriter
-
         self.validate(type_info)
-        return TableWriter(self, context, type_info)
+        writer: CommittingSinkWriter = resolve("table_writer")(self, context, type_info)
+        return writer
 
     def create_committer(self, context: CommitterInitContext) -> StagedFileCommitter:
         return StagedFileCommitter(self.location.open(), context)
