@@ -35,6 +35,7 @@ from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
+from dagster_flinkpy.runtime.master.region_execution import EpochBatch, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.starting_point import Restore
@@ -421,6 +422,30 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
 def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool) -> Any:
     epoch = real(planner, *args, drain=drain)
     return replace(epoch, ended_sources=frozenset()) if drain else epoch
+
+
+# --- regions ----------------------------------------------------------------------------------------------------------
+
+_TWO_REGIONS = {**_ONE_STREAM, "regions": 1}
+
+
+@_mutation("a region does not wait for its input", RegionExecution, "_is_ready", "KeyError", **_TWO_REGIONS)
+def _(real: Wrapped, region: RegionExecution, batch: EpochBatch) -> bool:
+    return batch.closed
+
+
+@_mutation("a region reads an epoch twice", RegionExecution, "_inputs", "no uninterrupted run would", **_TWO_REGIONS)
+def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
+    kept = [number for each in region.before for number in each._outputs]
+    return real(region, min(kept, default=checkpoint_id))
+
+
+@_mutation(
+    "the acknowledgement of a region is lost", JobMaster, "_acknowledge", "not enough values to unpack", **_TWO_REGIONS
+)
+def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
+    if not region.before:
+        real(master, region, checkpoint_id, states)
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------
