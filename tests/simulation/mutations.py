@@ -43,7 +43,7 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep
 
-__all__ = ["MUTATIONS"]
+__all__ = ["MUTATIONS", "Mutation", "Wrapped", "mutation"]
 
 Wrapped = Callable[..., Any]
 
@@ -77,7 +77,7 @@ MUTATIONS: dict[str, Mutation] = {}
 """The mutations, by what they break."""
 
 
-def _mutation(what: str, owner: Any, name: str, noticed: str, **chaos: float) -> Callable[[Wrapped], Wrapped]:
+def mutation(what: str, owner: Any, name: str, noticed: str, **chaos: float) -> Callable[[Wrapped], Wrapped]:
     """Registers a function that replaces a method. Its first argument is the original method."""
 
     def register(function: Wrapped) -> Wrapped:
@@ -95,17 +95,17 @@ def _mutation(what: str, owner: Any, name: str, noticed: str, **chaos: float) ->
 # --- fencing ----------------------------------------------------------------------------------------------------------
 
 
-@_mutation("HEAD is replaced without If-Match", completed_checkpoint_store, "put_if", "HEAD went back")
+@mutation("HEAD is replaced without If-Match", completed_checkpoint_store, "put_if", "HEAD went back")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     return store.put(key, data) if key == HEAD_KEY else real(store, key, data, if_match)
 
 
-@_mutation("nothing is written on a condition", completed_checkpoint_store, "put_if", "went back")
+@mutation("nothing is written on a condition", completed_checkpoint_store, "put_if", "went back")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     return store.put(key, data)
 
 
-@_mutation("a takeover leaves HEAD as it is", leadership, "put_if", "has to commit it")
+@mutation("a takeover leaves HEAD as it is", leadership, "put_if", "has to commit it")
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     if key == HEAD_KEY and if_match is not None:
         found = read_head(store)
@@ -139,7 +139,7 @@ MUTATIONS |= {
 # --- completing -------------------------------------------------------------------------------------------------------
 
 
-@_mutation(
+@mutation(
     "sinks commit before the metadata is written",
     CheckpointSteps,
     "write_metadata",
@@ -150,7 +150,7 @@ def _(real: Wrapped, steps: CheckpointSteps, metadata: CheckpointMetadata) -> An
     return real(steps, metadata)
 
 
-@_mutation(
+@mutation(
     "sinks commit before HEAD is replaced",
     CheckpointSteps,
     "replace_head",
@@ -161,7 +161,7 @@ def _(real: Wrapped, steps: CheckpointSteps, metadata: CheckpointMetadata, *args
     return real(steps, metadata, *args)
 
 
-@_mutation(
+@mutation(
     "older checkpoints are subsumed before the new one is added",
     CompletedCheckpointStore,
     "complete",
@@ -172,7 +172,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any, *args: Any, 
     real(store, attempt, *args, **kwargs)
 
 
-@_mutation(
+@mutation(
     "an unknown outcome is taken for a failure",
     CheckpointSteps,
     "_finalize",
@@ -187,7 +187,7 @@ def _(real: Wrapped, steps: CheckpointSteps, *args: Any) -> Any:
     return outcome
 
 
-@_mutation(
+@mutation(
     "transactions are aborted although HEAD may name them",
     JobMaster,
     "_on_outcome",
@@ -200,7 +200,7 @@ def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
     master._outcome_unknown = False
 
 
-@_mutation(
+@mutation(
     "transactions of a checkpoint that is being completed are aborted",
     JobMaster,
     "_perform",
@@ -213,7 +213,7 @@ def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
         master._mailbox.submit(Lane.TRIGGER, master._abort_lingering)
 
 
-@_mutation(
+@mutation(
     "a checkpoint completes after one before it has failed",
     CompletionChain,
     "end",
@@ -251,7 +251,7 @@ def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
     return tolerated
 
 
-@_mutation(
+@mutation(
     "a file is deleted that a retained checkpoint names",
     SharedStateRegistry,
     "unregister_unused",
@@ -262,7 +262,7 @@ def _(real: Wrapped, registry: SharedStateRegistry, retained: Any) -> set[str]:
     return files
 
 
-@_mutation(
+@mutation(
     "an unclaimed checkpoint loses files that a later one has named",
     shared_state_registry,
     "_written_for",
@@ -272,7 +272,7 @@ def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
     return checkpoint_id
 
 
-@_mutation(
+@mutation(
     "checkpoints are subsumed while others of their Spark job are to complete",
     JobMaster,
     "_perform",
@@ -289,7 +289,7 @@ def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
 # --- savepoints, and whose they are -----------------------------------------------------------------------------------
 
 
-@_mutation(
+@mutation(
     "subsuming and sweeping ignore native savepoints",
     CompletedCheckpointStore,
     "native_savepoints",
@@ -299,7 +299,7 @@ def _(real: Wrapped, *args: Any) -> Any:
     return type(real(*args))()
 
 
-@_mutation(
+@mutation(
     "a native savepoint is kept although its checkpoint was subsumed meanwhile",
     savepoint,
     "read_head",
@@ -313,14 +313,14 @@ def _(real: Wrapped, store: ObjectStore) -> Any:
     return Head(0, unclaimed=tuple(range(1_000))), ""
 
 
-@_mutation(
+@mutation(
     "a savepoint has to commit what its checkpoint has", savepoints, "without_committables", "has something to commit"
 )
 def _(real: Wrapped, metadata: CheckpointMetadata) -> CheckpointMetadata:
     return metadata
 
 
-@_mutation(
+@mutation(
     "a claimed savepoint is deleted before the job has its own checkpoint",
     JobAttempt,
     "_begin",
@@ -332,7 +332,7 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
     attempt._restore.dispose_claimed(attempt._owner, job_loop._now())
 
 
-@_mutation(
+@mutation(
     "claiming a native savepoint deletes files that it shares with checkpoints",
     restoring,
     "dispose_savepoint",
@@ -346,12 +346,12 @@ def _(real: Wrapped, location: Any, **options: Any) -> None:
     replace(location, url=location.url.rpartition("/")[0]).open().delete_many(sorted(files))
 
 
-@_mutation("a restored checkpoint is claimed though it was not to be", Attempt, "leave_unclaimed", "to its owner")
+@mutation("a restored checkpoint is claimed though it was not to be", Attempt, "leave_unclaimed", "to its owner")
 def _(real: Wrapped, attempt: Attempt, checkpoint_id: int) -> None:
     attempt.claim(checkpoint_id)
 
 
-@_mutation(
+@mutation(
     "a checkpoint is disposed of with files that later ones name",
     CompletedCheckpointStore,
     "dispose",
@@ -364,7 +364,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoi
     store.store.delete_many(sorted(files))
 
 
-@_mutation(
+@mutation(
     "a retried run restores its savepoint again",
     JobAttempt,
     "__init__",
@@ -375,7 +375,7 @@ def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
     real(attempt, *args, **{**options, "run_id": None})
 
 
-@_mutation(
+@mutation(
     "a stopped job continues when it is rescaled",
     JobAttempt,
     "_begin",
@@ -387,14 +387,14 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
     attempt._stopped = False
 
 
-@_mutation(
+@mutation(
     "a fenced attempt calls what others have deleted damaged", RegionRunner, "_cause", "CorruptStateError", pause=0.03
 )
 def _(real: Wrapped, region: RegionRunner, error: Any) -> Any:
     return error
 
 
-@_mutation(
+@mutation(
     "a sweep deletes what an active epoch has written",
     upkeep,
     "sweep",
@@ -405,12 +405,12 @@ def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> An
     return real(store, timedelta(0), **options)
 
 
-@_mutation("a sweep leaves files that nothing names", upkeep, "sweep", "was not swept")
+@mutation("a sweep leaves files that nothing names", upkeep, "sweep", "was not swept")
 def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     return real(*args, **{**options, "dry_run": True})
 
 
-@_mutation(
+@mutation(
     "draining does not end the input of the tasks",
     SplitPlanner,
     "plan",
@@ -451,7 +451,7 @@ def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: 
 # --- partitions of time -----------------------------------------------------------------------------------------------
 
 
-@_mutation(
+@mutation(
     "retention drops the end state from which an active run has started",
     PartitionRetention,
     "kept",
@@ -462,7 +462,7 @@ def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | Non
     return real(retention, ends, newest)
 
 
-@_mutation(
+@mutation(
     "retention drops the end state that the next partition starts from",
     PartitionRetention,
     "kept",
@@ -472,7 +472,7 @@ def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | Non
     return real(retention, ends, started_from)
 
 
-@_mutation(
+@mutation(
     "a partition continues from the latest checkpoint, not from the previous partition",
     Restore,
     "load",
@@ -482,7 +482,7 @@ def _(real: Wrapped, restore: Restore, config: Any, graph: Any, store: Any, atte
     return attempt.latest
 
 
-@_mutation(
+@mutation(
     "rows of a partition are deleted before the new ones exist",
     Committers,
     "commit",
@@ -495,7 +495,7 @@ def _(real: Wrapped, committers: Committers, metadata: CheckpointMetadata) -> An
     return real(committers, metadata)
 
 
-@_mutation(
+@mutation(
     "rows of a partition stay when it is run again",
     StagedFileCommitter,
     "replace_partition",
@@ -505,7 +505,7 @@ def _(real: Wrapped, committer: StagedFileCommitter, partition: str, checkpoint_
     return 0
 
 
-@_mutation(
+@mutation(
     "a checkpoint that reads nothing replaces the rows of a partition",
     JobAttempt,
     "_create_metadata",
@@ -517,7 +517,7 @@ def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     return metadata if metadata.partition or parent is None else replace(metadata, partition=parent.partition)
 
 
-@_mutation(
+@mutation(
     "a fenced attempt takes rows that were replaced for lost",
     JobAttempt,
     "_commit",
@@ -531,12 +531,12 @@ def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
 # --- what becomes of checkpoints when a run ends ----------------------------------------------------------------------
 
 
-@_mutation("checkpoints of a stopped job are deleted", job_loop, "discards_checkpoints", "knows any more", deleting=1)
+@mutation("checkpoints of a stopped job are deleted", job_loop, "discards_checkpoints", "knows any more", deleting=1)
 def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
     return finished and bool(retention.discards_on_finish)
 
 
-@_mutation(
+@mutation(
     "checkpoints are deleted that have something to commit",
     job_loop,
     "discards_checkpoints",
@@ -551,21 +551,21 @@ def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 
-@_mutation("an acknowledgement of another attempt is taken", CheckpointCoordinator, "handle", "but counted")
+@mutation("an acknowledgement of another attempt is taken", CheckpointCoordinator, "handle", "but counted")
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     if isinstance(stimulus, Acknowledge):
         stimulus = replace(stimulus, message=replace(stimulus.message, fencing_token=coordinator._fencing_token))
     return real(coordinator, stimulus)
 
 
-@_mutation("an acknowledgement of another job is taken", CheckpointCoordinator, "handle", "but counted")
+@mutation("an acknowledgement of another job is taken", CheckpointCoordinator, "handle", "but counted")
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     if isinstance(stimulus, Acknowledge):
         stimulus = replace(stimulus, message=replace(stimulus.message, job_id=coordinator._job_id))
     return real(coordinator, stimulus)
 
 
-@_mutation(
+@mutation(
     "an acknowledgement of the second barrier is taken for the first", CheckpointCoordinator, "handle", "but counted"
 )
 def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
@@ -575,7 +575,7 @@ def _(real: Wrapped, coordinator: CheckpointCoordinator, stimulus: Any) -> Any:
     return real(coordinator, stimulus)
 
 
-@_mutation("a second acknowledgement replaces the first", PendingCheckpoint, "acknowledge", "but counted")
+@mutation("a second acknowledgement replaces the first", PendingCheckpoint, "acknowledge", "but counted")
 def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> AcknowledgeResult:
     result: AcknowledgeResult = real(pending, task, state)
     if result is AcknowledgeResult.DUPLICATE:
@@ -586,7 +586,7 @@ def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> Ackno
 # --- the next attempt -------------------------------------------------------------------------------------------------
 
 
-@_mutation(
+@mutation(
     "the id counter is not advanced",
     CompletedCheckpointStore,
     "assign_checkpoint_id",
@@ -596,7 +596,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any) -> int:
     return (attempt.head.checkpoint_id or 0) + 1
 
 
-@_mutation(
+@mutation(
     "the newest metadata is restored instead of what HEAD names",
     CompletedCheckpointStore,
     "begin_attempt",
@@ -611,30 +611,28 @@ def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any)
     return attempt
 
 
-@_mutation(
-    "a restore does not commit what the last checkpoint has prepared", JobAttempt, "_recover", "has to commit it"
-)
+@mutation("a restore does not commit what the last checkpoint has prepared", JobAttempt, "_recover", "has to commit it")
 def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> None:
     attempt._abort_lingering()
 
 
-@_mutation(
+@mutation(
     "what a finished job has left open is not aborted", JobAttempt, "_abort_left_open", "neither committed nor aborted"
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     pass
 
 
-@_mutation("a job whose HEAD is lost starts from nothing", leadership, "find_traces", "went back", lost_head=1)
+@mutation("a job whose HEAD is lost starts from nothing", leadership, "find_traces", "went back", lost_head=1)
 def _(real: Wrapped, store: ObjectStore) -> Traces:
     return Traces()
 
 
-@_mutation("sources start from the beginning after a restore", SplitPlanner, "__init__", "but counted")
+@mutation("sources start from the beginning after a restore", SplitPlanner, "__init__", "but counted")
 def _(real: Wrapped, planner: SplitPlanner, graph: Any, restored: Any, *args: Any, **kwargs: Any) -> None:
     real(planner, graph, {}, *args, **kwargs)
 
 
-@_mutation("a rescale hands all rows of a file to each subtask", RunHandle, "clip", "has key groups 0 to")
+@mutation("a rescale hands all rows of a file to each subtask", RunHandle, "clip", "has key groups 0 to")
 def _(real: Wrapped, handle: RunHandle, key_groups: Any) -> RunHandle:
     return handle

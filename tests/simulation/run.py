@@ -17,9 +17,9 @@ from dagster_flinkpy.runtime.master import commit_retries
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
+from tests.simulation.failover_mutations import MUTATIONS
 from tests.simulation.invariants import Invariants
 from tests.simulation.job import SimulatedMaster
-from tests.simulation.mutations import MUTATIONS
 from tests.simulation.program import Scenario, simulate_in
 from tests.simulation.supervisor import Supervisor
 from tests.simulation.world import SerialExecutor, World

@@ -1,0 +1,61 @@
+"""Breaks rules of restarts inside a run, and adds them to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.region_runner import RegionRunner
+from dagster_flinkpy.runtime.master.starting_point import Restore
+from dagster_flinkpy.storage import lease
+from tests.simulation.mutations import MUTATIONS, Wrapped, mutation
+
+__all__ = ["MUTATIONS"]
+
+_TWICE = "which no uninterrupted run would"
+_FAILING = {"task_fails": 0.1, "restarts": 1.0}
+
+
+@mutation("a region that restarts does not read its input again", RegionRunner, "run", "but counted", **_FAILING)
+def _(real: Wrapped, runner: RegionRunner, epochs: Sequence[Epoch], restarts: int = 0) -> Any:
+    return real(runner, [replace(epoch, splits={}) for epoch in epochs] if restarts else epochs, restarts)
+
+
+@mutation(
+    "a job that restarts restores its savepoint again",
+    Restore,
+    "continue_run",
+    _TWICE,
+    restore=1.0,
+    **_FAILING,
+)
+def _(real: Wrapped, restore: Restore) -> None:
+    pass
+
+
+@mutation(
+    "an epoch whose commit failed is run again",
+    JobMaster,
+    "recovered",
+    "but counted",
+    partitioned=1.0,
+    fail_before=0.03,
+    restarts=1.0,
+)
+def _(real: Wrapped, master: JobMaster, metadata: Any) -> None:
+    pass
+
+
+@mutation(
+    "a restart in a run fences a newer run",
+    lease,
+    "acquire",
+    _TWICE,
+    pause=0.03,
+    **_FAILING,
+)
+def _(real: Wrapped, *args: Any, after: Any = None, **options: Any) -> Any:
+    return real(*args, **options)
