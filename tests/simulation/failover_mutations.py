@@ -1,4 +1,4 @@
-"""Breaks rules of restarts inside a run, and adds them to the others."""
+"""Breaks rules of failures that do not end a run, and adds them to the others."""
 
 from __future__ import annotations
 
@@ -6,17 +6,46 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.storage import lease
-from tests.simulation.mutations import MUTATIONS, Wrapped, mutation
+from tests.simulation.mutations import CALM, MUTATIONS, Wrapped, mutation
 
 __all__ = ["MUTATIONS"]
 
 _TWICE = "which no uninterrupted run would"
 _FAILING = {"task_fails": 0.1, "restarts": 1.0}
+
+_TOLERANT = {**CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 1}
+
+
+@mutation(
+    "the next checkpoint does not commit the rows of one whose failure is tolerated",
+    EpochOutputs,
+    "taken_over",
+    "but the files have",
+    **_TOLERANT,
+)
+def _(real: Wrapped, outputs: EpochOutputs, metadata: CheckpointMetadata) -> CheckpointMetadata:
+    return metadata
+
+
+@mutation(
+    "transactions are aborted that the next checkpoint takes over",
+    JobMaster,
+    "_tolerate",
+    "whose upload is gone",
+    **_TOLERANT,
+)
+def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
+    tolerated = real(master, *args)
+    master._mailbox.submit(Lane.STORE, master._abort_lingering)
+    return tolerated
 
 
 @mutation("a region that restarts does not read its input again", RegionRunner, "run", "but counted", **_FAILING)

@@ -31,7 +31,6 @@ from dagster_flinkpy.runtime.master import starting_point as restoring
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
-from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
@@ -43,11 +42,11 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep
 
-__all__ = ["MUTATIONS", "Mutation", "Wrapped", "mutation"]
+__all__ = ["CALM", "MUTATIONS", "Mutation", "Wrapped", "mutation"]
 
 Wrapped = Callable[..., Any]
 
-_CALM = dict.fromkeys(
+CALM = dict.fromkeys(
     (
         *("crash", "pause", "fail_before", "fail_after", "outage", "retried", "late_list", "clock_jump"),
         *("task_fails", "task_hangs", "step_hangs", "speculation", "stray_messages"),
@@ -55,10 +54,9 @@ _CALM = dict.fromkeys(
     0.0,
 )
 """Nothing fails: a rule about a rare event is noticed sooner where that event is the only trouble."""
-_ONE_STREAM = {**_CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
+_ONE_STREAM = {**CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
 """Attempts only run epochs."""
 
-_TOLERANT = {**_CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 1}
 """Checkpoints fail, and jobs tolerate that."""
 
 
@@ -218,37 +216,13 @@ def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     CompletionChain,
     "end",
     "but the files have",
-    **{**_CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 0},
+    **{**CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 0},
 )
 def _(real: Wrapped, chain: CompletionChain) -> None:
     waiting = list(chain.waiting)
     real(chain)
     chain.broken = False
     chain.waiting.extend(waiting)
-
-
-@_mutation(
-    "the next checkpoint does not commit the rows of one whose failure is tolerated",
-    EpochOutputs,
-    "taken_over",
-    "but the files have",
-    **_TOLERANT,
-)
-def _(real: Wrapped, outputs: EpochOutputs, metadata: CheckpointMetadata) -> CheckpointMetadata:
-    return metadata
-
-
-@_mutation(
-    "transactions are aborted that the next checkpoint takes over",
-    JobMaster,
-    "_tolerate",
-    "whose upload is gone",
-    **_TOLERANT,
-)
-def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
-    tolerated = real(master, *args)
-    master._mailbox.submit(Lane.STORE, master._abort_lingering)
-    return tolerated
 
 
 @mutation(
@@ -277,7 +251,7 @@ def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
     JobMaster,
     "_perform",
     "which does not exist",
-    **{**_CALM, "partitioned": 0, "restore": 0, "savepoint": 0.1},
+    **{**CALM, "partitioned": 0, "restore": 0, "savepoint": 0.1},
 )
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
@@ -369,7 +343,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoi
     JobAttempt,
     "__init__",
     "which an earlier try has restored",
-    **{**_CALM, "retry": 0.5, "restore": 1, "savepoint": 0.9, "stop": 0, "deleting": 0, "partitioned": 0},
+    **{**CALM, "retry": 0.5, "restore": 1, "savepoint": 0.9, "stop": 0, "deleting": 0, "partitioned": 0},
 )
 def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
     real(attempt, *args, **{**options, "run_id": None})
@@ -399,7 +373,7 @@ def _(real: Wrapped, region: RegionRunner, error: Any) -> Any:
     upkeep,
     "sweep",
     "which does not exist",
-    **{**_CALM, "upkeep": 0.8},
+    **{**CALM, "upkeep": 0.8},
 )
 def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> Any:
     return real(store, timedelta(0), **options)
@@ -522,7 +496,7 @@ def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
     JobAttempt,
     "_commit",
     "CommittableLostError",
-    **{**_CALM, "crash": 0.01, "pause": 0.03, "partitioned": 1},
+    **{**CALM, "crash": 0.01, "pause": 0.03, "partitioned": 1},
 )
 def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
     return attempt._committers.commit(metadata)
