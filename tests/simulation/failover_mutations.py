@@ -66,19 +66,6 @@ def _(real: Wrapped, restore: Restore) -> None:
 
 
 @mutation(
-    "an epoch whose commit failed is run again",
-    JobMaster,
-    "recovered",
-    "but counted",
-    partitioned=1.0,
-    fail_before=0.03,
-    restarts=1.0,
-)
-def _(real: Wrapped, master: JobMaster, metadata: Any) -> None:
-    pass
-
-
-@mutation(
     "a restart in a run fences a newer run",
     lease,
     "acquire",
