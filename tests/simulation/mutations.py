@@ -403,18 +403,18 @@ def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool) -> Any:
 _TWO_REGIONS = {**_ONE_STREAM, "regions": 1}
 
 
-@_mutation("a region does not wait for its input", RegionExecution, "_is_ready", "KeyError", **_TWO_REGIONS)
+@mutation("a region does not wait for its input", RegionExecution, "_is_ready", "KeyError", **_TWO_REGIONS)
 def _(real: Wrapped, region: RegionExecution, batch: EpochBatch) -> bool:
     return batch.closed
 
 
-@_mutation("a region reads an epoch twice", RegionExecution, "_inputs", "no uninterrupted run would", **_TWO_REGIONS)
+@mutation("a region reads an epoch twice", RegionExecution, "_inputs", "no uninterrupted run would", **_TWO_REGIONS)
 def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
     kept = [number for each in region.before for number in each._outputs]
     return real(region, min(kept, default=checkpoint_id))
 
 
-@_mutation(
+@mutation(
     "the acknowledgement of a region is lost", JobMaster, "_acknowledge", "not enough values to unpack", **_TWO_REGIONS
 )
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
