@@ -26,6 +26,7 @@ from tests.simulation.program import (
     key_of,
     partition,
 )
+from tests.simulation.request_rules import RequestRules
 from tests.simulation.savepoint_rules import SavepointRules
 from tests.simulation.world import World
 
@@ -89,6 +90,7 @@ class Invariants:
         self._bucket.on_abort = self._on_abort
         self.head: Head | None = None
         self.savepoints = SavepointRules(self._bucket, self.completed, self._check_contents, self._fail)
+        self.requests = RequestRules(self.completed, self._fail)
         self._prepared: dict[str, _Prepared] = {}
         """What completed checkpoints have to commit, by key."""
         self._owners: dict[int, str] = {}
@@ -99,6 +101,7 @@ class Invariants:
     def _on_put(self, key: str, old: bytes | None, new: bytes) -> None:
         if old == new:
             return
+        self.requests.on_put(key, old, new)
         if key == f"{JOB}/{HEAD_KEY}":
             self._on_head(new)
         elif key == f"{JOB}/leader":

@@ -7,13 +7,14 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from dagster_flinkpy.checkpoint import savepoint
+from dagster_flinkpy.checkpoint import requests, savepoint
 from dagster_flinkpy.errors import CheckpointTimeoutError, FlinkPyError
-from dagster_flinkpy.runtime.master import commit_retries
+from dagster_flinkpy.runtime.master import commit_retries, request_desk
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
@@ -53,7 +54,8 @@ def _one_thread(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
         stack.enter_context(mock.patch.object(job_loop, "JobMaster", SimulatedMaster))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
-        for module in (savepoint, lease):
+        stack.enter_context(mock.patch.object(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=30)))
+        for module in (savepoint, lease, requests):
             stack.enter_context(mock.patch.object(module, "secrets", token_hex))
         simulate_in(world)
         yield

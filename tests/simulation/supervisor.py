@@ -16,6 +16,7 @@ from dagster_flinkpy.errors import (
     FencedError,
     FlinkPyError,
     HeadLostError,
+    JobCancelledError,
     RestoreError,
     StateSchemaError,
 )
@@ -72,6 +73,8 @@ class Supervisor:
         for _ in range(rng.randint(1, 6)):
             run = run if run is not None and rng.random() < world.chaos.retry else self._draw_run()
             self._start(run)
+            while rng.random() < world.chaos.requests:
+                self._upkeep.ask()
             while rng.random() < world.chaos.upkeep:
                 world.sleep(rng.choice((0.1, 1, 10, 100)))
                 self._upkeep.start()
@@ -193,7 +196,7 @@ class Supervisor:
                     world.report(f"{name}: {type(error).__name__}: {error}")
             except FlinkPyError as error:
                 world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
-                if run.peaceful and not isinstance(error, FencedError):
+                if run.peaceful and not isinstance(error, (FencedError, JobCancelledError)):
                     world.report(f"{name} failed, though nothing fails any more: {error}")
 
         self._drivers.append(self._world.spawn(name, drive))

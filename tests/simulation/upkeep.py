@@ -13,6 +13,7 @@ from dagster_flinkpy.checkpoint.offline import (
     stop_with_savepoint,
     trigger_savepoint,
 )
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, RestoreError
@@ -59,6 +60,10 @@ class Upkeep:
             self._release,
         )
         self._spawn(self._world.rng.choice(verbs))
+
+    def ask(self) -> None:
+        """Begins to ask the attempt that is about to run for something."""
+        self._spawn(self._ask)
 
     def draw_savepoint(self) -> tuple[str | None, SavepointFormatType]:
         """Draws target and format of a savepoint. Native ones need listings that are never late."""
@@ -151,6 +156,25 @@ class Upkeep:
     def _release(self, name: str) -> None:
         self._asks(name)
         release_leadership(self._job, owner=name, now_ms=self._world.clock())
+
+    def _ask(self, name: str) -> None:
+        """Asks the running attempt for something; it may die, be fenced, or take too long meanwhile."""
+        world, rng = self._world, self._world.rng
+        kind = rng.choice((RequestKind.SAVEPOINT, *RequestKind))
+        order = Order(kind, parallelism=rng.randint(1, 3) if kind is RequestKind.RESCALE else None)
+        if kind in (RequestKind.SAVEPOINT, RequestKind.STOP):
+            target, format_type = self.draw_savepoint()
+            order = replace(order, target=target, format_type=format_type)
+        asker = JobRequests(self._job, name, now=world.clock, sleep=world.sleep)
+        for _ in range(20):
+            if asker.running() is not None:
+                break
+            world.sleep(rng.choice((0.02, 0.2)))
+        answer = asker.ask(order, timedelta(seconds=rng.choice((2, 60, 600))))
+        world.note(f"{kind.value}: {answer.checkpoint_id} {answer.savepoint}")
+        self._invariants.requests.answered(order, answer)
+        if answer.savepoint is not None:
+            self._invariants.savepoints.add(answer.savepoint)
 
     # --- shared -------------------------------------------------------------------------------------------------------
 

@@ -86,6 +86,8 @@ class Chaos:
     """Per stop: it ends the input."""
     upkeep: float = 0.5
     """Per attempt: an actor sweeps, disposes or the like at the same time."""
+    requests: float = 0.4
+    """Per attempt: somebody asks for a checkpoint, a savepoint or the like."""
     lost_head: float = 0.2
     """At the end: HEAD is gone when an attempt begins."""
 
