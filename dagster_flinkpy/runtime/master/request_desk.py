@@ -17,7 +17,7 @@ from functools import partial
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
-from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind
+from dagster_flinkpy.checkpoint.requests import Order, Request, RequestKind, outcome_unknown
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.errors import (
@@ -26,6 +26,7 @@ from dagster_flinkpy.errors import (
     JobCancelledError,
     JobNotRunningError,
     RequestFailedError,
+    RequestOutcomeUnknownError,
     StorageError,
 )
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
@@ -100,6 +101,8 @@ class RequestDesk:
         self._bound: dict[int, list[Request]] = {}
         """Requests by the checkpoint that serves them once it is complete."""
         self._ending: Request | None = None
+        self._begun: Request | None = None
+        """The last request that the attempt has begun to carry out between two epochs."""
         self._latest: CheckpointMetadata | None = None
         """The last checkpoint that this attempt has completed."""
         self._writing = 0
@@ -269,17 +272,19 @@ class RequestDesk:
 
     def take_ending(self) -> Request | None:
         """Returns a request to stop or rescale the job, once; None if there is none."""
-        ending, self._ending = self._ending, None
-        return ending
+        self._begun, self._ending = self._ending, None
+        return self._begun
 
     def done(self, request: Request, checkpoint_id: int | None, savepoint: str | None = None) -> None:
-        """Answers that a request was carried out."""
-        del self._open[request.request_id]
+        """Answers that a request was carried out, unless :meth:`close` has answered it."""
+        if self._open.pop(request.request_id, None) is None:
+            return  # the job was restarted meanwhile
         self._watchdog.run("answering a request", self._inbox.done, request.request_id, checkpoint_id, savepoint)
 
     def failed(self, request: Request, error: BaseException) -> None:
-        """Answers that a request was refused, or could not be carried out."""
-        del self._open[request.request_id]
+        """Answers that a request was refused, or could not be carried out, unless :meth:`close` has answered it."""
+        if self._open.pop(request.request_id, None) is None:
+            return
         self._watchdog.run("answering a request", self._inbox.failed, request.request_id, error)
 
     def close(self, error: BaseException | None) -> None:
@@ -296,6 +301,8 @@ class RequestDesk:
         for request in list(self._open.values()):
             if cancelled and request.order.kind is RequestKind.CANCEL:
                 self.done(request, None)
+            elif request is self._begun:  # a restart of the job may still complete it
+                self.failed(request, RequestOutcomeUnknownError(outcome_unknown(self._attempt.token)))
             else:
                 self.failed(request, JobNotRunningError(f"the run has not carried out the request, because {reason}"))
         self._watchdog.run("answering requests", self._inbox.flush)
