@@ -45,6 +45,9 @@ _SWITCH_ON = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) 
 _LAUNCH = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
 
+_TERMINATE = """mutation($r: String!) { terminateRun(runId: $r) {
+  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
+
 
 @dataclass(frozen=True)
 class Deployment:
@@ -75,6 +78,11 @@ class Deployment:
         answer = self.graphql(_LAUNCH, p={"selector": selector, "mode": "default"})["launchRun"]
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return str(answer["run"]["runId"])
+
+    def terminate(self, run_id: str) -> None:
+        """Terminates a run, like the button on its page."""
+        answer = self.graphql(_TERMINATE, r=run_id)["terminateRun"]
+        assert answer["__typename"] == "TerminateRunSuccess", answer
 
     def log(self, run_id: str) -> str:
         """Returns all messages of a run."""

@@ -1,4 +1,4 @@
-"""A second code location: a job with daily partitions in which two sources meet, and one that fails until repaired."""
+"""A second code location: a job with daily partitions, one that fails until repaired, and one that runs on."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from dagster_flinkpy.connectors import ParquetSink, ParquetSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.orchestration import (
+    FlinkRunConfig,
     build_checkpoint_sensor,
     build_flink_jobs,
     build_job_status_sensors,
     build_restart_sensor,
     build_retention_sensor,
     build_savepoint_sensor,
+    build_supervising_sensor,
     flink_assets,
 )
 from resources import HOME, resources
@@ -31,6 +33,7 @@ VISIT = Types.ROW_NAMED(["museum"], [Types.STRING()])
 GATES = ("north_gate", "south_gate")
 WORDS = [["to"], ["be"], ["or"], ["not"], ["to"], ["be"]]
 REPAIRED = HOME / "repaired"
+CLICK = Types.ROW_NAMED(["site"], [Types.STRING()])
 
 
 def write_visits() -> None:
@@ -88,20 +91,43 @@ def words_env() -> StreamExecutionEnvironment:
     return env
 
 
+def write_clicks(home: Path, number: int, sites: list[str]) -> None:
+    """Writes a file for the job that runs on, which must not see half of it."""
+    folder = home / "clicks"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{number}.new"
+    pq.write_table(pa.table({"site": sites}), file)
+    file.rename(file.with_suffix(".parquet"))
+
+
+def clicks_env() -> StreamExecutionEnvironment:
+    """Counts the clicks of each site. There may always be more."""
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2).set_max_parallelism(16)
+    source = ParquetSource(str(HOME / "clicks"), row_type=CLICK)
+    clicks = env.from_source(source, WatermarkStrategy.no_watermarks(), "clicks").uid("clicks")
+    counts = clicks.key_by("site").count().uid("click_counts")
+    counts.sink_to(ParquetSink(str(HOME / "tables" / "clicks"))).uid("clicks_table")
+    return env
+
+
 visits = flink_assets(visits_env, name="visits", group_name="visits", partitions_def=DAYS)
 words = flink_assets(words_env, name="words", group_name="words")
 words_jobs = build_flink_jobs(words_env, name="words")
+clicks = flink_assets(clicks_env, name="clicks", group_name="clicks")
 checkpoint_sensor = build_checkpoint_sensor(words, minimum_interval_seconds=1)
 
 defs = Definitions(
-    assets=[*visits, *words],
+    assets=[*visits, *words, *clicks],
     sensors=[
         checkpoint_sensor,
         *build_job_status_sensors(words, checkpoint_sensor, minimum_interval_seconds=1),
         build_restart_sensor(words, minimum_interval_seconds=1),
         build_savepoint_sensor(words, words_jobs, condition=lambda last: True, minimum_interval_seconds=1),
         build_retention_sensor(words, words_jobs, minimum_interval_seconds=1),
+        build_supervising_sensor(
+            clicks, config=FlinkRunConfig(epochs=0, materialize_interval=0), minimum_interval_seconds=1
+        ),
     ],
-    jobs=words_jobs,
+    jobs=[*words_jobs, *build_flink_jobs(clicks_env, name="clicks")],
     resources=resources,
 )

@@ -19,7 +19,7 @@ from playwright.sync_api import Page, expect
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from tests.e2e.chromium import CHROMIUM, fill_launchpad, launch_backfill, node, open_page, switch_of
 from tests.e2e.deployment import RUN_SECONDS, Deployment, dagster_dev
-from tests.e2e.location import expected_visits
+from tests.e2e.location import expected_visits, write_clicks
 
 pytestmark = [
     pytest.mark.browser,
@@ -190,6 +190,54 @@ def test_upkeep_of_the_job(deployment: Deployment) -> None:
     (savepoint,) = (deployment.home / "checkpoints").rglob("savepoint-words-*/_metadata")
     assert CheckpointMetadata.from_bytes(savepoint.read_bytes(), "savepoint").checkpoint_id == 3
     deployment.until("not yet again", lambda: deployment.said("small", "words_retention_sensor", "due in"))
+
+
+def test_a_job_that_runs_on(deployment: Deployment, page: Page) -> None:
+    """The supervising sensor starts it. It takes a savepoint, is rescaled and terminated, and is picked up again."""
+    tag = {"key": "flink/job", "value": "clicks"}
+    sensor = "clicks_supervising_sensor"
+
+    def at_work() -> list[str]:
+        runs = deployment.runs(pipelineName="clicks_restart", statuses=["STARTED"], tags=[tag])
+        return [run["runId"] for run in runs]
+
+    def table() -> list[tuple[str, int]]:
+        files = (deployment.home / "tables" / "clicks").glob("*.parquet")
+        return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+    def asked(job: str) -> str:
+        (run,) = deployment.until(job, lambda: deployment.runs(pipelineName=job, statuses=["SUCCESS"]))
+        return deployment.log(run["runId"])
+
+    write_clicks(deployment.home, 1, ["a", "b"])
+    deployment.switch_on("small", sensor)
+    (first,) = deployment.until("the job is started", at_work)
+    deployment.until("its first rows", lambda: table() == [("a", 1), ("b", 1)])
+
+    deployment.launch("small", "clicks_savepoint")
+    assert f"Asks Dagster run {first}" in asked("clicks_savepoint")
+    assert len(list((deployment.home / "checkpoints" / "clicks").glob("savepoint-clicks-*/_metadata"))) == 1
+    fill_launchpad(
+        page,
+        f"{deployment.url}/locations/small/jobs/clicks_rescale/playground",
+        "ops: {rescale_clicks: {config: {parallelism: 3}}}",
+    )
+    page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
+    page.wait_for_url(re.compile("/runs/"))
+    assert "rescaled to parallelism 3 while it runs" in asked("clicks_rescale")
+    write_clicks(deployment.home, 2, ["a"])
+    deployment.until("the rows of three subtasks", lambda: table() == [("a", 1), ("a", 2), ("b", 1)])
+    assert at_work() == [first]
+    page.goto(f"{deployment.url}/assets/clicks/click_counts?view=events")
+    expect(page.get_by_role("row", name="flink/parallelism 3")).to_be_visible()  # while the run goes on
+
+    deployment.terminate(first)
+    deployment.until("its end", lambda: deployment.runs(runIds=[first], statuses=["CANCELED"]))
+    deployment.until("it stays canceled", lambda: deployment.said("small", sensor, f"run {first} was canceled"))
+    write_clicks(deployment.home, 3, ["b"])
+    by_hand = deployment.launch("small", "clicks_restart")
+    deployment.until("it is picked up again", lambda: deployment.runs(runIds=[by_hand], statuses=["SUCCESS"]))
+    assert table() == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
 
 
 def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
