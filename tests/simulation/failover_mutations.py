@@ -14,7 +14,8 @@ from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.storage import lease
-from tests.simulation.mutations import CALM, MUTATIONS, Wrapped, mutation
+from tests.simulation.mutations import CALM, Wrapped, mutation
+from tests.simulation.request_mutations import MUTATIONS
 
 __all__ = ["MUTATIONS"]
 

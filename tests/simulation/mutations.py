@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from dagster_flinkpy.checkpoint import leadership, request_inbox, savepoint, shared_state_registry
+from dagster_flinkpy.checkpoint import leadership, savepoint, shared_state_registry
 from dagster_flinkpy.checkpoint import store as completed_checkpoint_store
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
@@ -18,8 +18,6 @@ from dagster_flinkpy.checkpoint.instructions import NotifyAborted
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, PendingCheckpoint
-from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
-from dagster_flinkpy.checkpoint.requests import Answer, answer_key
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
@@ -38,7 +36,6 @@ from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_execution import EpochBatch, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
-from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.state.handles import RunHandle
@@ -423,49 +420,6 @@ def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
     if not region.before:
         real(master, region, checkpoint_id, states)
-
-
-# --- requests ---------------------------------------------------------------------------------------------------------
-
-
-@mutation(
-    "a request is answered before its checkpoint is complete",
-    RequestDesk,
-    "epoch_ended",
-    "which is not complete",
-    requests=0.8,
-    partitioned=0,
-)
-def _(real: Wrapped, desk: RequestDesk, checkpoint_id: int) -> None:
-    real(desk, checkpoint_id)
-    for request in desk._bound.pop(checkpoint_id, ()):
-        del desk._open[request.request_id]
-        desk._inbox.done(request.request_id, checkpoint_id)
-
-
-@mutation(
-    "an attempt carries out what a dead one has taken",
-    RequestInbox,
-    "_settle",
-    "which",
-    requests=0.8,
-    crash=0.01,
-)
-def _(real: Wrapped, inbox: RequestInbox, request_id: str) -> Any:
-    data, etag = inbox._store.get(answer_key(request_id))
-    return None if Answer.from_bytes(data, request_id).final else etag
-
-
-@mutation(
-    "an attempt takes a request that was withdrawn or answered",
-    request_inbox,
-    "put_if",
-    "and is",
-    requests=0.8,
-    pause=0.03,
-)
-def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
-    return store.put(key, data)
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------

@@ -1,0 +1,54 @@
+"""Breaks rules of requests one at a time. The simulation must notice each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dagster_flinkpy.checkpoint import request_inbox
+from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
+from dagster_flinkpy.checkpoint.requests import Answer, answer_key
+from dagster_flinkpy.runtime.master.request_desk import RequestDesk
+from dagster_flinkpy.storage import ObjectStore
+from tests.simulation.mutations import MUTATIONS, Wrapped, mutation
+
+__all__ = ["MUTATIONS"]
+
+
+@mutation(
+    "a request is answered before its checkpoint is complete",
+    RequestDesk,
+    "epoch_ended",
+    "which is not complete",
+    requests=0.8,
+    partitioned=0,
+)
+def _(real: Wrapped, desk: RequestDesk, checkpoint_id: int) -> None:
+    real(desk, checkpoint_id)
+    for request in desk._bound.pop(checkpoint_id, ()):
+        del desk._open[request.request_id]
+        desk._inbox.done(request.request_id, checkpoint_id)
+
+
+@mutation(
+    "an attempt carries out what a dead one has taken",
+    RequestInbox,
+    "_settle",
+    "which",
+    requests=0.8,
+    crash=0.01,
+)
+def _(real: Wrapped, inbox: RequestInbox, request_id: str) -> Any:
+    data, etag = inbox._store.get(answer_key(request_id))
+    return None if Answer.from_bytes(data, request_id).final else etag
+
+
+@mutation(
+    "an attempt takes a request that was withdrawn or answered",
+    request_inbox,
+    "put_if",
+    "and is",
+    requests=0.8,
+    pause=0.03,
+)
+def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
+    return store.put(key, data)
