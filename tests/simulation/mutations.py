@@ -34,7 +34,6 @@ from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_execution import EpochBatch, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.starting_point import Restore
@@ -42,7 +41,7 @@ from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep
 
-__all__ = ["CALM", "MUTATIONS", "Mutation", "Wrapped", "mutation"]
+__all__ = ["CALM", "MUTATIONS", "ONE_STREAM", "Mutation", "Wrapped", "mutation"]
 
 Wrapped = Callable[..., Any]
 
@@ -54,10 +53,8 @@ CALM = dict.fromkeys(
     0.0,
 )
 """Nothing fails: a rule about a rare event is noticed sooner where that event is the only trouble."""
-_ONE_STREAM = {**CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
+ONE_STREAM = {**CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
 """Attempts only run epochs."""
-
-"""Checkpoints fail, and jobs tolerate that."""
 
 
 @dataclass(frozen=True)
@@ -203,7 +200,7 @@ def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
     JobMaster,
     "_perform",
     "was aborted, but completed checkpoint",
-    **{**_ONE_STREAM, "task_fails": 0.2, "switch": 0.95},
+    **{**ONE_STREAM, "task_fails": 0.2, "switch": 0.95},
 )
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
@@ -396,30 +393,6 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
 def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool) -> Any:
     epoch = real(planner, *args, drain=drain)
     return replace(epoch, ended_sources=frozenset()) if drain else epoch
-
-
-# --- regions ----------------------------------------------------------------------------------------------------------
-
-_TWO_REGIONS = {**_ONE_STREAM, "regions": 1}
-
-
-@mutation("a region does not wait for its input", RegionExecution, "_is_ready", "KeyError", **_TWO_REGIONS)
-def _(real: Wrapped, region: RegionExecution, batch: EpochBatch) -> bool:
-    return batch.closed
-
-
-@mutation("a region reads an epoch twice", RegionExecution, "_inputs", "no uninterrupted run would", **_TWO_REGIONS)
-def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
-    kept = [number for each in region.before for number in each._outputs]
-    return real(region, min(kept, default=checkpoint_id))
-
-
-@mutation(
-    "the acknowledgement of a region is lost", JobMaster, "_acknowledge", "not enough values to unpack", **_TWO_REGIONS
-)
-def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
-    if not region.before:
-        real(master, region, checkpoint_id, states)
 
 
 # --- partitions of time -----------------------------------------------------------------------------------------------

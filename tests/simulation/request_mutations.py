@@ -9,7 +9,8 @@ from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import Answer, answer_key
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.storage import ObjectStore
-from tests.simulation.mutations import MUTATIONS, Wrapped, mutation
+from tests.simulation.mutations import Wrapped, mutation
+from tests.simulation.region_mutations import MUTATIONS
 
 __all__ = ["MUTATIONS"]
 
