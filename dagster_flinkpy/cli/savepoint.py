@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,7 @@ from dagster_flinkpy.cli.terminal import bar, console_of_width, plain_table, pro
 from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.errors import JobNotRunningError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED, user_metrics
 from dagster_flinkpy.storage import StorageLocation
 
@@ -130,8 +131,10 @@ def stop(
     job, folder, what = location_of(directory, endpoint_url), _folder(target, endpoint_url), "savepoint stop"
     if JobRequests(job, owner_of(what)).running() is not None:
         options = {"target": None if folder is None else folder.url, "format_type": format_type, "drain": drain}
-        path = ask_job(job, what, DEFAULT_TIMEOUT, kind=RequestKind.STOP, **options).savepoint or ""
-    elif program is not None:
+        with suppress(JobNotRunningError):  # it ended before it took the request
+            click.echo(ask_job(job, what, DEFAULT_TIMEOUT, kind=RequestKind.STOP, **options).savepoint)
+            return
+    if program is not None:
         with _attempt(program, job, remote, what) as attempt:
             path = attempt.stop_with_savepoint(None if folder is None else folder.url, format_type, drain=drain)
     elif drain:
