@@ -85,7 +85,7 @@ def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
     page.set_viewport_size({"width": 1980, "height": 860})
     node(page, "rotations").click()
     expect(page.get_by_role("row", name="flink/checkpoint_id 3")).to_be_visible(timeout=RUN_SECONDS * 1000)
-    expect(page.get_by_role("row", name=re.compile("^flink/watermark [A-Z]"))).to_be_visible()
+    expect(page.get_by_role("row", name=re.compile("^flink.watermark [A-Z]"))).to_be_visible()
 
     page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
     expect(page.get_by_role("cell", name="64..127", exact=True)).to_be_visible()  # the table of subtasks
