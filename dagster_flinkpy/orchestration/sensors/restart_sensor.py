@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -216,7 +217,7 @@ class JobHistory:
 
     target: FlinkTarget
     runs: Sequence[RunRecord]
-    """The runs, newest first. The status of the first is that of the job's step in it."""
+    """The runs, the one that ended last first. The status of the first is that of the job's step in it."""
     reached: bool = True
     """Whether the newest run, if it failed, reached the job."""
 
@@ -230,6 +231,7 @@ class JobHistory:
         """Reads the history of a job."""
         found = recent_runs(instance, target.job_id, target.keys)
         runs = [record for record in found if not _is_upkeep(record.dagster_run, target)]
+        runs.sort(key=_ended, reverse=True)  # a rescale may begin and end beside a run
         last = runs[0].dagster_run if runs else None
         if last is None or last.status != DagsterRunStatus.FAILURE or JOB_TAG in last.tags:
             return JobHistory(target, runs)
@@ -258,11 +260,18 @@ def hopeless_error(instance: DagsterInstance, history: JobHistory) -> str | None
     return None
 
 
+def _ended(record: RunRecord) -> float:
+    """Returns when a run ended, in seconds since 1970; infinity if it has not."""
+    if not record.dagster_run.is_finished:
+        return math.inf
+    return record.create_timestamp.timestamp() if record.end_time is None else record.end_time
+
+
 def _is_upkeep(run: DagsterRun, target: FlinkTarget) -> bool:
     """Returns whether a finished run does not concern the sensor: a savepoint, or a failed rescale or the like.
 
     Such a failure is not a failure of the job, and the run's config is not that of an epoch. A rescale that succeeded
-    counts as a start by hand.
+    counts as a start by hand, unless a run beside it has ended later.
     """
     verbs = _NO_ASSETS[:1] if run.status == DagsterRunStatus.SUCCESS else _NO_ASSETS
     return run.is_finished and run.job_name in {f"{target.dagster_name}_{verb}" for verb in verbs}

@@ -269,10 +269,10 @@ def test_a_savepoint_that_succeeds_ends_no_failure(assets: list[AssetsDefinition
     create_run_for_test(instance, job_name="words_savepoint", status=OK, tags={JOB_TAG: "words"})
     (request,) = tick(assets, instance, strategy=FixedDelayRestart(1, timedelta(0))).run_requests or []
     assert request.run_key == f"words-restart-of-{failed.run_id}"
-    create_run_for_test(instance, job_name="words_savepoint", status=RUNNING, tags={JOB_TAG: "words"})
-    assert "is started" in str(tick(assets, instance).skip_message), "an attempt would fence it"
     create_run_for_test(instance, job_name="words_stop", status=OK, tags={JOB_TAG: "words"})
     assert "is success" in str(tick(assets, instance).skip_message), "it was stopped on purpose"
+    create_run_for_test(instance, job_name="words_savepoint", status=RUNNING, tags={JOB_TAG: "words"})
+    assert "is started" in str(tick(assets, instance).skip_message), "an attempt would fence it"
 
 
 # --- one run of several jobs ------------------------------------------------------------------------------------------

@@ -134,6 +134,15 @@ def test_a_canceled_run_stays_canceled(words: Supervised) -> None:
     assert isinstance(words.tick(), RunRequest), "somebody has started it since"
 
 
+def test_a_canceled_run_stays_canceled_after_a_rescale_beside_it(words: Supervised) -> None:
+    run = words.ran(DagsterRunStatus.STARTED)
+    words.ran(SUCCESS, job_name="words_rescale")
+    canceled = words.instance.get_run_by_id(run)
+    assert canceled is not None
+    words.instance.report_run_canceled(canceled)
+    assert words.tick() == f"Job words: run {run} was canceled. Start it by hand."
+
+
 @pytest.mark.parametrize(("flag", "says"), [("stopped", "was stopped with a savepoint"), ("end", "is finished")])
 def test_a_job_that_is_stopped_or_finished_stays_so(words: Supervised, flag: str, says: str) -> None:
     words.complete(**{flag: True})
