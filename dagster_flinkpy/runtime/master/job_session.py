@@ -38,6 +38,12 @@ class SharedSession:
                 self._spark = get_session(self.settings)
             return self._spark
 
+    def forget(self, lost: SparkSession) -> None:
+        """Forgets a session whose server is gone; :meth:`get` opens another one."""
+        with self._lock:
+            if self._spark is lost:  # else another region has a new one already
+                self._spark = None
+
     def close(self) -> None:
         """Closes the session, except in mode ``classic``, where it stays open for the next attempt."""
         if self._spark is not None and self.settings.mode != "classic":
@@ -107,5 +113,5 @@ class JobSession:
                 lost = lost_server(settings, spark, error)
                 if lost is None:
                     raise
-                self._spark = None  # a restarted region connects again, and starts another local server
+                self._shared.forget(spark)  # a restarted region connects again, and starts another local server
                 raise lost from error
