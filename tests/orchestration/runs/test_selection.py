@@ -89,7 +89,11 @@ class Words:
         assert record.asset_materialization is not None
         tags = dict(record.asset_materialization.tags or {})
         facts = {name: getattr(value, "value", None) for name, value in record.asset_materialization.metadata.items()}
-        facts = {name: value for name, value in facts.items() if isinstance(value, int) and not name.endswith("_ms")}
+        facts = {
+            name: value
+            for name, value in facts.items()
+            if isinstance(value, int) and not name.endswith(("_ms", "_per_second"))
+        }
         digest = tags[DATA_VERSION_TAG].partition("-")[2]
         assert digest
         tags = {name: value.replace(digest, "digest") for name, value in tags.items()}

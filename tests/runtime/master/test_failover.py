@@ -208,10 +208,15 @@ NON_RECOVERABLE = {
     "InputAfterEndError",
     "JobCancelledError",
     "JobGraphError",
+    "JobNotRunningError",
     "MissingUidError",
     "ParallelismError",
+    "RequestFailedError",
+    "RequestOutcomeUnknownError",
+    "RequestTimeoutError",
     "RestoreError",
     "StateSchemaError",
+    "UnknownRequestError",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -110,6 +110,8 @@ def test_a_damaged_input_file_is_named_and_nothing_of_its_epoch_is_committed(tmp
 
 class _SlowSpark:
     """A Spark session whose job runs until it is interrupted."""
+
+    conf: Mapping[str, str] = {"spark.default.parallelism": "2"}
 
     def __init__(self) -> None:
         self.tags: list[str] = []

@@ -23,7 +23,7 @@ from dagster_flinkpy.datastream import (
     KeyedProcessFunction,
     MapFunction,
 )
-from dagster_flinkpy.datastream.connectors.base import Sink, SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Sink, SinkWriter, WriterInitContext
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import (
@@ -243,7 +243,7 @@ def test_wrong_use_of_raw_state(tmp_path: Path) -> None:
         collect_all(numbers(1).flat_map(Unkeyed()), tmp_path)
 
 
-class ListWriter(SinkWriter, CheckpointedFunction):
+class ListWriter(CommittingSinkWriter, CheckpointedFunction):
     """Keeps the number of written records in operator state."""
 
     def __init__(self, folder: Path) -> None:
