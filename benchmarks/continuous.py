@@ -263,7 +263,10 @@ def _throughput(folder: Path) -> Lines:
             for name, place in places.items():
                 with JobAttempt(program(None), JobConfig("throughput", place), owner="benchmark") as attempt:
                     found[name].append(capacity(attempt))
-    best: Callable[[str], float] = lambda name: statistics.median(found[name])  # noqa: E731
+
+    def best(name: str) -> float:
+        return statistics.median(found[name])
+
     settings = {
         "records_per_epoch": BACKLOG,
         "delay_s": DELAY,
@@ -313,7 +316,10 @@ def _recovery(folder: Path) -> Lines:
     place.mkdir()
     with running_cluster(place) as cluster:
         cluster.await_executors(2)
-        executor: Callable[[int], int] = lambda worker: ancestor(worker, "CoarseGrainedExecutorBackend")  # noqa: E731
+
+        def executor(worker: int) -> int:
+            return ancestor(worker, "CoarseGrainedExecutorBackend")
+
         found = {
             "python_worker": recovered("worker", "record", lambda worker: worker, lambda: None),
             "executor": recovered("executor", "snapshot", executor, executor_started),
