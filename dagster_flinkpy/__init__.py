@@ -43,6 +43,8 @@ register("file_committer", "dagster_flinkpy.connectors.file_sink:file_committer"
 register("transaction_writer", "dagster_flinkpy.connectors.transactions:TransactionWriter")
 register("transaction_committer", "dagster_flinkpy.connectors.transactions:TransactionCommitter")
 register("table_writer", "dagster_flinkpy.connectors.table_writer:TableWriter")
+register("staged_rows_writer", "dagster_flinkpy.connectors.staged_rows:StagedRowsWriter")
+register("foreach_committer", "dagster_flinkpy.connectors.foreach_committer:ForeachCommitter")
 register("delta_writer", "dagster_flinkpy.connectors.delta_table:DeltaWriter")
 register("delta_committer", "dagster_flinkpy.connectors.delta_table:DeltaCommitter")
 register("postgres_staging_writer", "dagster_flinkpy.connectors.postgres_writer:StagingWriter")

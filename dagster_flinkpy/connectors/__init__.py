@@ -1,9 +1,19 @@
 """Sources and two-phase-commit sinks."""
 
 from dagster_flinkpy.connectors.delta_sink import DeltaSink
+from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
 from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 
-__all__ = ["CsvSink", "DeltaSink", "JsonLinesSink", "ParquetSink", "ParquetSource", "PostgresSink"]
+__all__ = [
+    "CsvSink",
+    "DeltaSink",
+    "Epoch",
+    "ForeachEpoch",
+    "JsonLinesSink",
+    "ParquetSink",
+    "ParquetSource",
+    "PostgresSink",
+]

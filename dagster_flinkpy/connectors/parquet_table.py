@@ -131,16 +131,17 @@ class ParquetTable:
             parts = list(threads.map(self.read_file, self.files()))
         return pa.concat_tables([self.schema.empty_table(), *parts])
 
-    def to_spark(self, session: Any) -> Any:
+    def to_spark(self, session: Any, files: Sequence[tuple[str, int]] | None = None) -> Any:
         """Returns the rows as a Spark DataFrame. Spark reads them, with one task for each file.
 
         Args:
             session: A SparkSession whose executors have this library installed and can reach the storage.
+            files: Some of `files`. Default: all.
         """
         # Spark derives a schema from a table, though not from an empty one.
         nulls = pa.table([pa.nulls(1, field.type) for field in self.schema], names=self.schema.names)
         schema = session.createDataFrame(nulls).schema
-        files = self.files()
+        files = self.files() if files is None else files
         if not files:
             return session.createDataFrame([], schema)
         return session.range(0, len(files), 1, len(files)).mapInArrow(partial(_read_positions, self, files), schema)

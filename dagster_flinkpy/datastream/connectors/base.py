@@ -282,6 +282,8 @@ class CommitterInitContext:
     """The fencing token of the execution attempt."""
     type_info: TypeInformation | None = None
     """The type of the records, or None if it is unknown."""
+    spark: Callable[[], AbstractContextManager[Any]] | None = None
+    """Returns the job's Spark session. None in a process that does not run the job."""
 
 
 class CommitRequestState(Enum):

@@ -15,6 +15,7 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
+from dagster_flinkpy.runtime.master.job_session import JobSession
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 
 __all__ = ["Committers"]
@@ -28,12 +29,25 @@ class Committers:
         job_id: Id of the job.
         fencing_token: Fencing token of the execution attempt.
         watchdog: Runs each call of a committer.
+        session: The Spark session for committers. Default: they have none.
     """
 
-    def __init__(self, graph: JobGraph, job_id: str, fencing_token: int, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        graph: JobGraph,
+        job_id: str,
+        fencing_token: int,
+        watchdog: Watchdog,
+        session: JobSession | None = None,
+    ) -> None:
+        if session is not None:
+            session.begin(f"flinkpy-{job_id}-{fencing_token}-commits", f"the commits of job {job_id!r}")
+        spark = None if session is None else session.open
         self._watchdog = watchdog
         self._committers: dict[str, Committer] = {
-            v.uid: v.spec.sink.create_committer(CommitterInitContext(job_id, v.uid, fencing_token, v.output_type))
+            v.uid: v.spec.sink.create_committer(
+                CommitterInitContext(job_id, v.uid, fencing_token, v.output_type, spark)
+            )
             for v in graph.vertices
             if isinstance(v.spec, SinkSpec) and isinstance(v.spec.sink, TwoPhaseCommittingSink)
         }

@@ -229,7 +229,8 @@ class JobAttempt(AttemptRestarts, ServedJob):
         if self._attempt.left_behind:
             self._progress(f"starting over and leaving behind: {self._attempt.left_behind}")
         self._restore.skip_if_restored(latest)
-        self._committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog)
+        session = JobSession(self._spark)
+        self._committers = Committers(self.graph, self.config.job_id, self.token, self._watchdog, session)
         self._recover(latest)
         self.restored = self._watchdog.run(
             "loading the state to restore", self._restore.load, self.config, self.graph, self._store, self._attempt
