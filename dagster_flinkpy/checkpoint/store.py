@@ -284,11 +284,25 @@ class CompletedCheckpointStore:
     def assign_checkpoint_id(self, attempt: Attempt) -> int:
         """Takes the next id, which no other attempt can get (Flink: ``CheckpointIDCounter.getAndIncrement``).
 
+        Asks the store only if no id is reserved.
+
         Raises:
             CorruptMetadataError: ``counter`` is damaged.
             StorageError: It is unknown whether an id was taken.
         """
-        while True:
+        self.reserve_checkpoint_id(attempt)
+        reserved, attempt.reserved_checkpoint_id = attempt.reserved_checkpoint_id, None
+        assert reserved is not None
+        return reserved
+
+    def reserve_checkpoint_id(self, attempt: Attempt) -> None:
+        """Takes the id for the next checkpoint in advance, unless one is reserved. It is lost if the attempt ends.
+
+        Raises:
+            CorruptMetadataError: ``counter`` is damaged.
+            StorageError: It is unknown whether an id was taken.
+        """
+        while attempt.reserved_checkpoint_id is None:
             taken = attempt.next_checkpoint_id
             record = Counter(taken, attempt.token, attempt.leader.record.nonce)
             try:
@@ -299,7 +313,7 @@ class CompletedCheckpointStore:
                 attempt.start_after(found[0].last if found else 0)
                 continue
             attempt.counter_etag, attempt.next_checkpoint_id = etag, taken + 1
-            return taken
+            attempt.reserved_checkpoint_id = taken
 
     def load_statistics(self, attempt: Attempt) -> CheckpointStatistics:
         """Returns :meth:`statistics` for an attempt that continues and saves them."""

@@ -53,6 +53,8 @@ class AttemptRestarts(ABC):
     _store: CompletedCheckpointStore
     _tokens: set[int]
     """The fencing tokens of all attempts of the run."""
+    _epochs_read = 0
+    """How many epochs of the last request are complete."""
     _counted = (0, 0)
     """The restarts of the run that are in the statistics: all, and those of the whole job."""
     _watchdog: Watchdog
@@ -76,12 +78,11 @@ class AttemptRestarts(ABC):
     def _run_with_restarts(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         partition = self._contents.partition
         self._master.settle()  # what an earlier request has left under way does not count
-        taken = 0
+        self._epochs_read = 0
         remaining = request
         while True:
             try:
                 for completion in self._master.run(remaining):
-                    taken += 1
                     yield self._reported(completion)
                 return
             except Exception as error:
@@ -93,10 +94,11 @@ class AttemptRestarts(ABC):
             latest = self._attempt.latest
             ours = latest is not None and latest.fencing_token == token
             if latest is not None and ours and (missed := former.recovered(latest)) is not None:
-                taken += 1
                 yield self._reported(missed)
+            taken = self._epochs_read
             # A run of a finished job that asks for an epoch gets one, which reads nothing.
-            if taken == request.limit or (self.finished and (taken or request.limit is None)):
+            enough = request.limit is not None and taken >= request.limit
+            if enough or (self.finished and (taken or request.limit is None)):
                 return
             if partition is not None:
                 self._desk.partitioned = True
@@ -147,6 +149,7 @@ class AttemptRestarts(ABC):
 
     def _reported(self, completion: Completion) -> CompletedEpoch:
         self.collected = completion.collected
+        self._epochs_read += completion.epochs
         self._count_restarts()
         sinks, statistics = set(self._committers.uids), self._coordinator.statistics
         self._reporters.report(completion.metadata, statistics)

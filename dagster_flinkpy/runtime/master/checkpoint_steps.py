@@ -78,6 +78,15 @@ class CheckpointSteps:
         except (StorageError, CheckpointTimeoutError) as error:
             return Outcome(TriggerFailed(self.now(), str(error)), error)
 
+    def reserve_checkpoint_id(self) -> None:
+        """Takes the next checkpoint id while an epoch runs. If that fails, :meth:`assign_checkpoint_id` tries again."""
+        with suppress(CheckpointTimeoutError, StorageError):
+            self.watchdog.run("taking a checkpoint id", self._reserve_id)
+
+    def _reserve_id(self) -> None:
+        self.store.renew(self.attempt, self.lease, self.now())
+        self.store.reserve_checkpoint_id(self.attempt)
+
     def _next_id(self) -> int:
         self.store.renew(self.attempt, self.lease, self.now())
         return self.store.assign_checkpoint_id(self.attempt)

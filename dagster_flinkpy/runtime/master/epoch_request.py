@@ -44,3 +44,5 @@ class Completion:
     """Time from the trigger to the end of the commit."""
     collected: Mapping[str, list[pa.Array]]
     """The records of collect operators, by uid. The last checkpoint of a Spark job has all of the job's records."""
+    epochs: int
+    """How many of the requested epochs it ends: several if failed checkpoints have handed over to it."""

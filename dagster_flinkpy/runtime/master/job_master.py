@@ -64,10 +64,11 @@ from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Out
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.epoch_outputs import Published
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
+from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
 from dagster_flinkpy.runtime.master.input_watch import InputWatch
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
-from dagster_flinkpy.runtime.master.region_execution import EpochBatch, EpochKind, RegionExecution
+from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import InputFound, RegionEnded
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.task_messages import acknowledgements, declined
@@ -130,13 +131,7 @@ class JobMaster:
         self._requests, self._contents = requests, contents
         self._abort_lingering, self._discard_read = abort_lingering, discard_read
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
-        # What was asked for.
-        self._request: EpochRequest | None = None
-        self._taken = 0
-        """How many epochs of the request have begun."""
-        self._enough = True
-        self._batch: EpochBatch | None = None
-        """The latest epochs of the request."""
+        self._epochs = EpochSequence(self._sources, self._readers)
         self._incomplete: set[int] = set()
         """The checkpoints that were triggered, and neither completed nor aborted."""
         self._triggering = False
@@ -181,7 +176,7 @@ class JobMaster:
             FlinkPyError: The attempt has failed for another reason.
         """
         self.settle()
-        self._request, self._taken, self._enough, self._batch = request, 0, self._requests.ending, None
+        self._epochs.begin(request, enough=self._requests.ending)
         try:
             while not self._quiet():
                 while self._completed:
@@ -190,7 +185,7 @@ class JobMaster:
             while self._completed:
                 yield self._completed.popleft()
         finally:
-            self._enough = True  # an epoch that is under way is still that of the request
+            self._epochs.enough = True  # an epoch that is under way is still that of the request
         self._report()
 
     def settle(self) -> None:
@@ -227,7 +222,7 @@ class JobMaster:
 
     def interrupt(self) -> None:
         """Ends what is running, because the caller has failed or was interrupted."""
-        self._enough = True
+        self._epochs.enough = True
         self._interrupt_regions()
         self._steps.watchdog.interrupt()
         for lane in (Lane.TRIGGER, Lane.STORE, Lane.REQUESTS):
@@ -261,6 +256,8 @@ class JobMaster:
         if self._iterating:
             self._requests.look()
         self._trigger_next()
+        if self.error is None and self._epochs.followed():
+            self._mailbox.submit(Lane.TRIGGER, self._steps.reserve_checkpoint_id)
         for region in self._regions:
             region.proceed()
         self._chain.proceed()
@@ -278,10 +275,10 @@ class JobMaster:
                 self._mailbox.submit(Lane.STORE, self._abort_lingering)
 
     def _trigger_next(self) -> None:
-        request, now = self._request, self._now()
+        request, now = self._epochs.request, self._now()
         if now < self._retry_ms or request is None:
             return
-        if self._iterating and self._may_trigger(request):
+        if self._iterating and self._may_trigger():
             if request.continuous and not self._requests.waiting and not self._takes_over:
                 self._watch.look()
             elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
@@ -299,20 +296,13 @@ class JobMaster:
     @property
     def _iterating(self) -> bool:
         """Whether another epoch is to follow."""
-        return self._request is not None and not self._enough and self.error is None
+        return self._epochs.iterating and self.error is None
 
-    def _may_trigger(self, request: EpochRequest) -> bool:
+    def _may_trigger(self) -> bool:
         """Returns whether the next checkpoint can be triggered now. Finds out, too, whether the request has enough."""
         if self._triggering or self._watch.looking or not all(region.idle for region in self._sources):
             return False
-        self._enough |= request.limit is not None and self._taken >= request.limit
-        if self._enough or len(self._incomplete) > self._max_ahead:
-            return False
-        if self._batch is None:
-            return True
-        more = self._batch.has_more_behind(self._readers, until_idle=request.until_idle)
-        self._enough |= more is False
-        return more is True
+        return len(self._incomplete) <= self._max_ahead and self._epochs.has_more()
 
     def _trigger(self, request: EpochRequest) -> None:
         kind = CheckpointKind.SAVEPOINT if request.stop else CheckpointKind.CHECKPOINT
@@ -333,10 +323,10 @@ class JobMaster:
             raise
 
     def _next_timer(self) -> int | None:
-        timers, request = [*self._timeouts.values(), self._failover.next_restart()], self._request
+        timers, request = [*self._timeouts.values(), self._failover.next_restart()], self._epochs.request
         if request is not None and self._iterating:
             timers.append(self._requests.due_ms)
-            if (request.periodic or request.continuous) and self._may_trigger(request):
+            if (request.periodic or request.continuous) and self._may_trigger():
                 timers.append(self._due_ms if request.periodic else self._watch.due_ms)
         if self._now() < self._retry_ms:
             timers.append(self._retry_ms)
@@ -352,7 +342,7 @@ class JobMaster:
         if done.lane in (Lane.REQUESTS, Lane.SAVEPOINT):
             if (error := self._requests.handle(done)) is not None:
                 self._fail(error)
-            self._enough |= self._requests.ending
+            self._epochs.enough |= self._requests.ending
         elif done.error is not None:
             since = 0
             if (region := self._region_of(done)) is not None:
@@ -369,7 +359,7 @@ class JobMaster:
             elif isinstance(done.result, RegionEnded):
                 self._on_region_ended(region, done.result)
             elif isinstance(done.result, InputFound):
-                found, request = self._watch.on_looked(region, found=done.result.found), self._request
+                found, request = self._watch.on_looked(region, found=done.result.found), self._epochs.request
                 if found and self.error is None and request is not None:
                     self._trigger(request)  # even if it has enough: the input is assigned to this epoch
 
@@ -377,7 +367,7 @@ class JobMaster:
         """Ends the attempt. Checkpoints before ``since`` may still complete."""
         self.error = self.error or error
         self._fails_from = since if self._fails_from is None else min(since, self._fails_from)
-        self._enough = True
+        self._epochs.enough = True
         for region in self._regions:
             region.drop_from(since)
 
@@ -385,20 +375,15 @@ class JobMaster:
 
     def _deploy(self, checkpoint_id: int) -> None:
         """Lets the regions run up to the barrier of a checkpoint."""
-        request, batch = self._request, self._batch
-        assert request is not None
-        self._taken += 1
         self._incomplete.add(checkpoint_id)
-        if batch is not None and not batch.closed:
-            batch.checkpoint_ids.append(checkpoint_id)
-            return
         takes_over = self._chain.outputs.waiting
-        kind = EpochKind.REPEAT if takes_over and not self._iterating else request.kind
-        self._batch = EpochBatch(kind, [checkpoint_id], request.barriers == 1 or kind is not EpochKind.READ)
-        if kind is EpochKind.REPEAT and not takes_over:
+        batch = self._epochs.add(checkpoint_id, takes_over=takes_over)
+        if batch is None:
+            return
+        if batch.kind is EpochKind.REPEAT and not takes_over:
             self._contents.repeated = checkpoint_id
         for region in self._regions:
-            region.enqueue(self._batch)
+            region.enqueue(batch)
 
     def _interrupt_regions(self) -> None:
         for region in self._regions:
@@ -409,22 +394,10 @@ class JobMaster:
 
     def _on_planned(self, region: RegionExecution, epoch: Epoch) -> None:
         region.on_planned(epoch)
-        batch = self._batch
         if self._fails_from is not None:
             region.drop_from(self._fails_from)
-        elif batch is not None and not batch.closed and all(each.all_planned for each in self._sources):
-            self._add_or_close(batch)
-
-    def _add_or_close(self, batch: EpochBatch) -> None:
-        """Adds another epoch to a batch that is planned so far, or lets it run."""
-        request = self._request
-        assert request is not None
-        ended = all(region.planner.ended[batch.checkpoint_ids[-1]] for region in self._sources)
-        more = self._iterating and (request.limit is None or self._taken < request.limit)
-        if more and not ended and len(batch.checkpoint_ids) < request.barriers:
+        elif self._epochs.on_planned() and (request := self._epochs.request) is not None:
             self._trigger(request)
-        else:
-            batch.closed = True
 
     def _on_region_failed(self, region: RegionExecution, ended: RegionEnded, error: FlinkPyError) -> None:
         index, first = region.lane.number, ended.checkpoint_ids[0]
@@ -516,8 +489,8 @@ class JobMaster:
             return False
         self._progress(f"the job tolerates the failure of a checkpoint: {error}")
         self._retry_ms = self._now() + _RETRY_AFTER_MS
-        if not self._chain.hand_over(checkpoint_id) and self._batch is not None:
-            self._batch.closed = True  # its epochs do not wait for the one that was not triggered
+        if not self._chain.hand_over(checkpoint_id) and self._epochs.batch is not None:
+            self._epochs.batch.closed = True  # its epochs do not wait for the one that was not triggered
         return True
 
     def _perform(self, instruction: Instruction) -> None:
@@ -597,4 +570,5 @@ class JobMaster:
 
     def _completion(self, metadata: CheckpointMetadata, published: Published) -> Completion:
         duration_ms = round((time.monotonic() - self._triggered.pop(metadata.checkpoint_id)) * 1000)
-        return Completion(metadata, duration_ms, published.collected)
+        epochs = self._epochs.count(published.checkpoint_ids)
+        return Completion(metadata, duration_ms, published.collected, epochs)

@@ -56,6 +56,19 @@ class EpochBatch:
             return True
         return False if len(known) == len(readers) else None
 
+    def will_have_more(self, readers: Sequence[RegionExecution], *, until_idle: bool) -> bool:
+        """Returns whether it is known, before these epochs have ended, that there is more input behind them.
+
+        Args:
+            readers: The regions that read input from outside the job.
+            until_idle: Whether an epoch that reads nothing is the last one.
+        """
+        if not readers or not all(region.batch is self and region.all_planned for region in readers):
+            return False
+        if all(region.planner.ended[self.checkpoint_ids[-1]] for region in readers):
+            return False
+        return not until_idle or any(any(e.splits.values()) for region in readers for e in region.epochs)
+
 
 class RegionExecution:
     """The epochs of a region: which ones wait, which one runs, and what the last one has left.

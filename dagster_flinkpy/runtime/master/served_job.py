@@ -34,6 +34,8 @@ class ServedJob(ABC):
     _contents: CheckpointContents
     _master: JobMaster
     _savepoints: SavepointWriter
+    _epochs_read: int
+    """How many epochs of the last request are complete."""
 
     def __init__(self) -> None:
         self.stopped_with: str | None = None
@@ -100,16 +102,13 @@ class ServedJob(ABC):
     def _run(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
         """Runs epochs, and stops or rescales the job between them if somebody asks for it."""
         while True:
-            taken = 0
-            for epoch in self._complete(request):
-                taken += 1
-                yield epoch
+            yield from self._complete(request)
+            if request.limit is not None:
+                request = replace(request, limit=max(request.limit - self._epochs_read, 0))
             if (asked := self._desk.take_ending()) is None:
                 return
             stops = asked.order.kind is RequestKind.STOP
             yield from self._stop_as_asked(asked) if stops else self._rescale_as_asked(asked)
-            if request.limit is not None:
-                request = replace(request, limit=request.limit - taken)
             if stops or self.finished or request.limit == 0:
                 return
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.counter import read_counter
 from dagster_flinkpy.checkpoint.stimuli import PeriodicTick
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -101,6 +104,31 @@ def test_the_next_epoch_runs_while_a_checkpoint_is_committed(tmp_path: Path) -> 
     assert attempt.finished
     assert attempt.commits == [1, 2, 3, 4, 5]
     assert sink.rows() == expected(tmp_path)
+
+
+@pytest.mark.parametrize("limit", [None, 3])
+def test_the_id_of_the_next_checkpoint_is_taken_while_an_epoch_runs(tmp_path: Path, limit: int | None) -> None:
+    graph, _ = program(tmp_path)
+    taken: list[int] = []
+    with Threaded(graph, tmp_path) as attempt:
+
+        def reserved() -> int:
+            found = read_counter(attempt._store.store)
+            return found[0].last if found else 0
+
+        def await_id(number: int) -> None:
+            deadline = time.monotonic() + LIMIT
+            while reserved() < number and time.monotonic() < deadline:
+                time.sleep(0.001)
+            taken.append(reserved())
+
+        last = limit or 5
+        for number in range(1, last + 1):
+            attempt.before_job[number] = partial(await_id, min(number + 1, last))
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs(limit)] == [*range(1, last + 1)]
+    assert taken == [*range(2, last + 1), last]
+    with HarnessAttempt(graph, tmp_path) as after:  # no id was taken for an epoch that has not begun
+        assert after.run_epoch().checkpoint_id == last + 1
 
 
 @pytest.mark.parametrize(("max_concurrent", "ahead"), [(1, 2), (2, 3)])

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from contextlib import nullcontext
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.errors import CheckpointError, ConfigurationError, FencedError, StorageError
-from dagster_flinkpy.runtime.master import job_master
+from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master import job_master, request_desk
+from dagster_flinkpy.runtime.master.failover import FailoverConfig, RestartAllStrategy
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.runtime.shuffle.wire import WireRow
+from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.programs import COUNTED, CountPerKey, FolderSink, environment, events
 
@@ -122,6 +130,47 @@ def test_one_epoch_that_was_asked_for_completes_with_another_checkpoint(
         assert len(sink.rows()) == 4
         assert attempt.run_epoch().checkpoint_id == 3
         assert len(sink.rows()) == 8
+
+
+def test_a_limit_counts_an_epoch_whose_checkpoint_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class FailsOnce(HarnessAttempt):
+        def _on_spark(self, job: EpochJob) -> list[WireRow]:
+            if job.checkpoint_id == 3:
+                raise StorageError("a hiccup")
+            return super()._on_spark(job)
+
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [1], StorageError("503"))
+    strategy = FixedDelayRestart(attempts=1, delay=timedelta(0))
+    config = {**tolerating(1), "failover": FailoverConfig(strategy, RestartAllStrategy())}
+    with FailsOnce(graph, tmp_path, config=config) as attempt:
+        completed = [epoch.checkpoint_id for epoch in attempt.run_epochs(4)]
+        assert attempt.token == 2, "the job has restarted as a whole"
+    assert completed[0] == 2, "it has taken over from checkpoint 1"
+    assert len(completed) == 3
+    assert len(sink.rows()) == 16
+
+
+@pytest.mark.parametrize("bad", [1, 2])
+def test_a_limit_counts_such_epochs_before_a_rescale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: int) -> None:
+    monkeypatch.setattr(request_desk, "LOOK_INTERVAL", timedelta(0))
+    graph, sink = program(tmp_path)
+    fails(monkeypatch, "write_metadata", [bad], StorageError("503"))
+    asker = JobRequests(StorageLocation(str(tmp_path)).child("job"), "asker")
+
+    class Asked(HarnessAttempt):
+        def _create_mailbox(self) -> Mailbox:
+            return InlineMailbox(random.Random(1).choice)
+
+        def _on_spark(self, job: EpochJob) -> list[WireRow]:
+            if job.checkpoint_id == 2:
+                asker.submit(Order(RequestKind.RESCALE, parallelism=3))
+            return super()._on_spark(job)
+
+    with Asked(graph, tmp_path, config=tolerating(1)) as attempt:
+        list(attempt.run_epochs(4))
+        assert attempt.graph.vertex("counts").parallelism == 3
+    assert len(sink.rows()) == 16
 
 
 def test_several_barriers_of_a_spark_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,113 @@
+"""The epochs of a request: which ones have begun, and whether others follow. Only the master's thread calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dagster_flinkpy.runtime.master.epoch_request import EpochRequest
+from dagster_flinkpy.runtime.master.region_execution import EpochBatch, EpochKind, RegionExecution
+
+__all__ = ["EpochSequence"]
+
+
+class EpochSequence:
+    """How far the current request has come.
+
+    Args:
+        sources: The regions whose epochs begin when a checkpoint is triggered.
+        readers: The regions that read input from outside the job.
+    """
+
+    def __init__(self, sources: Sequence[RegionExecution], readers: Sequence[RegionExecution]) -> None:
+        self._sources, self._readers = tuple(sources), tuple(readers)
+        self.request: EpochRequest | None = None
+        """The current request, or the last one."""
+        self.enough = True
+        """Whether no further epoch begins."""
+        self.batch: EpochBatch | None = None
+        """The latest epochs of the request."""
+        self._begun: set[int] = set()
+        """The checkpoints of its epochs, without those that only take over what failed ones have prepared."""
+        self._followed: EpochBatch | None = None
+
+    def begin(self, request: EpochRequest, *, enough: bool) -> None:
+        """Begins another request."""
+        self.request, self.enough, self.batch = request, enough, None
+        self._begun.clear()
+
+    @property
+    def iterating(self) -> bool:
+        """Whether another epoch is to follow, as far as it is known."""
+        return self.request is not None and not self.enough
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether all epochs that were asked for have begun."""
+        limit = None if self.request is None else self.request.limit
+        return limit is not None and len(self._begun) >= limit
+
+    def has_more(self) -> bool:
+        """Returns whether another epoch can begin, behind those that have. If none will, the request has enough."""
+        self.enough |= self.at_limit
+        if self.enough:
+            return False
+        if self.batch is None or self.request is None:
+            return True
+        more = self.batch.has_more_behind(self._readers, until_idle=self.request.until_idle)
+        self.enough |= more is False
+        return more is True
+
+    def followed(self) -> bool:
+        """Returns True once for epochs that are running, as soon as it is certain that others follow if they succeed.
+
+        Then the id of the next checkpoint can be taken meanwhile. An id for which no epoch follows would be lost.
+        """
+        batch, request = self.batch, self.request
+        if batch is None or request is None or batch is self._followed or not batch.closed:
+            return False
+        if (
+            not self.iterating
+            or self.at_limit
+            or not batch.will_have_more(self._readers, until_idle=request.until_idle)
+        ):
+            return False
+        self._followed = batch
+        return True
+
+    def add(self, checkpoint_id: int, *, takes_over: bool) -> EpochBatch | None:
+        """Adds the epoch of a checkpoint that was triggered.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            takes_over: Whether a failed checkpoint has handed over to it. Then it reads nothing if the request has
+                enough.
+
+        Returns:
+            The epochs for the regions to run, or None if they run it with others.
+        """
+        request, batch = self.request, self.batch
+        assert request is not None
+        if batch is not None and not batch.closed:
+            self._begun.add(checkpoint_id)
+            batch.checkpoint_ids.append(checkpoint_id)
+            return None
+        only_takes_over = takes_over and not self.iterating
+        if not only_takes_over:
+            self._begun.add(checkpoint_id)
+        kind = EpochKind.REPEAT if only_takes_over else request.kind
+        self.batch = EpochBatch(kind, [checkpoint_id], request.barriers == 1 or kind is not EpochKind.READ)
+        return self.batch
+
+    def on_planned(self) -> bool:
+        """Takes note that an epoch is planned. Returns whether its Spark job reads another one, too."""
+        batch, request = self.batch, self.request
+        if batch is None or request is None or batch.closed or not all(each.all_planned for each in self._sources):
+            return False
+        ended = all(region.planner.ended[batch.checkpoint_ids[-1]] for region in self._sources)
+        another = self.iterating and not self.at_limit and not ended
+        batch.closed = not another or len(batch.checkpoint_ids) >= request.barriers
+        return not batch.closed
+
+    def count(self, checkpoint_ids: Sequence[int]) -> int:
+        """Returns how many epochs of the request end with these checkpoints."""
+        return len(self._begun.intersection(checkpoint_ids))
