@@ -47,6 +47,7 @@ register("staged_rows_writer", "dagster_flinkpy.connectors.staged_rows:StagedRow
 register("foreach_committer", "dagster_flinkpy.connectors.foreach_committer:ForeachCommitter")
 register("delta_writer", "dagster_flinkpy.connectors.delta_table:DeltaWriter")
 register("delta_committer", "dagster_flinkpy.connectors.delta_table:DeltaCommitter")
+register("delta_partition_committer", "dagster_flinkpy.connectors.delta_table:DeltaPartitionCommitter")
 register("postgres_staging_writer", "dagster_flinkpy.connectors.postgres_writer:StagingWriter")
 register("postgres_preparing_writer", "dagster_flinkpy.connectors.postgres_writer:PreparingWriter")
 register("postgres_ledger_committer", "dagster_flinkpy.connectors.postgres_committer:LedgerCommitter")

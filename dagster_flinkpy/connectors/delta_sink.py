@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import ClassVar
 
+from dagster_flinkpy.common.arguments import check_name
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import (
     DecimalTypeInfo,
@@ -17,6 +19,7 @@ from dagster_flinkpy.common.typeinfo import (
     Types,
 )
 from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
@@ -35,17 +38,22 @@ _MOST_DIGITS = 38
 
 
 class DeltaSink(TwoPhaseCommittingSink):
-    """Appends rows to a Delta Lake table. Needs ``pip install 'dagster-flinkpy[delta]'``.
+    """Writes rows into a Delta Lake table. Needs ``pip install 'dagster-flinkpy[delta]'``.
 
     Subtasks stage Parquet files in the folder of the table. When the checkpoint is complete, the driver adds all of
     them in one version of the table's log. Readers see all rows of a checkpoint or none. The table is created if it
     does not exist.
+
+    By default rows are appended. With ``partition_column``, for jobs with time partitions, the rows of a partition
+    replace those that earlier runs of the partition have written, in the same version of the log.
 
     Args:
         location: The folder of the table, on S3 or local.
         partition_by: Partition columns of the table. Text, whole numbers, booleans or dates. Default: none.
         sort_by: Columns by which the rows of each file are sorted, nulls last. Default: as they come.
         max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
+        partition_column: A text column that the sink fills with the key of the Dagster partition. It must not be one of
+            the fields. It is the first partition column of the table.
 
     Raises:
         ConfigurationError: An argument cannot work, or deltalake is not installed.
@@ -58,7 +66,10 @@ class DeltaSink(TwoPhaseCommittingSink):
         partition_by: Sequence[str] = (),
         sort_by: Sequence[str] = (),
         max_file_bytes: int | None = None,
+        partition_column: str | None = None,
     ) -> None:
+        if partition_column is not None:
+            check_name("DeltaSink() as partition_column", partition_column)
         if find_spec("deltalake") is None:
             raise ConfigurationError("DeltaSink needs deltalake: pip install 'dagster-flinkpy[delta]'")
         self.files = _DeltaFiles(
@@ -69,18 +80,39 @@ class DeltaSink(TwoPhaseCommittingSink):
             compression="zstd",
         )
         self.location = self.files.location
+        self.filled = None if partition_column is None else FilledColumns(partition_column)
+
+    @property
+    def partition_by(self) -> list[str]:
+        """All partition columns of the table."""
+        return [*([] if self.filled is None else self.filled.names), *self.files.partition_by]
 
     def validate(self, type_info: TypeInformation | None) -> None:
         self.files.validate(type_info)
+        if self.filled is not None and type_info is not None:
+            self.filled.check_free(f"the sink of Delta table {self.location.url}", columns_of(type_info))
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        writer: CommittingSinkWriter = resolve("delta_writer")(self.files, context, type_info)
+        writer: CommittingSinkWriter = resolve("delta_writer")(self, context, type_info)
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        committer: Committer = resolve("delta_committer")(self, context)
+        name = "delta_committer" if self.filled is None else "delta_partition_committer"
+        committer: Committer = resolve(name)(self, context)
         return committer
+
+    def for_owner(self, owner: str) -> DeltaSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
+
+        Args:
+            owner: The owner.
+        """
+        sink = copy.copy(self)
+        sink.filled = FilledColumns.of_owner(owner)
+        return sink
 
     def kinds(self) -> set[str]:
         return {"deltalake"}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -19,17 +20,24 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction
 
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values
+from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values, value_folder
 from dagster_flinkpy.connectors.table_writer import TableWriter
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, Json
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    Committer,
+    CommitterInitContext,
+    Json,
+    WriterInitContext,
+)
 from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_sink import DeltaSink
 
-__all__ = ["DeltaCommitter", "DeltaWriter"]
+__all__ = ["DeltaCommitter", "DeltaPartitionCommitter", "DeltaWriter"]
 
 _DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
@@ -39,10 +47,26 @@ _CLOCK_SKEW_MS = 3_600_000
 
 
 class DeltaWriter(TableWriter):
-    """Stages the data files of one epoch of one subtask."""
+    """Stages the data files of one epoch of one subtask.
+
+    Args:
+        sink: The sink.
+        context: Who is writing.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, sink: DeltaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        super().__init__(sink.files, context, type_info)
+        self._partition = context.partition
+        if sink.filled is not None:
+            where = f"the sink of Delta table {sink.location.url}"
+            sink.filled.check(where, columns_of(type_info), context.partition)
+            values = sink.filled.values(context.partition)
+            self._folder = "".join(value_folder(name, value) for name, value in values.items())
 
     def prepare_commit(self) -> list[Json]:
-        return [{**file, "staged_ms": current_millis()} for file in super().prepare_commit()]
+        facts = {"staged_ms": current_millis(), "partition": self._partition}
+        return [{**file, **facts} for file in super().prepare_commit()]
 
 
 class DeltaCommitter(Committer):
@@ -77,14 +101,14 @@ class DeltaCommitter(Committer):
         error: Exception | None = None
         for _ in range(_LOOKS):
             table = self._table()
-            if self._has(table, digest, staged_ms):
+            if self._has(table, requests, digest, staged_ms):
                 for request in requests:
                     request.signal_already_committed()
                 return
             if error is None and not self._complete(requests):
                 return
             try:
-                self._add(table, files, requests[0].checkpoint_id, digest)
+                self._add(table, files, requests, digest)
                 return
             except CommitFailedError as failed:  # by somebody else's version, or by ours if the answer was lost
                 error = failed
@@ -99,7 +123,22 @@ class DeltaCommitter(Committer):
             request.state, request.error = failed[0].state, failed[0].error
         return not failed
 
-    def _add(self, table: DeltaTable, files: list[StagedFile], checkpoint_id: int, digest: str) -> None:
+    def _add(self, table: DeltaTable, files: list[StagedFile], requests: Sequence[CommitRequest], digest: str) -> None:
+        self._write(table, files, {self._app_id: requests[0].checkpoint_id}, {_DIGEST: digest})
+
+    def _write(
+        self,
+        table: DeltaTable,
+        files: list[StagedFile],
+        transactions: dict[str, int],
+        metadata: dict[str, str],
+        replaced: list[tuple[str, str, str | list[str]]] | None = None,
+    ) -> None:
+        """Writes the version after the one of ``table``.
+
+        Raises:
+            CommitFailedError: Somebody else has written it.
+        """
         now = current_millis()
         table.create_write_transaction(
             [
@@ -108,17 +147,18 @@ class DeltaCommitter(Committer):
                 )
                 for file in files
             ],
-            "append",
+            "append" if replaced is None else "overwrite",
             table.schema(),
-            partition_by=list(self._sink.files.partition_by),
+            partition_by=self._sink.partition_by,
+            partition_filters=replaced,
             commit_properties=CommitProperties(
-                custom_metadata={_DIGEST: digest},
+                custom_metadata=metadata,
                 max_commit_retries=0,
-                app_transactions=[Transaction(self._app_id, checkpoint_id)],
+                app_transactions=[Transaction(app_id, version) for app_id, version in transactions.items()],
             ),
         )
 
-    def _has(self, table: DeltaTable, digest: str, staged_ms: int) -> bool:
+    def _has(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> bool:
         """Returns whether a version has added these files. They were staged before, so older versions do not matter.
 
         Raises:
@@ -146,8 +186,13 @@ class DeltaCommitter(Committer):
         if self._checked or type_info is None:
             return DeltaTable(url, storage_options=self._options)
         columns = columns_of(type_info)
-        schema = Schema.from_arrow(pa.schema([(name, kind.arrow_type) for name, kind in columns.items()]))
-        partition_by = list(self._sink.files.partition_by)
+        filled = [] if self._sink.filled is None else self._sink.filled.names
+        fields = [
+            *((name, kind.arrow_type) for name, kind in columns.items()),
+            *((name, pa.string()) for name in filled),
+        ]
+        schema = Schema.from_arrow(pa.schema(fields))
+        partition_by = self._sink.partition_by
         table = DeltaTable.create(
             url, schema, mode="ignore", partition_by=partition_by or None, storage_options=self._options
         )
@@ -183,6 +228,78 @@ class DeltaCommitter(Committer):
             except (DeltaError, OSError) as error:
                 raise StorageError(f"cannot open Delta table {self._sink.location.url}: {error}") from error
         return self._files.abort_lingering(keep)
+
+
+class DeltaPartitionCommitter(DeltaCommitter):
+    """Replaces the rows of partitions in the version that adds the new ones.
+
+    The table has the latest checkpoint of each partition (``txn``), so an older one cannot replace it.
+    """
+
+    def _app_of(self, partition: str | None) -> str:
+        return self._app_id if partition is None else f"{self._app_id}/{partition}"
+
+    def _replaced(self, partitions: Sequence[str | None]) -> list[tuple[str, str, str | list[str]]]:
+        """Returns the partitions of the table that are replaced, as delta-rs filters files."""
+        filled = self._sink.filled
+        assert filled is not None
+        chosen: list[tuple[str, str, str | list[str]]] = [
+            (name, "=", value) for name, value in filled.replaced(None).items()
+        ]
+        keys = [partition for partition in partitions if partition is not None]
+        return [*chosen, (filled.partition, "in", keys)] if keys else chosen
+
+    def _add(self, table: DeltaTable, files: list[StagedFile], requests: Sequence[CommitRequest], digest: str) -> None:
+        partitions = _partitions(requests)
+        transactions = {self._app_of(each): requests[0].checkpoint_id for each in (None, *partitions)}
+        self._write(table, files, transactions, {_DIGEST: digest}, self._replaced(partitions))
+
+    def _has(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> bool:
+        if super()._has(table, requests, digest, staged_ms):
+            return True
+        for partition in _partitions(requests):
+            newer = table.transaction_version(self._app_of(partition))
+            if newer is not None and newer > requests[0].checkpoint_id:
+                raise SinkCommitError(
+                    f"table {self._sink.location.url} has newer rows{'' if partition is None else ' of ' + partition}, "
+                    f"those of {newer}: {requests[0].checkpoint_id} must not replace them"
+                )
+        return False
+
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
+        """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
+        try:
+            return self._empty(partition, checkpoint_id)
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"cannot change Delta table {self._sink.location.url}: {error}") from error
+
+    def _empty(self, partition: str | None, checkpoint_id: int) -> int:
+        url = self._sink.location.url
+        for _ in range(_LOOKS):
+            if not DeltaTable.is_deltatable(url, self._options):
+                return 0
+            table = DeltaTable(url, storage_options=self._options)
+            latest = table.transaction_version(self._app_of(partition))
+            if latest is not None and latest >= checkpoint_id:
+                return 0
+            files = self._files_of(table, partition)
+            if not files:
+                return 0
+            transactions = {self._app_of(each): checkpoint_id for each in (None, partition)}
+            with suppress(CommitFailedError):  # somebody else has written the version
+                self._write(table, [], transactions, {}, self._replaced([partition]))
+                return files
+        raise StorageError(f"table {url} changes faster than partition {partition} can be replaced")
+
+    def _files_of(self, table: DeltaTable, partition: str | None) -> int:
+        assert self._sink.filled is not None
+        replaced = self._sink.filled.replaced(partition).items()
+        files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+        return sum(all(file[f"partition.{name}"] == value for name, value in replaced) for file in files)
+
+
+def _partitions(requests: Sequence[CommitRequest]) -> list[str | None]:
+    return list(dict.fromkeys(request.committable["partition"] for request in requests))
 
 
 def _storage_options(location: StorageLocation) -> dict[str, str]:

@@ -68,15 +68,16 @@ class _PostgresCommitter(Committer):
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         target, type_info = self._session.target.as_string(connection), self._context.type_info
         wanted = {} if type_info is None else {name: sql_type(name, k) for name, k in columns_of(type_info).items()}
-        if self._sink.partition_column is not None:
-            wanted[self._sink.partition_column] = "text"
+        filled = [] if self._sink.filled is None else self._sink.filled.names
+        wanted.update(dict.fromkeys(filled, "text"))
         quoted = {name: f"{sql.Identifier(name).as_string(connection)} {kind}" for name, kind in wanted.items()}
         if not self._session.exists(connection, self._session.target):
             key = ", ".join(sql.Identifier(name).as_string(connection) for name in self._sink.key)
             parts = [*quoted.values(), *([f"PRIMARY KEY ({key})"] if key else [])]
-            raise ConfigurationError(
-                f"table {self._sink.uri()} does not exist. Create it: CREATE TABLE {target} ({', '.join(parts)})"
-            )
+            statement = f"CREATE TABLE {target} ({', '.join(parts)})"
+            if self._sink.filled is None or self._sink.filled.owner is None:
+                raise ConfigurationError(f"table {self._sink.uri()} does not exist. Create it: {statement}")
+            self._session.create_table(connection, statement, filled)
         found = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(self._session.target)).description or ()
         names = {column.name for column in found}
         if missing := [name for name in wanted if name not in names]:
@@ -150,15 +151,18 @@ class LedgerCommitter(_PostgresCommitter):
 
     def _write(self, checkpoint_id: int, files: list[dict[str, Any]]) -> bool:
         """Writes the rows in one transaction, unless that was done before. Returns whether it did."""
-        identity = json.dumps([[file["key"], file["sha256"]] for file in files])
-        digest = hashlib.sha256(identity.encode()).hexdigest()
-        rows, partition = sum(file["rows"] for file in files), files[0]["partition"]
+        written = False
         with self._connect() as connection, connection.transaction():
-            if not self._session.register(connection, checkpoint_id, digest, rows, partition):
-                return False
-            self._session.forget(connection, checkpoint_id, _LEDGER_DAYS)
-            self._replace(connection, checkpoint_id, files)
-        return True
+            for partition in dict.fromkeys(file["partition"] for file in files):
+                of_partition = [file for file in files if file["partition"] == partition]
+                identity = json.dumps([[file["key"], file["sha256"]] for file in of_partition])
+                digest, rows = hashlib.sha256(identity.encode()).hexdigest(), sum(file["rows"] for file in of_partition)
+                if self._session.register(connection, checkpoint_id, digest, rows, partition):
+                    self._replace(connection, checkpoint_id, of_partition)
+                    written = True
+            if written:
+                self._session.forget(connection, checkpoint_id, _LEDGER_DAYS)
+        return written
 
     def _replace(self, connection: psycopg.Connection[Any], checkpoint_id: int, files: list[dict[str, Any]]) -> None:
         if not self._sink.key:
@@ -194,7 +198,7 @@ class LedgerCommitter(_PostgresCommitter):
     def _columns(self) -> list[str]:
         assert self._context.type_info is not None
         columns = list(columns_of(self._context.type_info))
-        return columns if self._sink.partition_column is None else [*columns, self._sink.partition_column]
+        return columns if self._sink.filled is None else [*columns, *self._sink.filled.names]
 
     def _copy(
         self,
@@ -260,16 +264,22 @@ class PartitionCommitter(LedgerCommitter):
         self._delete(connection, files[0]["partition"])
         super()._replace(connection, checkpoint_id, files)
 
-    def _delete(self, connection: psycopg.Connection[Any], partition: str) -> int:
-        assert self._sink.partition_column is not None
-        statement = sql.SQL("DELETE FROM {} WHERE {} = %s")
-        column = sql.Identifier(self._sink.partition_column)
-        return connection.execute(statement.format(self._session.target, column), [partition]).rowcount
+    def _delete(self, connection: psycopg.Connection[Any], partition: str | None) -> int:
+        assert self._sink.filled is not None
+        replaced = self._sink.filled.replaced(partition)
+        conditions = sql.SQL(" AND ").join(sql.SQL("{} = %s").format(sql.Identifier(name)) for name in replaced)
+        statement = sql.SQL("DELETE FROM {} WHERE {}").format(self._session.target, conditions)
+        return connection.execute(statement, list(replaced.values())).rowcount
 
-    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
+        if self._context.type_info is None:  # there were no rows at all, so nobody has created the table
+            with self._session.connect() as connection:
+                if not self._session.exists(connection, self._session.target):
+                    return 0
         with self._connect() as connection, connection.transaction():
-            if self._session.registered(connection, "checkpoint = %s AND partition = %s", checkpoint_id, partition):
+            same = "checkpoint = %s AND partition IS NOT DISTINCT FROM %s"
+            if self._session.registered(connection, same, checkpoint_id, partition):
                 return 0
             self._session.register(connection, checkpoint_id, "", 0, partition)
             return self._delete(connection, partition)

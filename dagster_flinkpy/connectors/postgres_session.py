@@ -72,6 +72,22 @@ class Session:
             )  # IF NOT EXISTS is not atomic
             connection.execute(statement)
 
+    def create_table(self, connection: psycopg.Connection[Any], statement: str, indexed: Sequence[str]) -> None:
+        """Creates the target with an index, unless somebody else just did.
+
+        Args:
+            connection: A connection without an open transaction.
+            statement: The statement that creates it.
+            indexed: Columns of the index.
+        """
+        with connection.transaction():
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('flinkpy_commits'))")
+            if self.exists(connection, self.target):
+                return
+            connection.execute(statement.encode())
+            names = sql.SQL(", ").join(map(sql.Identifier, indexed))
+            connection.execute(sql.SQL("CREATE INDEX ON {} ({})").format(self.target, names))
+
     def exists(self, connection: psycopg.Connection[Any], table: sql.Identifier) -> bool:
         """Returns whether a table exists."""
         found = connection.execute("SELECT to_regclass(%s)", [table.as_string(connection)]).fetchone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ from urllib.parse import urlsplit
 from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.postgres_types import sql_type
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
@@ -87,7 +89,7 @@ class PostgresSink(TwoPhaseCommittingSink):
         self.table = name
         self.staging = StorageLocation(staging) if isinstance(staging, str) else staging
         self.key = tuple(key)
-        self.partition_column = partition_column
+        self.filled = None if partition_column is None else FilledColumns(partition_column)
         self.prepare_transactions = prepare_transactions
 
     def validate(self, type_info: TypeInformation | None) -> None:
@@ -102,10 +104,8 @@ class PostgresSink(TwoPhaseCommittingSink):
             sql_type(name, kind)
         if missing := [name for name in self.key if name not in columns]:
             raise ConfigurationError(f"{where} has the key {missing[0]!r}, but the records have {list(columns)}")
-        if self.partition_column in columns:
-            raise ConfigurationError(
-                f"{where} fills partition_column {self.partition_column!r} itself: leave it out of the records"
-            )
+        if self.filled is not None:
+            self.filled.check_free(where, columns)
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
@@ -114,11 +114,23 @@ class PostgresSink(TwoPhaseCommittingSink):
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        name = "postgres_ledger_committer" if self.partition_column is None else "postgres_partition_committer"
+        name = "postgres_ledger_committer" if self.filled is None else "postgres_partition_committer"
         if self.prepare_transactions:
             name = "postgres_prepared_committer"
         committer: Committer = resolve(name)(self, context)
         return committer
+
+    def for_owner(self, owner: str) -> PostgresSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        It creates the table if it does not exist, with the columns ``dagster_asset_key`` and ``dagster_partition_key``.
+
+        Args:
+            owner: The owner.
+        """
+        sink = copy.copy(self)
+        sink.filled = FilledColumns.of_owner(owner)
+        return sink
 
     def kinds(self) -> set[str]:
         return {"postgres"}

@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 import zlib
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.connectors.postgres_session import Session, gid_of
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
-from dagster_flinkpy.errors import ConfigurationError, StorageError, TypeMismatchError
+from dagster_flinkpy.errors import StorageError, TypeMismatchError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_sink import PostgresSink
@@ -37,13 +38,13 @@ class CsvEncoder:
 
     Args:
         type_info: Type of the records.
-        partition: The value of a last column, or None if there is no such column.
+        filled: Values of columns after those of the records.
     """
 
-    def __init__(self, type_info: TypeInformation, partition: str | None = None) -> None:
+    def __init__(self, type_info: TypeInformation, filled: Mapping[str, str | None] | None = None) -> None:
         self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
         self._columns = columns_of(type_info)
-        self._partition = partition
+        self._filled = filled or {}
 
     def encode(self, column: pa.Array) -> bytes:
         """Encodes a column of records.
@@ -53,10 +54,8 @@ class CsvEncoder:
         """
         arrays = column.flatten() if self._flat else [column]
         encoded = [_encoded(*each, array) for each, array in zip(self._columns.items(), arrays, strict=True)]
-        names = list(self._columns)
-        if self._partition is not None:
-            encoded.append(pa.repeat(pa.scalar(self._partition), len(column)))
-            names.append("")
+        encoded += [pa.repeat(pa.scalar(value, pa.string()), len(column)) for value in self._filled.values()]
+        names = [*self._columns, *self._filled]
         out = io.BytesIO()
         csv.write_csv(pa.Table.from_arrays(encoded, names=names), out, _OPTIONS)
         return out.getvalue()
@@ -115,12 +114,9 @@ class StagingWriter(CommittingSinkWriter):
 
     def __init__(self, sink: PostgresSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         assert sink.staging is not None
-        if sink.partition_column is not None and context.partition is None:
-            raise ConfigurationError(
-                f"table {sink.table!r} has partition_column {sink.partition_column!r}, but the job has no time "
-                "partitions: give it partitions_def=..., or leave out partition_column"
-            )
-        self._encoder = CsvEncoder(type_info, None if sink.partition_column is None else context.partition)
+        if sink.filled is not None:
+            sink.filled.check(f"the sink of table {sink.table!r}", columns_of(type_info), context.partition)
+        self._encoder = CsvEncoder(type_info, None if sink.filled is None else sink.filled.values(context.partition))
         self._partition = context.partition
         self._store = sink.staging.open()
         self._key = f"{file_name(context)}.csv.gz"

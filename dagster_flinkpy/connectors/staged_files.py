@@ -225,7 +225,7 @@ class StagedFileCommitter(Committer):
             digest.update(self._store.get_range(file.key, start, PART_BYTES))
         return digest.hexdigest() == file.sha256
 
-    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         older = [
             info.key
             for info in self._store.list(partition_folder(partition))

@@ -127,6 +127,13 @@ class TableSink(TwoPhaseCommittingSink):
     def create_committer(self, context: CommitterInitContext) -> StagedFileCommitter:
         return StagedFileCommitter(self.location.open(), context)
 
+    def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        Names of files tell whose they are, so it is the sink itself.
+        """
+        return self
+
     def kinds(self) -> set[str]:
         return {self.file_format}
 

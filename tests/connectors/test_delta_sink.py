@@ -253,3 +253,63 @@ def test_every_record_is_in_the_table_once_wherever_the_job_dies(
     assert sorted(table.to_pyarrow_table().column("value").to_pylist()) == list(range(9))
     sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
     assert list(sink.location.open().list_uploads()) == []
+
+
+# --- partitions -------------------------------------------------------------------------------------------------------
+
+
+def days(sink: DeltaSink) -> list[tuple[str, int]]:
+    table = opened(sink).to_pyarrow_table()
+    return sorted(zip(table["day"].to_pylist(), table["n"].to_pylist(), strict=True))
+
+
+def test_a_partition_replaces_its_earlier_rows_in_the_same_version(location: StorageLocation) -> None:
+    sink = DeltaSink(location, partition_column="day", partition_by=["s"])
+    first = stage(sink, 1, partition="2026-01-01")
+    other = stage(sink, 3, partition="2026-01-02", checkpoint_id=2)
+    again = stage(sink, 4, partition="2026-01-01", checkpoint_id=3)
+    for version, request in enumerate((first, other, again), 1):
+        commit(sink, request)
+        assert committer(sink).replace_partition(request.committable["partition"], request.checkpoint_id) == 0
+        assert opened(sink).version() == version
+    opened(sink).optimize.compact()
+    assert commit(sink, first, token=0) == 1  # an attempt that slept since it began this commit
+    assert committer(sink, token=0).replace_partition("2026-01-01", 1) == 0
+    assert days(sink) == [("2026-01-01", 4), ("2026-01-02", 3)]
+
+
+def test_a_partition_without_rows_is_emptied_by_one_version(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), partition_column="day")
+    assert committer(sink).replace_partition("a", 1) == 0  # there is no table
+    commit(sink, stage(sink, 1, partition="a"), stage(sink, 2, partition="b/1", subtask=1))
+    assert opened(sink).version() == 1
+    assert committer(sink).replace_partition("a", 2) == 1
+    assert committer(sink).replace_partition("a", 2) == 0
+    assert committer(sink).replace_partition("b/1", 1) == 0  # its own rows
+    assert days(sink) == [("b/1", 2)]
+
+
+def test_an_older_checkpoint_never_replaces_a_newer_one(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), partition_column="day")
+    slept, newer = stage(sink, 1, partition="a"), stage(sink, 2, partition="a", checkpoint_id=2)
+    commit(sink, newer)
+    with pytest.raises(SinkCommitError, match="newer rows of a"):
+        commit(sink, slept)
+    assert days(sink) == [("a", 2)]
+
+
+def test_a_partition_column_needs_a_partition_and_is_not_of_the_records(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no time partitions"):
+        stage(DeltaSink(str(tmp_path), partition_column="day"), 1)
+    with pytest.raises(ConfigurationError, match="fills column 's' itself"):
+        DeltaSink(str(tmp_path), partition_column="s").validate(ROW)
+
+
+def test_owners_share_a_table(tmp_path: Path) -> None:
+    mine, other = (DeltaSink(str(tmp_path)).for_owner(owner) for owner in ("shop/a b", "other"))
+    commit(other, stage(other, 9))
+    for checkpoint in (1, 2):
+        commit(mine, stage(mine, checkpoint, checkpoint_id=checkpoint))
+    assert rows(mine) == [2, 9]
+    assert committer(mine).replace_partition(None, 3) == 1
+    assert rows(mine) == [9]

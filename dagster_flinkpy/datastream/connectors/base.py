@@ -381,13 +381,14 @@ class Committer(ABC):
             requests: All requests of a checkpoint; when it is called again after a pause, those that asked for it.
         """
 
-    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Removes what older checkpoints committed to a partition, and returns the number of removed items.
 
         It is called after a commit, in jobs partitioned by time, where a partition may run again. It is idempotent.
 
         Args:
-            partition: The partition, as in `WriterInitContext`.
+            partition: The partition, as in `WriterInitContext`. None: all that the sink has written; this is for
+                transactions of assets without partitions, and jobs do not ask for it.
             checkpoint_id: The checkpoint that holds the partition now.
 
         Raises:
