@@ -71,7 +71,7 @@ class ForeachCommitter(Committer):
         with context.spark() as session:
             self._sink.function(ParquetTable(self._sink.staging, schema).to_spark(session, staged), epoch)
 
-    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Does nothing: the function has replaced it."""
         return 0
 
