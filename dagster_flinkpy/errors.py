@@ -14,6 +14,7 @@ __all__ = [
     "CorruptMetadataError",
     "CorruptStateError",
     "DuplicateUidError",
+    "ExecutorLostError",
     "FencedError",
     "FlinkPyError",
     "HeadLostError",
@@ -258,6 +259,10 @@ class PythonWorkerLostError(CheckpointError):
         super().__init__(message)
         self.operator = operator
         self.subtask = subtask
+
+
+class ExecutorLostError(CheckpointError):
+    """Spark gave up a Spark job because it lost executors, or the shuffle files that were on them."""
 
 
 class NoResourceAvailableError(FlinkPyError):

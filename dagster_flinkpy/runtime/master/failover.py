@@ -28,6 +28,7 @@ from dagster_flinkpy.errors import (
     ConfigurationError,
     CorruptMetadataError,
     CorruptStateError,
+    ExecutorLostError,
     FencedError,
     HeadLostError,
     IllegalStateTransitionError,
@@ -68,7 +69,7 @@ __all__ = [
 ]
 
 _OPTION = "jobmanager.execution.failover-strategy"
-_LOST_WORKERS = (PythonWorkerLostError, SparkUnavailableError)
+_LOST_WORKERS = (PythonWorkerLostError, ExecutorLostError, SparkUnavailableError)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------
@@ -125,7 +126,7 @@ def cause_rank(error: BaseException) -> int:
     """Returns a number that is lower for errors that cause others, and higher for their consequences."""
     if isinstance(error, FencedError):
         return 0  # whoever took over may have deleted what others miss
-    if isinstance(error, (PythonWorkerLostError, SparkUnavailableError)):
+    if isinstance(error, _LOST_WORKERS):
         return 1  # tasks downstream of a lost worker miss its output
     # A missing barrier, a missing acknowledgement and a canceled Spark job follow from an error elsewhere.
     return 3 if isinstance(error, CheckpointError) else 2
@@ -286,8 +287,8 @@ class FailoverConfig:
     failover: FailoverStrategy = field(default_factory=RestartPipelinedRegionStrategy)
     """What restarts. Default: the region that failed."""
     only_lost_workers: bool = False
-    """Whether only the loss of a Python worker or of Spark leads to a restart. Default: any failure that a restart may
-    mend does."""
+    """Whether only the loss of a Python worker, of an executor or of Spark leads to a restart. Default: any failure
+    that a restart may mend does."""
 
     @staticmethod
     def of_script(options: Configuration, *, checkpointing: bool) -> FailoverConfig:
@@ -307,7 +308,7 @@ class FailoverConfig:
         """Returns what a program sets whose runs an orchestrator starts.
 
         Flink's default would try a function that always raises again for ever, and the run would never fail. So unless
-        the program sets a strategy, only lost workers lead to a restart, once in a row: Spark has tried the task
+        the program sets a strategy, only lost workers and executors lead to a restart, once in a row: Spark has tried the task
         several times by then. For other failures there are the retries of the orchestrator and the restart sensor.
 
         Args:

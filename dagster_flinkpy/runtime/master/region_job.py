@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError, PythonWorkerLostError
+from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, FlinkPyError, PythonWorkerLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_in_task
 from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
@@ -32,6 +32,13 @@ if TYPE_CHECKING:
 __all__ = ["run_region"]
 
 _WORKER_DIED = "Python worker exited unexpectedly"
+_EXECUTOR_LOST = re.compile(
+    r"ExecutorLostFailure \(|FetchFailed"
+    # Stages are only run again because the output of an earlier stage was on an executor that is gone.
+    r"|has (?:failed|been resubmitted for) the maximum allowable number of times"
+    r"|has exceeded the maximum allowable total stage attempts"
+    r"|cannot rollback the"
+)
 _FATAL = re.compile(r"Fatal Python error: (?:.+\n|\n(?!\tat ))*?(?=\s*\tat |\s*Driver stacktrace|\Z)")
 
 
@@ -39,7 +46,9 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
     """Runs a Spark job and yields the rows for the driver.
 
     Raises:
-        CheckpointError: The Spark job failed.
+        PythonWorkerLostError: A Python worker died.
+        ExecutorLostError: Spark gave up because it lost executors.
+        CheckpointError: The Spark job failed for another reason.
         FlinkPyError: A task failed with this error.
     """
     from pyspark.errors import PySparkException
@@ -69,8 +78,10 @@ def _translated(error: Exception, job: EpochJob, log: ServerLog | None) -> Flink
     lines = [line for line in str(error).splitlines() if line.strip()][:30]
     if log is not None:
         lines.append(log.quote())
-    failed = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r} failed"
-    return CheckpointError(f"{failed}: " + "\n".join(lines))
+    failed, reason = f"the Spark job of checkpoint {job.checkpoint_id} of job {job.job_id!r} failed", "\n".join(lines)
+    if _EXECUTOR_LOST.search(str(error)):
+        return ExecutorLostError(f"{failed}, because Spark lost an executor: {reason}")
+    return CheckpointError(f"{failed}: {reason}")
 
 
 def _lost_worker(text: str, job: EpochJob) -> PythonWorkerLostError:

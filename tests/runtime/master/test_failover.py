@@ -19,6 +19,7 @@ from dagster_flinkpy.errors import (
     CheckpointError,
     ConfigurationError,
     CorruptStateError,
+    ExecutorLostError,
     FencedError,
     FlinkPyError,
     JobGraphError,
@@ -244,6 +245,7 @@ def test_an_error_of_the_driver_is_recoverable_but_its_end_is_not() -> None:
         (UserFunctionError("it raised"), SourceReadError("no file"), 0),
         (SourceReadError("no file"), UserFunctionError("it raised"), 0),
         (CheckpointError("the Spark job was canceled"), PythonWorkerLostError("a worker died"), 1),
+        (SourceReadError("gone"), ExecutorLostError("an executor died"), 1),
         (StorageError("interrupted"), SparkUnavailableError("the server ended"), 1),
         (CorruptStateError("a file is gone"), FencedError("a newer attempt"), 1),
     ],
@@ -294,9 +296,11 @@ def test_without_an_option_a_scheduled_run_restarts_only_after_a_lost_worker() -
     handler = ExecutionFailureHandler(CHAIN, config)
     found = handler.handle(UserFunctionError("it raised"), RegionFailure(0, 1, {}), 0)
     assert (found.plan, found.reason) == (None, "the program sets no restart strategy")
-    lost = PythonWorkerLostError("a worker died")
-    plans = [handler.handle(lost, RegionFailure(0, 1, {}), n).plan for n in range(2)]
+    lost = PythonWorkerLostError("a worker died"), ExecutorLostError("an executor died")
+    plans = [handler.handle(lost[n], RegionFailure(0, 1, {}), n).plan for n in range(2)]
     assert [plan is not None for plan in plans] == [True, False]
+    handler.succeeded()
+    assert handler.handle(lost[1], RegionFailure(0, 2, {}), 2).plan is not None
 
 
 def test_an_acknowledged_epoch_ends_a_series_of_failures() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException
 
-from dagster_flinkpy.errors import CheckpointError, StorageError
+from dagster_flinkpy.errors import CheckpointError, ExecutorLostError, StorageError
 from dagster_flinkpy.runtime.master.region_job import run_region
 from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.server_log import ServerLog
@@ -50,6 +50,25 @@ def test_the_end_of_sparks_log_is_in_the_error(tmp_path: Path, monkeypatch: pyte
     ours = failure(FailingSpark("dagster_flinkpy.errors.StorageError: no bucket"), tmp_path)
     assert isinstance(ours, StorageError), "an error of ours says all there is to say"
     assert str(ours) == "no bucket"
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "Task 0 in stage 1.0 failed 4 times, most recent failure: Lost task 0.3 in stage 1.0 (TID 9) (10.0.0.4 executor"
+        " 7): ExecutorLostFailure (executor 7 exited caused by one of the running tasks) Reason: worker lost",
+        "ShuffleMapStage 2 (toArrow) has failed the maximum allowable number of times: 4. Most recent failure reason:\n"
+        "org.apache.spark.shuffle.MetadataFetchFailedException: Missing an output location for shuffle 0 partition 1",
+        "A shuffle map stage with indeterminate output was failed and retried. However, Spark cannot rollback the "
+        "ResultStage 3 to re-process the input data, and has to fail this job.",
+    ],
+)
+def test_a_lost_executor_has_an_error_of_its_own(tmp_path: Path, reason: str) -> None:
+    error = failure(FailingSpark(f"Job aborted due to stage failure: {reason}"), tmp_path)
+    assert isinstance(error, ExecutorLostError)
+    assert "because Spark lost an executor: Job aborted" in str(error)
+    other = failure(FailingSpark("Job aborted due to stage failure: Total size of results is too big"), tmp_path)
+    assert type(other) is CheckpointError
 
 
 def test_of_a_spark_elsewhere_there_is_no_log(tmp_path: Path) -> None:
