@@ -309,7 +309,8 @@ class FailoverConfig:
 
         Flink's default would try a function that always raises again for ever, and the run would never fail. So unless
         the program sets a strategy, only lost workers and executors lead to a restart, once in a row: Spark has tried
-        the task several times by then. For other failures there are the retries of the orchestrator and the restart sensor.
+        the task several times by then. For other failures there are the retries of the orchestrator and the restart
+        sensor.
 
         Args:
             options: The options of the program.
