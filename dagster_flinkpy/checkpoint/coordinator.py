@@ -7,8 +7,7 @@ path of a checkpoint, with the stimuli in brackets:
     -> EmitBarriers -> [acknowledgements] -> WriteMetadata -> [written] -> ReplaceHead -> [replaced] -> NotifyComplete
     -> [committed] -> NotifySubsumed, DropSubsumed
 
-The preconditions are checked again after each step that takes time: when the id has been assigned, and when the hooks
-have answered.
+The preconditions are checked again when the id has been assigned, and when the hooks have answered.
 
 HEAD advances only when the previous checkpoint has been committed, so a restore from HEAD never loses a committable. A
 plain savepoint ends when its metadata is written: it neither becomes the latest checkpoint nor commits anything.
@@ -68,6 +67,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     PeriodicTick,
     Shutdown,
     Stimulus,
+    TasksRestarted,
     TimerFired,
     TriggerFailed,
     TriggerRequested,
@@ -141,6 +141,11 @@ class CheckpointCoordinator:
     def pending(self) -> tuple[int, ...]:
         """Ids of the checkpoints that are neither complete nor aborted."""
         return tuple(self._pending)
+
+    @property
+    def collecting(self) -> tuple[int, ...]:
+        """Ids of the pending checkpoints that lack acknowledgements."""
+        return tuple(number for number, pending in self._pending.items() if pending.stage is Stage.COLLECTING)
 
     @property
     def story(self) -> tuple[str, ...]:
@@ -398,6 +403,12 @@ class CheckpointCoordinator:
         return self._abort(pending, stimulus.now_ms, message.reason, f"{_task(message)}: {detail}", by_task=True)
 
     @_handle.register
+    def _(self, stimulus: TasksRestarted) -> list[Instruction]:
+        for checkpoint_id in stimulus.checkpoint_ids:
+            self._in_stage(checkpoint_id, Stage.COLLECTING).withdraw(stimulus.tasks)
+        return []
+
+    @_handle.register
     def _(self, stimulus: TimerFired) -> list[Instruction]:
         pending = self._pending.get(stimulus.checkpoint_id)
         if pending is None or not pending.can_abort:
@@ -510,17 +521,7 @@ class CheckpointCoordinator:
         promote: bool = True,
         by_task: bool = False,
     ) -> list[Instruction]:
-        """Aborts a checkpoint.
-
-        Args:
-            pending: The checkpoint.
-            now_ms: The time, in milliseconds since 1970.
-            reason: The reason.
-            detail: More about the reason, for messages.
-            discard: Whether it is certain that nothing else names the checkpoint's files.
-            promote: Whether to start the next request.
-            by_task: Whether a task declined the checkpoint. It is then retried if no other request is waiting.
-        """
+        """Aborts a checkpoint. Its files go only if nothing else names them; one that a task declined is retried."""
         self._remove(pending)
         failed = self._failures.failed(pending.checkpoint_id, pending.request, reason, by_task=by_task)
         tolerated = not failed and reason in LOSES_NOTHING and pending.request.kind is CheckpointKind.CHECKPOINT
@@ -549,8 +550,7 @@ class CheckpointCoordinator:
 
     @property
     def _tolerance(self) -> str:
-        tolerable = self._config.tolerable_failed
-        return f" (more than {tolerable} in a row)" if tolerable else ""
+        return f" (more than {n} in a row)" if (n := self._config.tolerable_failed) else ""
 
     def _remove(self, pending: PendingCheckpoint) -> None:
         del self._pending[pending.checkpoint_id]

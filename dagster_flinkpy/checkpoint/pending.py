@@ -111,6 +111,13 @@ class PendingCheckpoint:
         self.alignment_ms = max(self.alignment_ms, int(state.metrics.get("alignment_ms", 0)))
         return AcknowledgeResult.SUCCESS
 
+    def withdraw(self, tasks: Iterable[Subtask]) -> None:
+        """Forgets the states of tasks, which run again and acknowledge once more."""
+        for task in tasks:
+            if (state := self._states.pop(task, None)) is not None:
+                self._missing_tasks.add(task)
+                self.state_bytes -= state.state_bytes
+
     def acknowledge_coordinator(self, uid: str, state: Any) -> AcknowledgeResult:
         """Takes the state of a coordinator, unless it has already acknowledged."""
         if uid in self._coordinator_states:

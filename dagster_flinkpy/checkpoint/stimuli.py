@@ -29,6 +29,7 @@ __all__ = [
     "PeriodicTick",
     "Shutdown",
     "Stimulus",
+    "TasksRestarted",
     "TimerFired",
     "TriggerFailed",
     "TriggerRequested",
@@ -122,6 +123,19 @@ class Decline(Stimulus):
 
 
 @dataclass(frozen=True)
+class TasksRestarted(Stimulus):
+    """Tasks run again from an earlier state; what they have acknowledged since does not count.
+
+    Their coordinators' states stay: the tasks read the same splits again. The files of the old states are left to the
+    sweep, because other checkpoints may name some of them.
+    """
+
+    checkpoint_ids: tuple[int, ...]
+    """The checkpoints that are affected. Not all tasks have acknowledged them."""
+    tasks: tuple[Subtask, ...]
+
+
+@dataclass(frozen=True)
 class MetadataWritten(Stimulus):
     """Answers ``WriteMetadata``."""
 
@@ -184,6 +198,8 @@ def describe(stimulus: Stimulus) -> str:
         what = f"checkpoint_id={message.checkpoint_id} {message.uid}[{message.subtask}]"
     elif isinstance(stimulus, CoordinatorSnapshotted):
         what = f"checkpoint_id={stimulus.checkpoint_id} {stimulus.uid}"
+    elif isinstance(stimulus, TasksRestarted):
+        what = f"checkpoint_ids={stimulus.checkpoint_ids} {len(stimulus.tasks)} tasks from {stimulus.tasks[0].uid}"
     else:
         what = " ".join(f"{k}={v}" for k, v in vars(stimulus).items() if k != "now_ms")
     return f"{stimulus.now_ms} {type(stimulus).__name__} {what}".rstrip()

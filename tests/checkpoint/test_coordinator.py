@@ -41,10 +41,12 @@ from dagster_flinkpy.checkpoint.stimuli import (
     MetadataWritten,
     PeriodicTick,
     Shutdown,
+    TasksRestarted,
     TimerFired,
     TriggerFailed,
     TriggerRequested,
 )
+from dagster_flinkpy.errors import CheckpointError
 from tests.checkpoint.coordination import (
     COUNTS,
     JOB,
@@ -100,6 +102,22 @@ def test_coordinators_are_waited_for_before_or_after_the_tasks() -> None:
     assert coordinator.handle(CoordinatorSnapshotted(3, 1, "weather", {"at": 9})) == []
     written = only(coordinator.handle(CoordinatorSnapshotted(4, 1, "flights", {"at": 1})), WriteMetadata)
     assert written.coordinator_states == {"flights": {"at": 1}, "weather": {"at": 2}}
+
+
+def test_tasks_that_run_again_acknowledge_once_more() -> None:
+    it = running()
+    trigger(it, 0, 1)
+    it.handle(ack(1, 1, SOURCE, "old"))
+    it.handle(ack(1, 1, COUNTS[0], "counts"))
+    assert it.collecting == (1,)
+    assert it.handle(TasksRestarted(2, (1,), (SOURCE, COUNTS[1]))) == []
+    assert it.handle(ack(3, 1, COUNTS[1], "counts")) == []
+    assert it.handle(ack(3, 1, COUNTS[0], "again")) == [], "it has not been withdrawn"
+    write = only(it.handle(ack(4, 1, SOURCE, "new")), WriteMetadata)
+    assert write.states == {"flights": (state(SOURCE, "new"),), "count": tuple(state(t, "counts") for t in COUNTS)}
+    assert it.collecting == ()
+    with pytest.raises(CheckpointError, match="checkpoint 1 is WRITING_METADATA, not COLLECTING"):
+        it.handle(TasksRestarted(5, (1,), (SOURCE,)))
 
 
 def test_completed_checkpoints_over_the_retained_number_are_dropped() -> None:

@@ -73,6 +73,8 @@ class EpochPlanner:
         uids = {v.uid for v in graph.vertices}
         self._inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
         self._ended = restored is not None and restored.end_of_input
+        self._states = {0: (self._continues_from, self._inputs, self._ended)}
+        """What epochs start from, by the last checkpoint before them; 0 stands for the start of the attempt."""
 
     def read_partition(self, partition: TimePartition) -> None:
         """Restricts the sources to a time partition; the next epoch reads all of it.
@@ -102,6 +104,15 @@ class EpochPlanner:
         epoch = self.splits.plan(checkpoint_id, inputs, drain=drain)
         self.ended[checkpoint_id] = self.splits.ends(epoch)
         return epoch
+
+    def replan(self, epoch: Epoch, inputs: Mapping[str, EdgeOutput]) -> Epoch:
+        """Returns an epoch again that reads what the regions before this one have written anew.
+
+        Args:
+            epoch: The epoch. Splits of sources stay as they are.
+            inputs: What they have written in the epoch, by uid of the sink.
+        """
+        return replace(epoch, splits={**epoch.splits, **self.splits.plan_edges(inputs)})
 
     def repeat(self, checkpoint_id: int) -> EpochResults:
         """Returns the current state as the results of an epoch that has read nothing."""
@@ -148,3 +159,16 @@ class EpochPlanner:
         """Lets the next epoch start from the acknowledged state of a checkpoint."""
         self._continues_from, self._inputs = checkpoint_id, inputs_after(states)
         self._ended = self.ended[checkpoint_id]
+        self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended
+
+    def rewind(self, checkpoint_id: int) -> None:
+        """Lets the next epoch start from the acknowledged state of an earlier checkpoint that is not complete.
+
+        Args:
+            checkpoint_id: The checkpoint, or the last complete one; 0 for the state with which the attempt started.
+        """
+        self._continues_from, self._inputs, self._ended = self._states[checkpoint_id]
+
+    def forget_before(self, checkpoint_id: int) -> None:
+        """Forgets the states before a checkpoint that is complete."""
+        self._states = {number: state for number, state in self._states.items() if number >= checkpoint_id}

@@ -1,12 +1,15 @@
 """Keeps the execution graph of a run up to date, and restarts what fails in it (Flink: ``DefaultScheduler``).
 
-Two kinds of restart:
+Three kinds of restart:
 
 - A region restarts alone: it runs the same epochs again, from the state of its last acknowledgement, with the same
   splits. Their checkpoints stay pending, so other regions keep what they have acknowledged. Nothing of the failed
   execution can get into a checkpoint: only a Spark job that has succeeded is acknowledged, its state files are named
   by content, and its sinks have staged other files. What the failed one has staged is aborted when nothing is
   running, at the latest when the attempt ends.
+- Some regions restart together, because a segment between them is gone: its producer goes back to its state before the
+  epoch of the segment, and so do the regions that have begun to read that epoch. What they have acknowledged since is
+  withdrawn from the pending checkpoints.
 - The job restarts as a whole: a new execution attempt starts from the last completed checkpoint, with a greater
   fencing token, as a new run would. Pending checkpoints are aborted.
 
@@ -16,8 +19,9 @@ As the checkpoints of a region that restarts alone stay pending, the coordinator
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass, replace
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.common.job_status import JobStatus
@@ -29,10 +33,22 @@ from dagster_flinkpy.runtime.master.failover import (
     FailureHandlingResult,
     RegionFailure,
     RegionTopology,
+    RestartPlan,
 )
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 
 __all__ = ["JobFailover"]
+
+
+@dataclass
+class _Restart:
+    """Regions that restart together."""
+
+    regions: frozenset[int]
+    at_ms: int
+    """When the delay is over, in milliseconds since 1970."""
+    busy: set[int]
+    """Those whose Spark jobs have not ended yet."""
 
 
 class JobFailover:
@@ -57,10 +73,9 @@ class JobFailover:
         self.graph = ExecutionGraph([region.vertices for region in regions], now)
         self._handler = ExecutionFailureHandler(RegionTopology(len(regions), edges), config.failover, config.job_id)
         self._now, self._progress = now, progress
-        self._due: dict[int, int] = {}
-        """When each waiting region restarts, in milliseconds since 1970."""
+        self._due: list[_Restart] = []
         self._decided: FailureHandlingResult | None = None
-        """The decision about the last failure, unless its region restarts alone."""
+        """The decision about the last failure, unless only some regions restart."""
 
     def deployed(self, regions: Sequence[JobGraph]) -> JobFailover:
         """Returns this, or a copy with new subtasks if the job was rescaled."""
@@ -85,52 +100,78 @@ class JobFailover:
 
     def region_failed(
         self,
-        region: int,
-        epoch: int,
-        begun: Mapping[int, int],
+        failure: RegionFailure,
         error: BaseException,
         task: Subtask | None,
-        lost: Mapping[str, Sequence[int]] | None = None,
-    ) -> bool:
+        *,
+        at_work: Collection[int] = (),
+        unavailable: Callable[[Mapping[int, int]], str] = lambda epochs: "",
+    ) -> Mapping[int, int]:
         """Decides about the failure of a region.
 
         Args:
-            region: The region.
-            epoch: The first checkpoint of its Spark job.
-            begun: The last epoch whose input each region has begun to read.
+            failure: The region, and what is known about the epochs of all regions.
             error: The root cause.
             task: The subtask that raised it; None if the driver raised it.
-            lost: The epochs whose segments are gone, by the uid of their blocking edge. Default: none.
+            at_work: The regions whose lanes are at work; :meth:`stopped` tells when one of them is not any more.
+            unavailable: Returns why regions cannot run again from these epochs, or "" if they can.
 
         Returns:
-            Whether the region restarts alone, at :meth:`next_restart`. If not, :meth:`job_failed` says what to do.
+            The first epoch that each region runs again, at :meth:`next_restart`. If there is none, :meth:`job_failed`
+            says what to do.
         """
-        self.graph.fail(region, error, task)
-        found = self._handler.handle(error, RegionFailure(region, epoch, begun, lost or {}), self._now())
-        if found.plan is None or found.plan.epochs.keys() != {region}:
+        self.graph.fail(failure.region, error, task)
+        found = self._handler.handle(error, failure, self._now())
+        plan = found.plan
+        if plan is not None and not plan.everything and (why := unavailable(plan.epochs)):
+            self._progress(f"regions {_numbers(plan.epochs)} cannot restart without the others: {why}")
+            found = replace(found, plan=RestartPlan({}))
+        if found.plan is None or found.plan.everything:
             self._decided = found
-            return False
-        self._due[region] = found.at_ms
-        self.graph.await_restart([region])
-        self._progress(f"{_what(error)}; the region runs the epoch again: {found.reason}")
-        return True
+            return {}
+        self._restart_later(found.plan.epochs, found.at_ms, at_work)
+        regions = "the region runs the epoch"
+        if len(found.plan.epochs) > 1:
+            since = min(found.plan.epochs.values())
+            regions = f"regions {_numbers(found.plan.epochs)} run all epochs from checkpoint {since} on"
+        self._progress(f"{_what(error)}; {regions} again: {found.reason}")
+        return found.plan.epochs
+
+    def _restart_later(self, regions: Collection[int], at_ms: int, at_work: Collection[int]) -> None:
+        due = _Restart(frozenset(regions), at_ms, {*regions} & {*at_work})
+        for other in [each for each in self._due if each.regions & due.regions]:
+            self._due.remove(other)
+            due = _Restart(due.regions | other.regions, max(due.at_ms, other.at_ms), due.busy | other.busy)
+        self._due.append(due)
+        for region in regions:
+            self.graph.cancel(region)
+        self.graph.await_restart(regions)
+
+    def stopped(self, region: int) -> None:
+        """Notes that the lane of a region that is to restart is not at work any more."""
+        self.graph.ended(region)
+        for restart in self._due:
+            restart.busy.discard(region)
 
     @property
     def restarting(self) -> bool:
-        """Whether a region waits for its restart."""
+        """Whether regions wait for their restart."""
         return bool(self._due)
 
     def next_restart(self) -> int | None:
-        """Returns the time of the next restart of a region, in milliseconds since 1970, or None."""
-        return min(self._due.values(), default=None)
+        """Returns the time of the next restart of regions, in milliseconds since 1970, or None."""
+        return min((restart.at_ms for restart in self._due if not restart.busy), default=None)
 
     def restart_due(self) -> list[int]:
-        """Restarts the regions whose delay is over, and returns them."""
-        due = [region for region, at_ms in self._due.items() if at_ms <= self._now()]
-        for region in due:
-            del self._due[region]
-            self.graph.restart([region])
-        return due
+        """Restarts the regions whose delay is over, and returns them in their order."""
+        now = self._now()
+        due = [restart for restart in self._due if restart.at_ms <= now and not restart.busy]
+        for restart in due:
+            self._due.remove(restart)
+            for region in restart.regions:
+                self.graph.ended(region)
+            self.graph.restart(restart.regions)
+        return sorted(region for restart in due for region in restart.regions)
 
     # --- the job -----------------------------------------------------------------------------------------------------
 
@@ -192,6 +233,10 @@ class JobFailover:
             graph.ended(region)
         if not graph.status.is_terminal_state() or graph.status is JobStatus.SUSPENDED:
             graph.suspend()
+
+
+def _numbers(regions: Collection[int]) -> str:
+    return ", ".join(map(str, sorted(regions)))
 
 
 def _what(error: BaseException) -> str:

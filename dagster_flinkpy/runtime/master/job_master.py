@@ -34,10 +34,7 @@ from dagster_flinkpy.checkpoint.instructions import (
     TriggerMasterHooks,
     WriteMetadata,
 )
-from dagster_flinkpy.checkpoint.messages import (
-    CheckpointFailureReason,
-    Subtask,
-)
+from dagster_flinkpy.checkpoint.messages import CheckpointFailureReason, Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import (
@@ -50,14 +47,7 @@ from dagster_flinkpy.checkpoint.stimuli import (
     TriggerRequested,
 )
 from dagster_flinkpy.common.clock import to_millis
-from dagster_flinkpy.errors import (
-    CheckpointError,
-    CheckpointTimeoutError,
-    FencedError,
-    FlinkPyError,
-    JobCancelledError,
-    SegmentLostError,
-)
+from dagster_flinkpy.errors import CheckpointError, CheckpointTimeoutError, FencedError, FlinkPyError, JobCancelledError
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
@@ -69,6 +59,7 @@ from dagster_flinkpy.runtime.master.input_watch import InputWatch
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
+from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts
 from dagster_flinkpy.runtime.master.region_runner import InputFound, RegionEnded
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.task_messages import acknowledgements, declined
@@ -128,10 +119,13 @@ class JobMaster:
         self._readers = tuple(region for region in self._regions if region.planner.splits.uids)
         """The regions that read input from outside the job."""
         self._watch = InputWatch(self._readers, now)
+        self._restarts = RegionRestarts(self._regions, coordinator, failover, now)
         self._requests, self._contents = requests, contents
         self._abort_lingering, self._discard_read = abort_lingering, discard_read
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
         self._epochs = EpochSequence(self._sources, self._readers)
+        self._read_up_to = 0
+        """The last checkpoint for which all sources have been read."""
         self._incomplete: set[int] = set()
         """The checkpoints that were triggered, and neither completed nor aborted."""
         self._triggering = False
@@ -348,6 +342,7 @@ class JobMaster:
             if (region := self._region_of(done)) is not None:
                 since = region.batch.checkpoint_ids[0] if region.batch is not None else 0
                 region.on_ended()
+                self._failover.stopped(region.lane.number)
             elif done.work is self._chain.step:
                 self._chain.end()
             self._fail(done.error, since)
@@ -392,25 +387,30 @@ class JobMaster:
     def _region_of(self, done: Done) -> RegionExecution | None:
         return next((region for region in self._regions if region.lane == done.lane), None)
 
+    def _stopped(self, region: RegionExecution) -> None:
+        """Notes that the lane of a region is not at work any more that is to restart."""
+        if self._fails_from is not None:
+            region.drop_from(self._fails_from)
+        self._failover.stopped(region.lane.number)
+
     def _on_planned(self, region: RegionExecution, epoch: Epoch) -> None:
+        abandoned = region.abandoned
         region.on_planned(epoch)
+        if abandoned:
+            self._stopped(region)
+            return
         if self._fails_from is not None:
             region.drop_from(self._fails_from)
         elif self._epochs.on_planned() and (request := self._epochs.request) is not None:
             self._trigger(request)
 
     def _on_region_failed(self, region: RegionExecution, ended: RegionEnded, error: FlinkPyError) -> None:
-        index, first = region.lane.number, ended.checkpoint_ids[0]
-        begun = {each.lane.number: each.begun for each in self._regions}
-        lost = (
-            dict.fromkeys(region.planner.edge_sources, ended.checkpoint_ids)
-            if isinstance(error, SegmentLostError)
-            else None
-        )
-        if self._failover.region_failed(index, first, begun, error, ended.task, lost):
-            region.on_failed()
-            for checkpoint_id in ended.checkpoint_ids:
-                self._timeouts.pop(checkpoint_id, None)  # they begin anew with the restart
+        first = ended.checkpoint_ids[0]
+        if (restarting := self._restarts.on_failed(region, ended, error)) is not None:
+            for checkpoint_id in [number for number in self._timeouts if number >= first]:
+                del self._timeouts[checkpoint_id]  # they begin anew with the restart
+            for stimulus in restarting:
+                self._drive(stimulus)
             return
         region.on_ended()
         self._causes[first] = error
@@ -418,19 +418,20 @@ class JobMaster:
         self._fail(error, first)
 
     def _restart(self, index: int) -> None:
-        region = self._regions[index]
-        if region.batch is None:  # its epochs have been given up meanwhile
-            return
-        for epoch in region.epochs:
-            self._timeouts[epoch.checkpoint_id] = self._now() + to_millis(self._steps.watchdog.timeout)
-        self._failover.deploy(index)
-        if len(self._regions) == 1 and self._chain.idle and not self._takes_over:
+        region, timeout_ms = self._regions[index], to_millis(self._steps.watchdog.timeout)
+        for checkpoint_id in self.coordinator.collecting:
+            self._timeouts.setdefault(checkpoint_id, self._now() + timeout_ms)
+        if len(self._regions) == 1 and not region.idle and self._chain.idle and not self._takes_over:
             # Nothing else has anything open. Otherwise the attempt tidies up when it ends.
             self._mailbox.submit(region.lane, self._abort_lingering)
         region.restart()
 
     def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
         last = ended.checkpoint_ids[-1]
+        if region.abandoned:
+            region.on_abandoned(ended)
+            self._stopped(region)
+            return
         if self._fails_from is not None and last >= self._fails_from:
             region.on_ended()
             self._failover.graph.ended(region.lane.number)
@@ -438,11 +439,11 @@ class JobMaster:
         if ended.error is not None:
             self._on_region_failed(region, ended, ended.error)
             return
-        region.on_ended()
         self._failover.acknowledged(region.lane.number)
         results = ended.results
         region.on_acknowledged(ended)
-        if region in self._sources and min(each.acknowledged for each in self._sources) >= last:
+        if region in self._sources and min(each.acknowledged for each in self._sources) >= last > self._read_up_to:
+            self._read_up_to = last
             self._requests.epoch_ended(last)
         self._chain.outputs.add(region.lane, ended)
         for checkpoint_id, states in sorted(results.acknowledged.items()):

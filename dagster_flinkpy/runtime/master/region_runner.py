@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, FencedError, FlinkPyError, StorageError
@@ -90,12 +91,23 @@ class RegionRunner:
         with self.timeline.measured("plan_ms", [checkpoint_id]):
             return self.planner.plan(checkpoint_id, before, inputs, drain=drain)
 
-    def run(self, epochs: Sequence[Epoch], restarts: int = 0) -> RegionEnded:
+    def run(
+        self,
+        epochs: Sequence[Epoch],
+        restarts: int = 0,
+        *,
+        rewritten: Mapping[int, Mapping[str, EdgeOutput]] = MappingProxyType({}),
+        was_read: bool = False,
+    ) -> RegionEnded:
         """Runs the Spark job that reads some epochs.
 
         Args:
             epochs: The epochs.
             restarts: How often the region has restarted in this execution attempt. Default: 0.
+            rewritten: What the regions before this one have written anew since the epochs were planned, by checkpoint
+                and by uid of the sink. Default: nothing.
+            was_read: Whether an earlier Spark job has read the epochs, so that the enumerators are past them. Default:
+                False.
 
         Raises:
             Exception: An enumerator raised. What it would read next is unclear.
@@ -103,6 +115,8 @@ class RegionRunner:
         ids = tuple(epoch.checkpoint_id for epoch in epochs)
         results = EpochResults()
         try:
+            if rewritten:
+                epochs = [self.planner.replan(epoch, rewritten[epoch.checkpoint_id]) for epoch in epochs]
             results = self._run(epochs, restarts)
             if results.failure is None:
                 results.check_complete(ids, self.tasks)
@@ -111,8 +125,8 @@ class RegionRunner:
             return RegionEnded(ids, results, self._cause(error))
         if (failure := results.failure) is not None:
             return RegionEnded(ids, results, self._cause(failure.error), failure.task)
-        # Once and last: after it the enumerators assign the next input, and the epochs cannot be run again.
-        self.planner.splits.was_read(ids[-1], results.states)
+        if not was_read:
+            self.planner.splits.was_read(ids[-1], results.states)  # once, and last: then they assign the next input
         self._measure(results)
         return RegionEnded(ids, results, outputs=self._take_outputs(results))
 

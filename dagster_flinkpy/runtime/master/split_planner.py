@@ -83,12 +83,22 @@ class SplitPlanner:
             SourceReadError: The input cannot be listed.
             InputAfterEndError: A source has input that came after its end.
         """
-        for edge in self._edges.values():
-            edge.receive(inputs[edge.sink_uid])
         splits, self._ended = ({}, set(self.uids)) if drain else self._ahead or self._assign_input()
         self._ahead = None
-        of_edges, ended_edges = self._assign(tuple(self._edges))
+        of_edges = self.plan_edges(inputs)
+        ended_edges = {uid for uid, edge in self._edges.items() if edge.exhausted}
         return Epoch(checkpoint_id, splits | of_edges, frozenset(self._ended | ended_edges))
+
+    def plan_edges(self, inputs: Mapping[str, EdgeOutput]) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
+        """Returns the splits of the blocking edges that an epoch reads, by source and subtask.
+
+        Args:
+            inputs: What the regions before this one have written in the epoch, by uid of the sink.
+        """
+        for edge in self._edges.values():
+            edge.receive(inputs[edge.sink_uid])
+        splits, _ = self._assign(tuple(self._edges))
+        return splits
 
     def look(self) -> bool:
         """Looks for input. If there is some, it is assigned to the next epoch.
@@ -173,8 +183,11 @@ class SplitPlanner:
         self._states[checkpoint_id] = {uid: self._enumerators[uid].snapshot_state() for uid in self.uids}
 
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
-        """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid."""
-        return self._states.pop(checkpoint_id)
+        """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid.
+
+        If the epoch has run again, it was taken before.
+        """
+        return self._states.pop(checkpoint_id, {})
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """Tells the enumerators that a checkpoint is complete."""

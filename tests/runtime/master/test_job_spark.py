@@ -31,11 +31,13 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import CheckpointError, SparkUnavailableError, StorageError, UserFunctionError
 from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
-from tests.runtime.harness import collect_graph, collected, run_job
+from tests.runtime.harness import HarnessAttempt, collect_graph, collected, run_job
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, Sessions, environment, events
 
 pytestmark = pytest.mark.spark
@@ -181,6 +183,45 @@ def test_a_short_epoch_does_not_wait_for_all_of_a_long_one(tmp_path: Path) -> No
     assert len(began_later) == 8 and began_later.count("True") >= 2
     ahead = f"checkpoint 1 of job 'job' shares Spark with checkpoint 1 of job 'long' (process {os.getpid()}, for "
     assert any(line.startswith(ahead) for line in said)
+
+
+class LosesASegment(MapFunction):
+    """Deletes the segments that the second epoch reads, once, before its task reads them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        found = sorted((self._folder / "job" / "exchange").glob("*/*-0000000002/*.arrow"))
+        if found and not (self._folder / "lost").exists():
+            (self._folder / "lost").touch()
+            for path in found:
+                path.unlink()
+
+    def map(self, value: Any) -> Any:
+        return value
+
+
+def test_a_lost_segment_restarts_the_region_that_wrote_it(tmp_path: Path) -> None:
+    def program(folder: Path, through: bool) -> tuple[JobGraph, FolderSink]:
+        env, sink = environment(2), FolderSink(folder / "sink")
+        stream = events(env, RECORDS, per_epoch=8)
+        if through:
+            stream = stream.blocking().map(LosesASegment(folder), EVENT).uid("loses")
+        stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts").sink_to(sink).uid("sink")
+        return env.get_job_graph(), sink
+
+    graph, sink = program(tmp_path, True)
+    failover = FailoverConfig(FixedDelayRestart(3, timedelta(0)))
+    with attempt_of(graph, tmp_path, config={"failover": failover}) as attempt:
+        assert [epoch.checkpoint_id for epoch in attempt.run_epochs()] == [1, 2, 3]
+        assert attempt.token == 1, "the job has not gone back to a checkpoint"
+        status = attempt._failover.graph
+        assert (status.restarts, status.attempt(0), status.attempt(1)) == (1, 1, 1)
+    graph, straight = program(tmp_path / "straight", False)
+    with HarnessAttempt(graph, tmp_path / "straight") as expected:
+        list(expected.run_epochs())
+    assert sink.rows() == straight.rows()
 
 
 def test_execute_writes_a_table(tmp_path: Path) -> None:

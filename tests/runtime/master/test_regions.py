@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import tempfile
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -15,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
-from dagster_flinkpy.datastream import DataStream
+from dagster_flinkpy.common.typeinfo import Types
+from dagster_flinkpy.datastream import DataStream, KeyedProcessFunction, RuntimeContext
 from dagster_flinkpy.datastream.job_graph import JobGraph
-from dagster_flinkpy.errors import CheckpointError, UserFunctionError
+from dagster_flinkpy.datastream.state import ValueStateDescriptor
+from dagster_flinkpy.errors import RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import Mailbox, ThreadMailbox
@@ -147,19 +150,88 @@ def test_a_region_that_fails_runs_its_epoch_again_alone(tmp_path: Path, region: 
     assert sink.rows() == expected(tmp_path)
 
 
-def test_a_lost_segment_is_written_again(tmp_path: Path) -> None:
-    graph, sink = program(tmp_path)
-
-    def lose() -> None:
-        for path in segments(tmp_path):
+def lose(folder: Path, sink_uid: str = "*") -> Callable[[], object]:
+    def act() -> None:
+        for path in (folder / "job" / "exchange").glob(f"{sink_uid}/*/*.arrow"):
             path.unlink()
 
-    with Watched(graph, tmp_path, config=restarting(), before={(1, 2): lose}) as job:
-        list(job.run_epochs())
-        assert job.token == 2, "all go back to the last checkpoint"
-    assert [region for region, _ in job.jobs].count(1) == 4, "the epoch that had no segment, and three others"
-    assert sink.rows() == expected(tmp_path)
-    assert segments(tmp_path) == []
+    return act
+
+
+class Scatters(KeyedProcessFunction):
+    """Gives each record a random number, adds it to its state, and emits it with the sum."""
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        self._sum = runtime_context.get_state(ValueStateDescriptor("sum", Types.LONG()))
+
+    def process_element(self, value: Any, ctx: KeyedProcessFunction.Context) -> Any:
+        number = random.randrange(1 << 40)
+        self._sum.update((self._sum.value() or 0) + number)
+        yield value.key, number, self._sum.value()
+
+
+def branches(folder: Path) -> tuple[JobGraph, list[FolderSink]]:
+    """Region 0 writes random numbers, which regions 1 and 2 read; region 3 reads region 1; region 4 is by itself."""
+    env, sinks = environment(2), [FolderSink(folder / f"sink-{i}") for i in range(4)]
+    row = Types.TUPLE([Types.STRING(), Types.LONG(), Types.LONG()])
+    numbers = events(env, RECORDS, per_epoch=4).key_by("key").process(Scatters(), row).uid("numbers")
+    numbers.sink_to(sinks[0]).uid("sink-0")
+    edge = numbers.blocking()
+    middle = edge.map(lambda v: v, row).uid("middle")
+    middle.blocking().map(lambda v: v, row).uid("end").sink_to(sinks[1]).uid("sink-1")
+    edge.rebalance().map(lambda v: v, row).uid("side").sink_to(sinks[2]).uid("sink-2")
+    other = events(env, RECORDS, uid="other", per_epoch=4).blocking()
+    other.map(lambda v: v, EVENT).uid("else").sink_to(sinks[3]).uid("sink-3")
+    return env.get_job_graph(), sinks
+
+
+def test_a_lost_segment_restarts_its_producer_and_who_has_read_it(tmp_path: Path) -> None:
+    graph, sinks = branches(tmp_path)
+    home = {v.uid: number for number, region in enumerate(graph.regions()) for v in region.vertices}
+    producer, middle, end, side = (home[uid] for uid in ("numbers", "middle", "end", "side"))
+    lines: list[str] = []
+    before = {(end, 2): lose(tmp_path, "middle.exchange"), (middle, 3): lose(tmp_path, "numbers.exchange")}
+    with Watched(graph, tmp_path, config=restarting(), before=before, on_progress=lines.append) as job:
+        epochs = [epoch.checkpoint_id for epoch in job.run_epochs()]
+        attempts = {uid: job._failover.graph.attempt(number) for uid, number in home.items()}
+        assert job.token == 1, "nobody goes back to a checkpoint"
+    assert epochs == [1, 2, 3]
+    runs = Counter(job.jobs)
+    assert (runs[middle, 2], runs[end, 2]) == (2, 2)
+    assert (runs[producer, 2], runs[side, 2]) == (1, 1), "nothing of theirs was lost"
+    assert (runs[producer, 3], runs[middle, 3]) == (2, 2)
+    assert {runs[home["other"], n] for n in epochs} | {runs[home["else"], n] for n in epochs} == {1}
+    assert (attempts["numbers"], attempts["middle"], attempts["other"], attempts["else"]) == (1, 2, 0, 0)
+    assert any(f"regions {min(middle, end)}, {max(middle, end)} run all epochs from checkpoint 2" in x for x in lines)
+    # Random numbers: each region has read what the last execution of the producer has written.
+    assert sinks[0].rows() == sinks[1].rows() == sinks[2].rows()
+    assert len(sinks[3].rows()) == len(RECORDS) == len(sinks[0].rows())
+    by_key: dict[str, int] = {}
+    for key, number, total in sorted(sinks[0].rows(), key=lambda row: row[2]):
+        by_key[key] = by_key.get(key, 0) + number
+        assert by_key[key] == total, "its state and its output come from the same executions"
+    assert (segments(tmp_path), [sink.staged() for sink in sinks]) == ([], [[]] * 4)
+
+
+def test_what_the_producer_has_done_since_is_done_again(tmp_path: Path) -> None:
+    graph, sinks = branches(tmp_path)
+    home = {v.uid: number for number, region in enumerate(graph.regions()) for v in region.vertices}
+    with Threaded(
+        graph, tmp_path, config={**restarting(), "checkpointing": CoordinatorConfig(max_concurrent=2)}
+    ) as job:
+
+        def late() -> None:
+            for number in (2, 3):
+                assert job.began[home["numbers"], number].wait(LIMIT)
+            lose(tmp_path, "numbers.exchange")()
+
+        job.before[home["middle"], 1] = late
+        assert [epoch.checkpoint_id for epoch in job.run_epochs()] == [1, 2, 3]
+        assert job.token == 1
+    runs = Counter(job.jobs)
+    assert [runs[home["numbers"], number] for number in (1, 2, 3)] == [2, 2, 2]
+    assert sinks[0].rows() == sinks[1].rows() == sinks[2].rows()
+    assert len(sinks[3].rows()) == len(RECORDS) == len(sinks[0].rows())
 
 
 @settings(max_examples=examples(4))
@@ -167,25 +239,26 @@ def test_a_lost_segment_is_written_again(tmp_path: Path) -> None:
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
     st.integers(1, 12),
     st.integers(1, 3),
-    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(1, 6)), st.booleans(), max_size=2),
+    st.dictionaries(st.tuples(st.integers(0, 3), st.integers(1, 6)), st.booleans(), max_size=3),
     st.integers(1, 3),
 )
 def test_cuts_change_nothing_whatever_dies(
-    cuts: tuple[bool, ...], per_epoch: int, barriers: int, kills: dict[Run, bool], parallelism: int
+    cuts: tuple[bool, ...], per_epoch: int, barriers: int, losses: dict[Run, bool], parallelism: int
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         graph, sink = program(path, cuts, per_epoch)
-        before = {run: raise_it(CheckpointError("lost")) for run in kills}
+        dies = raise_it(RestoreError("no restart helps"))
+        before = {run: lose(path) if segment else dies for run, segment in losses.items()}
         finished, width = False, None
         while not finished:
             try:
-                with Watched(graph, path, parallelism=width, before=before) as attempt:
+                with Watched(graph, path, config=restarting(), parallelism=width, before=before) as attempt:
                     finished = attempt.finished
                     if not finished:
                         list(attempt.run_epochs(barriers=barriers))
                         finished = attempt.finished
-            except CheckpointError:
+            except RestoreError:
                 width = parallelism
         assert in_any_order(sink.rows()) == in_any_order(expected(path))
         assert (sink.staged(), segments(path)) == ([], [])
