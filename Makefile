@@ -28,18 +28,20 @@ $(STAMP): pyproject.toml
 demo: install
 	$(BIN)/python -m assets.demo
 
+# Files of tests side by side: many wait for processes. Each worker has servers of its own. WORKERS=0: one process.
+WORKERS ?= 3
 test: install browser
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 
 # The property tests of runtime and state, and the matrix of whole jobs, with $(SOAK) times as many examples as CI.
 SOAK ?= 20
 soak: install
-	SOAK=$(SOAK) $(BIN)/python -m pytest -m hypothesis tests/runtime tests/state tests/matrix
+	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests/runtime tests/state tests/matrix
 
 # Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it.
 CHAOS ?= 20
 chaos: install
-	CHAOS=$(CHAOS) $(BIN)/python -m pytest tests/chaos
+	CHAOS=$(CHAOS) $(BIN)/python -m pytest --timeout 0 tests/chaos
 
 # One job for half an hour: memory, threads and files must not grow. CI runs 60 epochs of it.
 MINUTES ?= 30

@@ -20,7 +20,7 @@ from dagster_flinkpy.datastream.connectors.base import Source
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
-from dagster_flinkpy.errors import ConfigurationError, InputAfterEndError
+from dagster_flinkpy.errors import InputAfterEndError
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.orchestration.runs import unpartitioned_run
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
@@ -272,8 +272,3 @@ def test_a_script_reads_what_is_there_and_ends(deployment: Deployment, tmp_path:
         with pytest.raises(InputAfterEndError, match=r"'files' has input that came after its end: 2\.parquet\."):
             execute(**options)
     assert deployment.numbers("sums") == [1]
-
-
-def test_a_script_does_not_wait_for_an_input_that_never_ends(deployment: Deployment) -> None:
-    with pytest.raises(ConfigurationError, match="run it under Dagster"):
-        deployment.program(bounded=False).execute("endless")

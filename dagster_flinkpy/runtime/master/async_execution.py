@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
+from dagster_flinkpy.checkpoint.requests import Answer, JobRequests, Order, RequestKind
 from dagster_flinkpy.common.completable_future import CompletableFuture
 from dagster_flinkpy.common.job_execution_result import JobExecutionResult
 from dagster_flinkpy.common.job_status import JobStatus
@@ -22,30 +22,41 @@ class BackgroundJob:
     """Runs a job on a thread, and asks it for something.
 
     Args:
-        execute: Runs the job. It calls its argument with the job's prefix when the attempt leads the job.
+        execute: Runs the job. It calls :meth:`began` of its argument when the attempt leads the job, and
+            :meth:`wait_until_answered` when the attempt has ended, before it deletes anything.
         ephemeral: Whether the job's prefix is deleted when the job ends.
     """
 
-    def __init__(
-        self, execute: Callable[[Callable[[StorageLocation], None]], JobExecutionResult], *, ephemeral: bool
-    ) -> None:
+    def __init__(self, execute: Callable[[BackgroundJob], JobExecutionResult], *, ephemeral: bool) -> None:
         self._ephemeral = ephemeral
         self._job: StorageLocation | None = None
         self._cancelling = False
         self._began = threading.Event()
         """Set when the attempt leads the job, or has ended before."""
+        self._asking = 0
+        self._ended = False
+        """Whether nobody may ask any more."""
+        self._answered = threading.Condition()
         self.result = CompletableFuture.of("flinkpy-job", self._run, execute)
         """The result of the job."""
 
-    def _run(self, execute: Callable[[Callable[[StorageLocation], None]], JobExecutionResult]) -> JobExecutionResult:
+    def _run(self, execute: Callable[[BackgroundJob], JobExecutionResult]) -> JobExecutionResult:
         try:
-            return execute(self._on_began)
+            return execute(self)
         finally:
+            self.wait_until_answered()
             self._began.set()
 
-    def _on_began(self, job: StorageLocation) -> None:
+    def began(self, job: StorageLocation) -> None:
+        """The attempt leads the job with this prefix."""
         self._job = job
         self._began.set()
+
+    def wait_until_answered(self) -> None:
+        """Waits until all who asked have read the answers, which are in the job's prefix."""
+        with self._answered:
+            self._answered.wait_for(lambda: self._asking == 0)
+            self._ended = True
 
     def status(self) -> JobStatus:
         """Returns the current status."""
@@ -64,9 +75,7 @@ class BackgroundJob:
         Raises:
             RequestFailedError: The job has ended before.
         """
-        asker = self._asker()
-        self._cancelling = True
-        asker.ask(Order(RequestKind.CANCEL))
+        self._ask(Order(RequestKind.CANCEL))
         self.result.exception()
 
     def savepoint(self, directory: str | None) -> str:
@@ -101,12 +110,22 @@ class BackgroundJob:
         return None
 
     def _url(self, order: Order) -> str:
-        savepoint = self._asker().ask(order).savepoint
+        savepoint = self._ask(order).savepoint
         assert savepoint is not None
         return savepoint
 
-    def _asker(self) -> JobRequests:
+    def _ask(self, order: Order) -> Answer:
         self._began.wait()
-        if self._job is None or self.result.done():
+        with self._answered:
+            ended = self._ended
+            self._asking += not ended
+        if ended or self._job is None:
+            self.result.exception()
             raise JobNotRunningError(f"the job has ended: it is {self.status().name}")
-        return JobRequests(self._job, "env.execute_async()")
+        self._cancelling = self._cancelling or order.kind is RequestKind.CANCEL
+        try:
+            return JobRequests(self._job, "env.execute_async()").ask(order)
+        finally:
+            with self._answered:
+                self._asking -= 1
+                self._answered.notify_all()

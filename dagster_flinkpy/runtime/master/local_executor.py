@@ -19,9 +19,9 @@ from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.spark.sessions import start_server
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.runtime.master.async_execution import BackgroundJob
     from dagster_flinkpy.runtime.master.job import JobAttempt
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch
-    from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["LocalExecutor"]
 
@@ -36,7 +36,7 @@ class LocalExecutor:
 
     def execute(self, graph: JobGraph, settings: ExecutionSettings) -> JobExecutionResult:
         """Runs the program until all input is read and committed."""
-        return self._execute(graph, settings, lambda job: None)
+        return self._execute(graph, settings, None)
 
     def execute_async(self, graph: JobGraph, settings: ExecutionSettings) -> JobClient:
         """Runs the program on a thread of this process."""
@@ -46,11 +46,11 @@ class LocalExecutor:
         return JobClient(_job_id(settings.job_name), job)
 
     def _execute(
-        self, graph: JobGraph, settings: ExecutionSettings, on_began: Callable[[StorageLocation], object]
+        self, graph: JobGraph, settings: ExecutionSettings, background: BackgroundJob | None
     ) -> JobExecutionResult:
         started = time.monotonic()
         last = None
-        for _, epoch in self._epochs(graph, settings, on_began):
+        for _, epoch in self._epochs(graph, settings, background):
             last = epoch
         return JobExecutionResult(
             settings.job_name,
@@ -61,14 +61,14 @@ class LocalExecutor:
 
     def execute_and_collect(self, graph: JobGraph, settings: ExecutionSettings) -> Iterator[tuple[str, Any]]:
         """Runs the program, and yields the records of collect operators, each with the operator's uid."""
-        for attempt, _ in self._epochs(graph, settings, lambda job: None):
+        for attempt, _ in self._epochs(graph, settings, None):
             for uid, columns in attempt.collected.items():
                 for column in columns:
                     for record in attempt.graph.vertex(uid).output_type.from_arrow(column):
                         yield uid, record
 
     def _epochs(
-        self, graph: JobGraph, settings: ExecutionSettings, on_began: Callable[[StorageLocation], object]
+        self, graph: JobGraph, settings: ExecutionSettings, background: BackgroundJob | None
     ) -> Iterator[tuple[JobAttempt, CompletedEpoch]]:
         if not settings.local:
             start_server()
@@ -85,6 +85,8 @@ class LocalExecutor:
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
+            if background is not None:
+                stack.callback(background.wait_until_answered)
             show = stack.enter_context(_shown())
             storage, job_id = StorageLocation(folder), _job_id(settings.job_name)
             former = [f"{job_id}.{n}" for n in range(max(len(graph.regions()), len(graph.parts())))]
@@ -109,7 +111,8 @@ class LocalExecutor:
                 require_uids=not ephemeral,
             )
             with attempt:
-                on_began(storage.child(job_id))
+                if background is not None:
+                    background.began(storage.child(job_id))
                 attempt.refuse_input_after_end()
                 if attempt.finished:
                     return

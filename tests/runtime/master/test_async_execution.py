@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from dagster_flinkpy.checkpoint import requests
+from dagster_flinkpy.checkpoint.requests import JobRequests
 from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.common import Configuration, Duration, JobClient, JobStatus, WatermarkStrategy
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
@@ -66,6 +68,20 @@ def test_a_job_is_cancelled(tmp_path: Path) -> None:
     assert client.get_job_status().result() is JobStatus.CANCELED
     with pytest.raises(JobCancelledError):
         client.get_job_execution_result().result()
+
+
+def test_an_answer_is_there_until_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = JobRequests.wait
+
+    def wait_late(self: JobRequests, request_id: str, timeout: timedelta) -> requests.Answer:
+        while self.running() is not None:
+            time.sleep(0.01)
+        return wait(self, request_id, timeout)
+
+    monkeypatch.setattr(JobRequests, "wait", wait_late)
+    client = endless(tmp_path, None)
+    client.cancel().result()
+    assert client.get_job_status().result() is JobStatus.CANCELED
 
 
 def test_a_savepoint_is_not_written_where_it_would_be_deleted(tmp_path: Path) -> None:

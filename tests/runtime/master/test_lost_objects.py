@@ -40,7 +40,7 @@ from tests.runtime.programs import COUNTED, environment, events
 KINDS = {
     "HEAD": ["HEAD"],
     "leader": ["leader"],
-    "counter": ["counter", "statistics"],
+    "counter": ["counter", "statistics", "execution"],
     "chk-n/_metadata": ["chk-*"],
     "shared/": ["shared"],
     "savepoints": ["savepoint-*"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from dagster_flinkpy.datastream import DataStream, OutputTag, ProcessFunction
 from dagster_flinkpy.datastream.job_graph import JobGraph, PartitionerKind
 from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
+from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_graph, random_order
 from tests.runtime.programs import COUNTED, EVENT, CountPerKey, FolderSink, environment, event_time, events
 
@@ -131,9 +133,16 @@ def test_watermarks_and_how_far_they_are_behind(tmp_path: Path) -> None:
     assert "watermarkLag" not in last["count"].total, "nothing is behind when the input has ended"
 
 
-def test_an_operator_that_is_slow_is_busy_and_holds_up_the_one_in_front_of_it(tmp_path: Path) -> None:
+def test_an_operator_that_is_slow_is_busy_and_holds_up_the_one_in_front_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nanos = itertools.count(0, 10_000)  # each look at the clock takes a little
+    spent = [0]
+    monkeypatch.setattr(TaskTimes.__init__, "__defaults__", (lambda: next(nanos) + spent[0],))
+
     def spin(value: Any) -> Any:
-        return sum(range(20_000)) and value
+        spent[0] += 1_000_000
+        return value
 
     stream = events(environment(1), RECORDS).map(spin, EVENT).uid("slow")
     with HarnessAttempt(collect_graph(stream), tmp_path) as attempt:
