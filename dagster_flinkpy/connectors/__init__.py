@@ -2,6 +2,7 @@
 
 from dagster_flinkpy.connectors.delta_sink import DeltaSink
 from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
+from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
@@ -12,6 +13,7 @@ __all__ = [
     "DeltaSink",
     "Epoch",
     "ForeachEpoch",
+    "IcebergSink",
     "JsonLinesSink",
     "ParquetSink",
     "ParquetSource",

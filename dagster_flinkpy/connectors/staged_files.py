@@ -306,9 +306,16 @@ def partition_folder(partition: str | None) -> str:
     return "" if partition is None else f"partition={quote(partition, safe='')}/"
 
 
-def value_folder(name: str, value: str | None) -> str:
-    """Returns the folder of the rows with a value in a column, as Hive has it. Empty text is as null, as in Spark."""
-    return f"{quote(name, safe='')}={quote(value, safe='') if value else _NULL_FOLDER}/"
+def value_folder(name: str, value: str | None, *, empty_is_null: bool = True) -> str:
+    """Returns the folder of the rows with a value in a column, as Hive has it.
+
+    Args:
+        name: The column.
+        value: The value, or None for null.
+        empty_is_null: Whether empty text is in the folder of null, as in Spark.
+    """
+    null = value is None or (empty_is_null and not value)
+    return f"{quote(name, safe='')}={_NULL_FOLDER if null else quote(str(value), safe='')}/"
 
 
 def partition_values(key: str) -> dict[str, str | None]:

@@ -169,7 +169,8 @@ class TableWriter(CommittingSinkWriter):
         self._flat = isinstance(type_info, (RowTypeInfo, TupleTypeInfo))
         columns = columns_of(type_info)
         self._schema = pa.schema([(name, kind.arrow_type) for name, kind in columns.items()])
-        self._types = {name: kind for name, kind in columns.items() if name not in sink.partition_by}
+        in_path = () if sink.keeps_partition_columns else sink.partition_by
+        self._types = {name: kind for name, kind in columns.items() if name not in in_path}
         self._file_schema = pa.schema([(name, kind.arrow_type) for name, kind in self._types.items()])
         self._sink = sink
         self._store = sink.location.open()
@@ -217,7 +218,8 @@ class TableWriter(CommittingSinkWriter):
             folder = ""
             for name, column in zip(reversed(names), reversed(values), strict=True):
                 code, index = divmod(code, len(column))
-                folder = value_folder(name, _text(column[index])) + folder
+                value, empty_is_null = _text(column[index]), not self._sink.keeps_partition_columns
+                folder = value_folder(name, value, empty_is_null=empty_is_null) + folder
             yield folder, rows.take(pa.array(positions))
 
     def _begin(self, folder: str) -> _OpenFile:

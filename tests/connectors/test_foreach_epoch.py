@@ -150,7 +150,7 @@ STEPS: list[tuple[Any, str]] = [
 ]
 
 
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),

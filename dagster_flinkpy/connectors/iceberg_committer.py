@@ -1,0 +1,323 @@
+"""The committers of the Iceberg sink.
+
+A commit is one compare-and-swap of the table: it looks at a snapshot, makes sure that the checkpoint is not in the
+table, and adds the next snapshot if that one is still the current one. Otherwise, and if nobody knows whether it is
+added, it looks again. The library must not try again by itself, because it would not look again, and it would delete
+what it has written although a lost answer may have been a success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import date
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.exceptions import CommitFailedException, RESTError
+from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression, EqualTo, GreaterThanOrEqual, LessThanOrEqual
+from pyiceberg.io.pyarrow import (
+    ArrowScan,
+    _dataframe_to_data_files,
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+)
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.partitioning import PartitionField
+from pyiceberg.table import FileScanTask, Table, Transaction
+from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.typedef import Record
+from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
+from sqlalchemy.exc import SQLAlchemyError
+
+from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING, CommitLog, TargetTable
+from dagster_flinkpy.connectors.parquet_table import table_schema
+from dagster_flinkpy.connectors.ranged_file import RangedFile
+from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values
+from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows, digest_of
+from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
+
+__all__ = ["IcebergCommitter", "PartitionCommitter", "UpsertCommitter", "to_data_file"]
+
+_LOOKS = 10
+_THREADS = 8
+_TO_RETRY = (StorageError, RESTError, SQLAlchemyError, OSError)
+_EPOCH = date(1970, 1, 1)
+
+
+@dataclass(frozen=True)
+class _Change:
+    """What a commit does to the table."""
+
+    added: list[DataFile]
+    removed: list[DataFile]
+
+
+class IcebergCommitter(Committer):
+    """Completes the staged files of a checkpoint, and adds them to the table in one snapshot.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
+        self._sink, self._context = sink, context
+        self._store = sink.location.open()
+        self._files = StagedFileCommitter(self._store, context)
+        self._table = TargetTable(sink, context)
+        self._log = CommitLog(context, sink.table)
+
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        try:
+            self._commit(requests)
+        except _TO_RETRY as error:
+            for request in requests:
+                request.retry_later(error)
+        except CommittableLostError as error:
+            for request in requests:
+                request.signal_failed_with_known_reason(error)
+        except (SinkCommitError, ConfigurationError, KeyError, TypeError, ValueError) as error:
+            for request in requests:
+                request.signal_failed_with_unknown_reason(error)
+
+    def _commit(self, requests: Sequence[CommitRequest]) -> None:
+        digest = self._digest(requests)
+        staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
+        error: Exception | None = None
+        for _ in range(_LOOKS):
+            table = self._table.load()
+            if self._log.has(table, digest, staged_ms):
+                for request in requests:
+                    request.signal_already_committed()
+                self._clean_up(requests)
+                return
+            if error is None and not self._complete(requests):
+                return
+            try:
+                self._swap(table, self._change(table, requests), requests[0].checkpoint_id, digest)
+            except CommitFailedException as failed:
+                error = failed
+            else:
+                self._clean_up(requests)
+                return
+        raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than it can be committed to: {error}")
+
+    def _digest(self, requests: Sequence[CommitRequest]) -> str:
+        return digest_of([RowFile.of(request) for request in requests])
+
+    def _complete(self, requests: Sequence[CommitRequest]) -> bool:
+        """Completes the files, which nobody sees before they are in a snapshot. Returns whether all are there."""
+        staged = [
+            CommitRequest(r.checkpoint_id, r.subtask, r.committable, r.number_of_retries)
+            for r in requests
+            if r.committable["key"]
+        ]
+        self._files.commit(staged)
+        failed = [request for request in staged if request.error is not None]
+        for request in requests if failed else ():  # a snapshot has all files of a checkpoint, or it is not written
+            request.state, request.error = failed[0].state, failed[0].error
+        return not failed
+
+    def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
+        files = [StagedFile.from_json(r.committable) for r in requests if r.committable["key"]]
+        with ThreadPoolExecutor(_THREADS, "iceberg-footers") as pool:
+            added = list(pool.map(lambda file: to_data_file(table, self._footer(file), file), files))
+        return _Change(added, [])
+
+    def _footer(self, file: StagedFile) -> pq.FileMetaData:
+        with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
+            return parquet.metadata
+
+    def _swap(self, table: Table, change: _Change, checkpoint_id: int, digest: str) -> None:
+        """Adds a snapshot after that of ``table``, once.
+
+        Raises:
+            CommitFailedException: The table has another one now.
+        """
+        transaction = Transaction(table)
+        properties = self._log.properties(table, checkpoint_id, digest)
+        if NAME_MAPPING not in table.properties:
+            properties[NAME_MAPPING] = table.schema().name_mapping.model_dump_json()
+        transaction.set_properties(properties)
+        if change.added or change.removed:
+            update = transaction.update_snapshot(self._log.summary(checkpoint_id, digest))
+            with update.overwrite() if change.removed else update.merge_append() as producer:
+                for file in change.removed:
+                    producer.delete_data_file(file)
+                for file in change.added:
+                    producer.append_data_file(file)
+        requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+        table.catalog.commit_table(table, requirements, transaction._updates)
+
+    def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
+        """Is called when the requests are committed."""
+
+    def last_committed(self) -> int | None:
+        with _reachable(self._sink):
+            return self._log.last(self._table.catalog.load_table(self._sink.table)) if self._table.exists() else None
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return self._files.lingering([request for request in keep if request.committable["key"]])
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        with _reachable(self._sink):
+            self._table.load()
+        return self._files.abort_lingering([request for request in keep if request.committable["key"]])
+
+
+class PartitionCommitter(IcebergCommitter):
+    """Replaces the files of a partition in the snapshot that adds the new ones."""
+
+    def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
+        column, partition = self._sink.partition_column, str(requests[0].committable["partition"])
+        assert column is not None
+        tasks = _tasks(table, EqualTo(column, partition))
+        if mixed := [task.file.file_path for task in tasks if not _within(table, task.file, column, partition)]:
+            raise SinkCommitError(
+                f"cannot replace partition {partition!r} of Iceberg table {self._sink.table!r}: {mixed[0]} was written "
+                f"when the table was not partitioned by {column!r}, and may have rows of others. Rewrite the table."
+            )
+        return _Change(super()._change(table, requests).added, [task.file for task in tasks])
+
+    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+        """Does nothing: the commit has replaced it."""
+        return 0
+
+
+class UpsertCommitter(IcebergCommitter):
+    """Writes the rows of a checkpoint in one snapshot, in place of those with the same keys (copy on write)."""
+
+    def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
+        super().__init__(sink, context)
+        self._rows = StagedRows(sink.staged.location, context)
+
+    def _complete(self, requests: Sequence[CommitRequest]) -> bool:
+        return True
+
+    def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
+        type_info, files = self._context.type_info, [RowFile.of(request) for request in requests]
+        assert type_info is not None
+        rows = self._rows.read(files, table_schema(type_info), requests[0].checkpoint_id)
+        rows = last_of_each(rows.cast(self._table.schema), self._sink.key)
+        parts, removed = [rows], []
+        for task in _tasks(table, _range(rows, self._sink.key[0])):
+            there = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table([task])
+            kept = without(there, rows, self._sink.key)
+            if kept.num_rows < there.num_rows:
+                removed.append(task.file)
+                parts.append(kept)
+        both = pa.concat_tables(parts, promote_options="permissive")
+        return _Change(list(_dataframe_to_data_files(table.metadata, both, table.io)), removed)
+
+    def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
+        self._rows.delete([RowFile.of(request) for request in requests])
+
+    def lingering(self, keep: Sequence[CommitRequest]) -> int:
+        return len(self._rows.lingering(keep))
+
+    def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
+        with _reachable(self._sink):
+            self._table.load()
+        return self._rows.delete_lingering(keep)
+
+
+def to_data_file(table: Table, footer: pq.FileMetaData, file: StagedFile) -> DataFile:
+    """Returns a staged file as an entry of a manifest.
+
+    Raises:
+        SinkCommitError: The table no longer has one of its columns.
+    """
+    schema, metadata = table.schema(), table.metadata
+    path = f"{table.location().rstrip('/')}/{file.key}"
+    ids = parquet_path_to_id_mapping(schema)
+    columns = [footer.schema.column(i).path for i in range(footer.num_columns)]
+    if missing := [column for column in columns if column not in ids]:
+        raise SinkCommitError(
+            f"Iceberg table {'.'.join(table.name())} no longer has column {missing[0]!r}, which {path} has. The rows "
+            "stay staged: add the column again, and run again."
+        )
+    statistics = data_file_statistics_from_parquet_metadata(
+        footer, compute_statistics_plan(schema, metadata.properties), ids
+    )
+    values = partition_values(file.key)
+    fields = table.spec().fields
+    return DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=path,
+        file_format=FileFormat.PARQUET,
+        partition=Record(*(_partition_value(table, field, values) for field in fields)),
+        file_size_in_bytes=file.bytes,
+        sort_order_id=None,
+        spec_id=metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
+
+
+def _partition_value(table: Table, field: PartitionField, values: dict[str, str | None]) -> Any:
+    column = table.schema().find_field(field.source_id)
+    text = values[column.name]
+    if text is None:
+        return None
+    if isinstance(column.field_type, BooleanType):
+        return text == "true"
+    if isinstance(column.field_type, (IntegerType, LongType)):
+        return int(text)
+    return (date.fromisoformat(text) - _EPOCH).days if isinstance(column.field_type, DateType) else text
+
+
+def last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Returns the last row of each key."""
+    numbered = rows.select(list(key)).append_column("__row", pa.array(range(rows.num_rows), pa.int64()))
+    last = numbered.group_by(list(key)).aggregate([("__row", "max")])
+    return rows.take(last.column("__row_max").sort())
+
+
+def without(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Returns the rows whose key none of the others has."""
+    numbered = rows.select(list(key)).append_column("__row", pa.array(range(rows.num_rows), pa.int64()))
+    numbered = numbered.cast(pa.schema([*(others.schema.field(name) for name in key), numbered.schema.field("__row")]))
+    kept = numbered.join(others.select(list(key)), keys=list(key), join_type="left anti")
+    return rows.take(kept.column("__row").sort())
+
+
+def _range(rows: pa.Table, column: str) -> BooleanExpression:
+    """Returns which rows may have one of the keys. Files without such rows are not read."""
+    values = rows.column(column)
+    if pa.types.is_boolean(values.type) or not rows.num_rows:
+        return AlwaysTrue()
+    ordered = values.combine_chunks().sort()
+    return And(GreaterThanOrEqual(column, ordered[0].as_py()), LessThanOrEqual(column, ordered[-1].as_py()))
+
+
+def _tasks(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
+    return list(table.scan(row_filter=row_filter).plan_files())
+
+
+def _within(table: Table, file: DataFile, column: str, partition: str) -> bool:
+    """Returns whether all rows of a file have this value."""
+    for position, field in enumerate(table.specs()[file.spec_id].fields):
+        if field.source_id == table.schema().find_field(column).field_id:
+            return bool(file.partition[position] == partition)
+    return False
+
+
+@contextmanager
+def _reachable(sink: IcebergSink) -> Iterator[None]:
+    try:
+        yield
+    except (RESTError, SQLAlchemyError, OSError) as error:
+        raise StorageError(
+            f"cannot use Iceberg table {sink.table!r} of catalog {sink.catalog!r}: {error}. Check the settings of the "
+            "catalog."
+        ) from error

@@ -1,0 +1,204 @@
+"""An Iceberg table as a two-phase-commit sink."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import ClassVar
+
+from dagster_flinkpy.common.arguments import check_name
+from dagster_flinkpy.common.decimals import check_has_scale
+from dagster_flinkpy.common.typeinfo import (
+    DecimalTypeInfo,
+    ListTypeInfo,
+    MapTypeInfo,
+    PickledBytesTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
+from dagster_flinkpy.connectors.column_types import columns_of, is_nested
+from dagster_flinkpy.connectors.table_sink import TableSink
+from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.storage import StorageLocation
+
+__all__ = ["IcebergSink"]
+
+_MOST_DIGITS = 38
+
+
+class IcebergSink(TwoPhaseCommittingSink):
+    """Writes rows into an Iceberg table. Needs ``pip install 'dagster-flinkpy[iceberg]'``.
+
+    Subtasks stage Parquet files in the folder of the table. When the checkpoint is complete, the driver adds all of
+    them in one snapshot. Readers see all rows of a checkpoint or none. The table is created if it does not exist.
+
+    By default rows are appended. With ``key``, a row replaces the row with the same key. With ``partition_column``, for
+    jobs with time partitions, the rows of a partition replace those that earlier runs of the partition have written.
+
+    Args:
+        table: The table, ``namespace.name``.
+        location: The folder of the table, on S3 or local.
+        catalog: The name of the catalog. Default: ``default``.
+        properties: Settings of the catalog, as pyiceberg knows them: ``{"type": "sql", "uri":
+            "postgresql+psycopg://user@host/database"}`` or ``{"type": "rest", "uri": "https://..."}``. Default: those
+            in ``~/.pyiceberg.yaml`` or the environment (``PYICEBERG_CATALOG__DEFAULT__URI``), where passwords belong.
+        partition_by: Columns by whose values the table is partitioned. Text, whole numbers, booleans or dates. Default:
+            none.
+        sort_by: Columns by which the rows of each file are sorted, nulls last. Default: as they come.
+        max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
+        key: Columns that identify a row. Text, whole numbers, booleans, dates or timestamps. Of several rows of a
+            checkpoint with the same key the last one counts. Subtasks then stage their rows, and the driver writes
+            them, together with the rows that stay in the files of replaced ones.
+        partition_column: A column that the sink fills with the key of the Dagster partition. The table is partitioned
+            by it. It must not be one of the fields.
+        merge_schema: Whether columns that the table does not have are added to it, when the job starts. Rows that are
+            there have null in them. Default: the job is refused.
+
+    Raises:
+        ConfigurationError: Arguments contradict each other, or pyiceberg is not installed.
+    """
+
+    def __init__(
+        self,
+        table: str,
+        location: StorageLocation | str,
+        *,
+        catalog: str = "default",
+        properties: Mapping[str, str] | None = None,
+        partition_by: Sequence[str] = (),
+        sort_by: Sequence[str] = (),
+        max_file_bytes: int | None = None,
+        key: Sequence[str] = (),
+        partition_column: str | None = None,
+        merge_schema: bool = False,
+    ) -> None:
+        check_name("IcebergSink() as table", table)
+        check_name("IcebergSink() as catalog", catalog)
+        if find_spec("pyiceberg") is None:
+            raise ConfigurationError("IcebergSink needs pyiceberg: pip install 'dagster-flinkpy[iceberg]'")
+        if not all(table.split(".")) or "." not in table:
+            raise ConfigurationError(f"table {table!r} must be 'namespace.name'")
+        if isinstance(key, str):
+            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
+        if key and partition_column is not None:
+            raise ConfigurationError(
+                "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
+            )
+        if partition_column is not None and partition_column in partition_by:
+            raise ConfigurationError(f"leave partition_column {partition_column!r} out of partition_by")
+        self.files = _IcebergFiles(
+            location,
+            partition_by=partition_by if partition_column is None else [partition_column, *partition_by],
+            sort_by=sort_by,
+            max_file_bytes=max_file_bytes,
+            compression="zstd",
+        )
+        self.staged = _StagedRows(self.files.location.child("staged"), compression="zstd")
+        self.location = self.files.location
+        self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
+        self.key, self.partition_column, self.merge_schema = tuple(key), partition_column, merge_schema
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        where = f"the sink of Iceberg table {self.table!r}"
+        columns = {} if type_info is None else columns_of(type_info)
+        if self.partition_column in columns:
+            raise ConfigurationError(
+                f"{where} fills partition_column {self.partition_column!r} itself: leave it out of the records"
+            )
+        self.files.validate(None if type_info is None else self.row_type(type_info))
+        for name in self.key:
+            if name not in columns:
+                raise ConfigurationError(f"{where} has the key {name!r}, but the records have {list(columns)}")
+            if is_nested(columns[name]) or columns[name] in (Types.FLOAT(), Types.DOUBLE(), _BYTES, Types.SQL_TIME()):
+                raise ConfigurationError(
+                    f"{where} cannot have the key {name!r}, a {columns[name]}: use text, a whole number, a boolean, a "
+                    "date or a timestamp"
+                )
+
+    def row_type(self, type_info: TypeInformation) -> TypeInformation:
+        """Returns the columns of the table as they are written, for records of a type."""
+        columns = {name: widened(kind) for name, kind in columns_of(type_info).items()}
+        if self.partition_column is not None:
+            columns[self.partition_column] = Types.STRING()
+        if not is_nested(type_info) and self.partition_column is None:
+            return columns["value"]
+        return Types.ROW_NAMED(list(columns), list(columns.values()))
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        self.validate(type_info)
+        name = "iceberg_staging_writer" if self.key else "iceberg_writer"
+        writer: CommittingSinkWriter = resolve(name)(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        name = "iceberg_committer" if self.partition_column is None else "iceberg_partition_committer"
+        committer: Committer = resolve("iceberg_upsert_committer" if self.key else name)(self, context)
+        return committer
+
+    def kinds(self) -> set[str]:
+        return {"iceberg"}
+
+    def uri(self) -> str:
+        return self.location.url
+
+
+_BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())
+
+
+class _IcebergFiles(TableSink):
+    """The data files of a table."""
+
+    file_format: ClassVar[str] = "parquet"
+    compressions: ClassVar[dict[str, str]] = {"zstd": ""}
+    keeps_partition_columns: ClassVar[bool] = True
+
+    def validate_column(self, name: str, type_info: TypeInformation) -> None:
+        check_has_scale(type_info, f"column {name!r} of the Iceberg table {self.location.url}")
+        _check_type(name, type_info)
+
+
+class _StagedRows(_IcebergFiles):
+    """Rows that the driver writes."""
+
+
+def widened(type_info: TypeInformation) -> TypeInformation:
+    """Returns the type as Iceberg has it: its smallest whole number has 32 bits."""
+    if type_info in (Types.BYTE(), Types.SHORT()):
+        return Types.INT()
+    if isinstance(type_info, ListTypeInfo):
+        return Types.LIST(widened(type_info.elem_type))
+    if isinstance(type_info, MapTypeInfo):
+        return Types.MAP(widened(type_info.key_type), widened(type_info.value_type))
+    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
+        columns = columns_of(type_info)
+        return Types.ROW_NAMED(list(columns), [widened(kind) for kind in columns.values()])
+    return type_info
+
+
+def _check_type(name: str, type_info: TypeInformation) -> None:
+    if isinstance(type_info, PickledBytesTypeInfo):
+        raise ConfigurationError(f"column {name!r} is untyped, so its values would be pickled: declare its type")
+    if type_info == Types.BIG_INT() or (isinstance(type_info, DecimalTypeInfo) and type_info.precision > _MOST_DIGITS):
+        raise ConfigurationError(
+            f"column {name!r} is {type_info}, which Iceberg does not have: map() it to another type, such as text"
+        )
+    if isinstance(type_info, ListTypeInfo):
+        _check_type(f"{name}[]", type_info.elem_type)
+    elif isinstance(type_info, MapTypeInfo):
+        _check_type(f"{name}.key", type_info.key_type)
+        _check_type(f"{name}.value", type_info.value_type)
+    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
+        if not columns_of(type_info):
+            raise ConfigurationError(f"{name!r} has no fields, which Parquet cannot contain")
+        for field, kind in columns_of(type_info).items():
+            _check_type(f"{name}.{field}", kind)

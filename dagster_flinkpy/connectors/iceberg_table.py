@@ -1,0 +1,247 @@
+"""The table behind the Iceberg sink: opening and checking it, and which checkpoints are in it.
+
+What a snapshot has added is in its summary. Snapshots expire, so a property of the table has the latest ones, too.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlsplit
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.io.pyarrow import _pyarrow_to_schema_without_ids, schema_to_pyarrow
+from pyiceberg.table import Table
+from pyiceberg.transforms import IdentityTransform
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.connectors.parquet_table import table_schema
+from dagster_flinkpy.datastream.connectors.base import CommitterInitContext
+from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
+
+__all__ = ["NAME_MAPPING", "CommitLog", "TargetTable"]
+
+NAME_MAPPING = "schema.name-mapping.default"
+"""Tells readers which column of a file is which column of the table; the files have names only."""
+_DIGEST = "flinkpy.digest"
+_RECENT = 32
+"""How many checkpoints the property has."""
+_CLOCK_SKEW_MS = 3_600_000
+_TRIES = 5
+
+
+class TargetTable:
+    """The table of a sink.
+
+    Args:
+        sink: The sink.
+        context: Who is committing.
+    """
+
+    def __init__(self, sink: IcebergSink, context: CommitterInitContext) -> None:
+        self._sink, self._context = sink, context
+        self._catalog: Catalog | None = None
+        self._checked = False
+
+    @property
+    def catalog(self) -> Catalog:
+        """The catalog."""
+        if self._catalog is None:
+            given = {**_file_properties(self._sink.location), **self._sink.properties}
+            self._catalog = load_catalog(self._sink.catalog, **given)
+        return self._catalog
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that are written."""
+        assert self._context.type_info is not None
+        return table_schema(self._sink.row_type(self._context.type_info))
+
+    @property
+    def folder(self) -> str:
+        """The folder of the table, as Iceberg names it."""
+        return _folder(self._sink.location)
+
+    def load(self) -> Table:
+        """Loads the table as it is now. The first time it is created, or checked against the records.
+
+        Raises:
+            ConfigurationError: The table does not fit.
+        """
+        if self._checked or self._context.type_info is None:
+            return self.catalog.load_table(self._sink.table)
+        for _ in range(_TRIES):
+            try:
+                table = self._load_or_create()
+                self._check(table)
+                if self._add_columns(table):
+                    continue
+            except (CommitFailedException, TableAlreadyExistsError):  # somebody else was faster
+                continue
+            self._checked = True
+            return table
+        raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than it can be opened")
+
+    def exists(self) -> bool:
+        """Returns whether the table exists."""
+        return bool(self.catalog.table_exists(self._sink.table))
+
+    def _load_or_create(self) -> Table:
+        try:
+            return self.catalog.load_table(self._sink.table)
+        except NoSuchTableError:
+            self.catalog.create_namespace_if_not_exists(self._sink.table.rpartition(".")[0])
+        creation = self.catalog.create_table_transaction(self._sink.table, self.schema, location=self.folder)
+        with creation as transaction:
+            if self._sink.files.partition_by:
+                with transaction.update_spec() as spec:
+                    for name in self._sink.files.partition_by:
+                        spec.add_identity(name)
+            mapping = transaction.table_metadata.schema().name_mapping
+            transaction.set_properties({NAME_MAPPING: mapping.model_dump_json()})
+        return self.catalog.load_table(self._sink.table)
+
+    def _check(self, table: Table) -> None:
+        what = f"Iceberg table {self._sink.table!r}"
+        there = _folder(StorageLocation(table.location().rstrip("/")))
+        if there != self.folder:
+            raise ConfigurationError(f"{what} is at {there}, not at {self.folder}: give IcebergSink that location")
+        wanted = schema_to_pyarrow(_pyarrow_to_schema_without_ids(self.schema), include_field_ids=False)
+        found = {field.name: field for field in table.schema().fields}
+        for field in wanted:
+            column = found.get(field.name)
+            if column is None:
+                if not self._sink.merge_schema:
+                    raise ConfigurationError(
+                        f"{what} has no column {field.name!r}: add it as {field.type}, or give IcebergSink "
+                        "merge_schema=True"
+                    )
+                continue
+            kind = schema_to_pyarrow(column.field_type, include_field_ids=False)
+            if kind != field.type:
+                raise ConfigurationError(
+                    f"column {field.name!r} of {what} must be {field.type}, but is {kind}: change the records or the "
+                    "table"
+                )
+        if required := [c.name for c in found.values() if c.required]:
+            raise ConfigurationError(f"column {required[0]!r} of {what} must be optional: records may have nulls")
+        self._check_partitions(table, what)
+
+    def _check_partitions(self, table: Table, what: str) -> None:
+        columns = [
+            table.schema().find_field(field.source_id).name
+            if isinstance(field.transform, IdentityTransform)
+            else f"{field.transform}({table.schema().find_field(field.source_id).name})"
+            for field in table.spec().fields
+        ]
+        if sorted(columns) != sorted(self._sink.files.partition_by):
+            raise ConfigurationError(
+                f"{what} is partitioned by {columns}, not by {list(self._sink.files.partition_by)}"
+            )
+
+    def _add_columns(self, table: Table) -> bool:
+        """Adds the columns that are missing. Returns whether any were."""
+        names = {field.name for field in table.schema().fields}
+        missing = pa.schema([field for field in self.schema if field.name not in names])
+        if not len(missing):
+            return False
+        with table.transaction() as transaction:
+            with transaction.update_schema() as update:
+                update.union_by_name(missing)
+            mapping = transaction.table_metadata.schema().name_mapping
+            transaction.set_properties({NAME_MAPPING: mapping.model_dump_json()})
+        return True
+
+
+class CommitLog:
+    """Which checkpoints of a job and sink are in a table.
+
+    Args:
+        context: Who is committing.
+        table: The name of the table, for messages.
+    """
+
+    def __init__(self, context: CommitterInitContext, table: str) -> None:
+        self._context, self._table = context, table
+        parts = (quote(part, safe="").replace(".", "%2E") for part in (context.job_id, context.uid))
+        self._name = f"flinkpy.committed.{'.'.join(parts)}"
+
+    def _recent(self, table: Table) -> list[Any]:
+        """Returns checkpoint, digest and time of the latest commits, oldest first."""
+        text = table.properties.get(self._name)
+        if text is None:
+            return []
+        try:
+            return [(int(checkpoint), str(digest), int(ms)) for checkpoint, digest, ms in json.loads(text)["recent"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise SinkCommitError(
+                f"property {self._name!r} of Iceberg table {self._table!r} was changed, so that nobody knows what sink "
+                f"{self._context.uid!r} has committed: {text:.200}. Remove it if the snapshots of the last checkpoints "
+                "still exist."
+            ) from error
+
+    def has(self, table: Table, digest: str, staged_ms: int) -> bool:
+        """Returns whether a table has these rows. They were staged before they were added.
+
+        Raises:
+            SinkCommitError: Nobody knows.
+        """
+        recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
+        if any(found == digest for _, found, _ in recent):
+            return True
+        snapshots = table.snapshots()
+        if any(s.summary is not None and s.summary.additional_properties.get(_DIGEST) == digest for s in snapshots):
+            return True
+        if recent and (len(recent) < _RECENT or recent[0][2] < since):
+            return False
+        oldest = min(snapshots, key=lambda snapshot: snapshot.timestamp_ms, default=None)
+        # The parent does not tell whether it is the first one: who expires that sets it to null.
+        if oldest is None or oldest.sequence_number == 1 or oldest.timestamp_ms < since:
+            return False
+        raise SinkCommitError(
+            f"cannot tell whether Iceberg table {self._table!r} has the rows that sink {self._context.uid!r} staged: "
+            f"its snapshots of that time have expired, and its property {self._name!r} begins later. Look for them, "
+            "and restore a checkpoint or savepoint to write them again or continue without them."
+        )
+
+    def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
+        """Returns what the summary of the snapshot says about a commit."""
+        return {
+            "flinkpy.job-id": self._context.job_id,
+            "flinkpy.uid": self._context.uid,
+            "flinkpy.checkpoint-id": str(checkpoint_id),
+            _DIGEST: digest,
+        }
+
+    def properties(self, table: Table, checkpoint_id: int, digest: str) -> dict[str, str]:
+        """Returns the property of the table after a commit."""
+        recent = [*self._recent(table), (checkpoint_id, digest, current_millis())][-_RECENT:]
+        return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent})}
+
+    def last(self, table: Table) -> int | None:
+        """Returns the checkpoint that was committed last."""
+        recent = self._recent(table)
+        return recent[-1][0] if recent else None
+
+
+def _folder(location: StorageLocation) -> str:
+    if not location.url.startswith("file:"):
+        return location.url
+    return f"file://{unquote(urlsplit(location.url).path)}"  # Iceberg takes paths as they are
+
+
+def _file_properties(location: StorageLocation) -> dict[str, str]:
+    """Returns the settings of a location as pyiceberg names them. What is missing it finds in the environment."""
+    given = {
+        "s3.endpoint": location.endpoint_url,
+        "s3.region": location.region,
+        "s3.access-key-id": location.access_key_id,
+        "s3.secret-access-key": location.secret_access_key,
+    }
+    return {name: value for name, value in given.items() if value is not None}

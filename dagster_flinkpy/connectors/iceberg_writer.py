@@ -1,0 +1,97 @@
+"""The writers of the Iceberg sink. They need no catalog."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.parquet_table import table_schema
+from dagster_flinkpy.connectors.staged_rows import StagedRowsWriter
+from dagster_flinkpy.connectors.table_writer import TableWriter
+from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
+from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
+
+__all__ = ["IcebergStagingWriter", "IcebergWriter"]
+
+
+class IcebergWriter(TableWriter):
+    """Stages the data files of one epoch of one subtask.
+
+    Args:
+        sink: The sink.
+        context: Who is writing.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, sink: IcebergSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        if sink.partition_column is not None and context.partition is None:
+            raise ConfigurationError(
+                f"Iceberg table {sink.table!r} has partition_column {sink.partition_column!r}, but the job has no time "
+                "partitions: give it partitions_def=..., or leave out partition_column"
+            )
+        super().__init__(sink.files, context, sink.row_type(type_info))
+        self._partition = None if sink.partition_column is None else context.partition
+        self._written = pa.struct(list(table_schema(sink.row_type(type_info)))) if self._flat else None
+        self._has_fields, self._context = _has_fields(type_info), context
+
+    def write(self, column: pa.Array) -> None:
+        if self._partition is not None:
+            columns = column.flatten() if self._has_fields else [column]
+            key = pa.repeat(pa.scalar(self._partition), len(column))
+            assert self._written is not None
+            fields = [field.type for field in self._written]
+            arrays = [array.cast(kind) for array, kind in zip([*columns, key], fields, strict=True)]
+            super().write(pa.StructArray.from_arrays(arrays, fields=list(self._written)))
+            return
+        super().write(column.cast(self._written or self._schema.field(0).type))
+
+    def prepare_commit(self) -> list[Json]:
+        now, partition = current_millis(), self._partition
+        files = [{**file, "staged_ms": now, "partition": partition} for file in super().prepare_commit()]
+        if not files and partition is not None and self._context.subtask == 0:  # it replaces what is there, too
+            nothing = {"key": "", "rows": 0, "bytes": 0, "sha256": self._context.execution}
+            files = [{**nothing, "staged_ms": now, "partition": partition}]
+        return files
+
+
+def _has_fields(type_info: TypeInformation) -> bool:
+    return bool(pa.types.is_struct(type_info.arrow_type))
+
+
+class IcebergStagingWriter(StagedRowsWriter):
+    """Stages rows that replace those with the same key.
+
+    Args:
+        sink: The sink.
+        context: Who is writing.
+        type_info: Type of the records.
+    """
+
+    def __init__(self, sink: IcebergSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+        super().__init__(sink.staged, context, type_info)
+        self._key, self._type_info, self._table = sink.key, type_info, sink.table
+
+    def write(self, column: pa.Array) -> None:
+        check_keys(column, self._type_info, self._key, f"Iceberg table {self._table!r}")
+        super().write(column)
+
+
+def check_keys(column: pa.Array, type_info: TypeInformation, key: tuple[str, ...], table: str) -> None:
+    """Checks that no key is null.
+
+    Raises:
+        TypeMismatchError: One is. The message names the column.
+    """
+    arrays = column.flatten() if _has_fields(type_info) else [column]
+    for name, array in zip(columns_of(type_info), arrays, strict=True):
+        if name in key and array.null_count:
+            raise TypeMismatchError(
+                f"a row for {table} has null in column {name!r}, which is part of its key: filter() it out"
+            )
