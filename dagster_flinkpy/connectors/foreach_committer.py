@@ -35,7 +35,8 @@ class ForeachCommitter(Committer):
         try:
             files = [RowFile.of(request) for request in requests]
             self._delete_before(checkpoint_id)
-            self._call(files, checkpoint_id)
+            for partition in dict.fromkeys(file.partition for file in files):
+                self._call([file for file in files if file.partition == partition], checkpoint_id)
         except CommittableLostError as error:
             for request in requests:
                 request.signal_failed_with_known_reason(error)

@@ -29,7 +29,9 @@ from pyiceberg.io.pyarrow import (
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.partitioning import PartitionField
 from pyiceberg.table import FileScanTask, Table, Transaction
-from pyiceberg.table.update import AssertTableUUID
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import AssertRefSnapshotId, AssertTableUUID
+from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
@@ -100,16 +102,20 @@ class IcebergCommitter(Committer):
                     request.signal_already_committed()
                 self._clean_up(requests)
                 return
+            self._check_newest(table, requests)
             if error is None and not self._complete(requests):
                 return
             try:
-                self._swap(table, self._change(table, requests), requests[0].checkpoint_id, digest)
+                self._swap(table, self._change(table, requests), requests, digest)
             except CommitFailedException as failed:
                 error = failed
             else:
                 self._clean_up(requests)
                 return
         raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than it can be committed to: {error}")
+
+    def _check_newest(self, table: Table, requests: Sequence[CommitRequest]) -> None:
+        """Checks that the requests may still be committed."""
 
     def _digest(self, requests: Sequence[CommitRequest]) -> str:
         return digest_of([RowFile.of(request) for request in requests])
@@ -137,14 +143,14 @@ class IcebergCommitter(Committer):
         with pq.ParquetFile(RangedFile(self._store, file.key, file.bytes)) as parquet:
             return parquet.metadata
 
-    def _swap(self, table: Table, change: _Change, checkpoint_id: int, digest: str) -> None:
+    def _swap(self, table: Table, change: _Change, requests: Sequence[CommitRequest], digest: str) -> None:
         """Adds a snapshot after that of ``table``, once.
 
         Raises:
             CommitFailedException: The table has another one now.
         """
-        transaction = Transaction(table)
-        properties = self._log.properties(table, checkpoint_id, digest)
+        transaction, checkpoint_id = Transaction(table), requests[0].checkpoint_id
+        properties = self._log.properties(table, checkpoint_id, digest, _partitions(requests))
         if NAME_MAPPING not in table.properties:
             properties[NAME_MAPPING] = table.schema().name_mapping.model_dump_json()
         transaction.set_properties(properties)
@@ -155,7 +161,13 @@ class IcebergCommitter(Committer):
                     producer.delete_data_file(file)
                 for file in change.added:
                     producer.append_data_file(file)
-        requirements = (*transaction._requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
+        requirements = transaction._requirements
+        if not (change.added or change.removed):  # the property is as important as a snapshot
+            current = table.current_snapshot()
+            requirements = (
+                AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=None if current is None else current.snapshot_id),
+            )
+        requirements = (*requirements, AssertTableUUID(uuid=table.metadata.table_uuid))
         table.catalog.commit_table(table, requirements, transaction._updates)
 
     def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
@@ -175,20 +187,28 @@ class IcebergCommitter(Committer):
 
 
 class PartitionCommitter(IcebergCommitter):
-    """Replaces the files of a partition in the snapshot that adds the new ones."""
+    """Replaces the files of partitions in the snapshot that adds the new ones."""
 
     def _change(self, table: Table, requests: Sequence[CommitRequest]) -> _Change:
-        column, partition = self._sink.partition_column, str(requests[0].committable["partition"])
-        assert column is not None
-        tasks = _tasks(table, EqualTo(column, partition))
-        if mixed := [task.file.file_path for task in tasks if not _within(table, task.file, column, partition)]:
-            raise SinkCommitError(
-                f"cannot replace partition {partition!r} of Iceberg table {self._sink.table!r}: {mixed[0]} was written "
-                f"when the table was not partitioned by {column!r}, and may have rows of others. Rewrite the table."
-            )
-        return _Change(super()._change(table, requests).added, [task.file for task in tasks])
+        assert self._sink.filled is not None
+        removed: dict[str, DataFile] = {}
+        for partition in _partitions(requests):
+            replaced = self._sink.filled.replaced(partition)
+            for task in _tasks(table, _all_of([EqualTo(name, value) for name, value in replaced.items()])):
+                if not _within(table, task.file, replaced):
+                    raise SinkCommitError(
+                        f"cannot replace {replaced} in Iceberg table {self._sink.table!r}: {task.file.file_path} was "
+                        "written when the table was partitioned otherwise, and may have other rows. Rewrite the table."
+                    )
+                removed[task.file.file_path] = task.file
+        return _Change(super()._change(table, requests).added, list(removed.values()))
 
-    def replace_partition(self, partition: str, checkpoint_id: int) -> int:
+    def _check_newest(self, table: Table, requests: Sequence[CommitRequest]) -> None:
+        """Checks that an owner's rows do not replace those of a later transaction. Jobs are fenced."""
+        if self._sink.filled is not None and self._sink.filled.owner is not None:
+            self._log.check_newest(table, requests[0].checkpoint_id, _partitions(requests))
+
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Does nothing: the commit has replaced it."""
         return 0
 
@@ -304,12 +324,23 @@ def _tasks(table: Table, row_filter: BooleanExpression) -> list[FileScanTask]:
     return list(table.scan(row_filter=row_filter).plan_files())
 
 
-def _within(table: Table, file: DataFile, column: str, partition: str) -> bool:
-    """Returns whether all rows of a file have this value."""
-    for position, field in enumerate(table.specs()[file.spec_id].fields):
-        if field.source_id == table.schema().find_field(column).field_id:
-            return bool(file.partition[position] == partition)
-    return False
+def _all_of(conditions: Sequence[BooleanExpression]) -> BooleanExpression:
+    return conditions[0] if len(conditions) == 1 else And(*conditions)
+
+
+def _within(table: Table, file: DataFile, values: dict[str, str]) -> bool:
+    """Returns whether all rows of a file have these values."""
+    names = {field.field_id: field.name for field in table.schema().fields}
+    found = {
+        names.get(field.source_id): file.partition[position]
+        for position, field in enumerate(table.specs()[file.spec_id].fields)
+        if isinstance(field.transform, IdentityTransform)
+    }
+    return all(found.get(name) == value for name, value in values.items())
+
+
+def _partitions(requests: Sequence[CommitRequest]) -> list[str | None]:
+    return list(dict.fromkeys(request.committable["partition"] for request in requests))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import ClassVar
@@ -19,6 +20,7 @@ from dagster_flinkpy.common.typeinfo import (
     Types,
 )
 from dagster_flinkpy.connectors.column_types import columns_of, is_nested
+from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
@@ -94,27 +96,44 @@ class IcebergSink(TwoPhaseCommittingSink):
             raise ConfigurationError(
                 "give a key or a partition_column: rows replace rows with the same key, or those of a partition"
             )
-        if partition_column is not None and partition_column in partition_by:
-            raise ConfigurationError(f"leave partition_column {partition_column!r} out of partition_by")
+        if partition_column is not None:
+            check_name("IcebergSink() as partition_column", partition_column)
         self.files = _IcebergFiles(
-            location,
-            partition_by=partition_by if partition_column is None else [partition_column, *partition_by],
-            sort_by=sort_by,
-            max_file_bytes=max_file_bytes,
-            compression="zstd",
+            location, partition_by=partition_by, sort_by=sort_by, max_file_bytes=max_file_bytes, compression="zstd"
         )
+        self.filled: FilledColumns | None = None
+        if partition_column is not None:
+            self._fill(FilledColumns(partition_column))
         self.staged = _StagedRows(self.files.location.child("staged"), compression="zstd")
         self.location = self.files.location
         self.table, self.catalog, self.properties = table, catalog, dict(properties or {})
-        self.key, self.partition_column, self.merge_schema = tuple(key), partition_column, merge_schema
+        self.key, self.merge_schema = tuple(key), merge_schema
+
+    def _fill(self, filled: FilledColumns) -> None:
+        before = [] if self.filled is None else self.filled.names
+        chosen = [name for name in self.files.partition_by if name not in before]
+        if twice := [name for name in filled.names if name in chosen]:
+            raise ConfigurationError(f"leave partition_column {twice[0]!r} out of partition_by")
+        self.files, self.filled = copy.copy(self.files), filled
+        self.files.partition_by = (*filled.names, *chosen)
+
+    def for_owner(self, owner: str) -> IcebergSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        The table is partitioned by ``dagster_asset_key`` and ``dagster_partition_key``.
+
+        Args:
+            owner: The owner.
+        """
+        sink = copy.copy(self)
+        sink._fill(FilledColumns.of_owner(owner))
+        return sink
 
     def validate(self, type_info: TypeInformation | None) -> None:
         where = f"the sink of Iceberg table {self.table!r}"
         columns = {} if type_info is None else columns_of(type_info)
-        if self.partition_column in columns:
-            raise ConfigurationError(
-                f"{where} fills partition_column {self.partition_column!r} itself: leave it out of the records"
-            )
+        if self.filled is not None:
+            self.filled.check_free(where, columns)
         self.files.validate(None if type_info is None else self.row_type(type_info))
         for name in self.key:
             if name not in columns:
@@ -128,9 +147,8 @@ class IcebergSink(TwoPhaseCommittingSink):
     def row_type(self, type_info: TypeInformation) -> TypeInformation:
         """Returns the columns of the table as they are written, for records of a type."""
         columns = {name: widened(kind) for name, kind in columns_of(type_info).items()}
-        if self.partition_column is not None:
-            columns[self.partition_column] = Types.STRING()
-        if not is_nested(type_info) and self.partition_column is None:
+        columns |= {} if self.filled is None else dict.fromkeys(self.filled.names, Types.STRING())
+        if not isinstance(type_info, (RowTypeInfo, TupleTypeInfo)) and self.filled is None:
             return columns["value"]
         return Types.ROW_NAMED(list(columns), list(columns.values()))
 
@@ -141,7 +159,7 @@ class IcebergSink(TwoPhaseCommittingSink):
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        name = "iceberg_committer" if self.partition_column is None else "iceberg_partition_committer"
+        name = "iceberg_committer" if self.filled is None else "iceberg_partition_committer"
         committer: Committer = resolve("iceberg_upsert_committer" if self.key else name)(self, context)
         return committer
 

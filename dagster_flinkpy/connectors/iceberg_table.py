@@ -172,13 +172,14 @@ class CommitLog:
         parts = (quote(part, safe="").replace(".", "%2E") for part in (context.job_id, context.uid))
         self._name = f"flinkpy.committed.{'.'.join(parts)}"
 
-    def _recent(self, table: Table) -> list[Any]:
-        """Returns checkpoint, digest and time of the latest commits, oldest first."""
+    def _recent(self, table: Table) -> list[tuple[int, str, int, list[Any]]]:
+        """Returns checkpoint, digest, time and partitions of the latest commits, oldest first."""
         text = table.properties.get(self._name)
         if text is None:
             return []
         try:
-            return [(int(checkpoint), str(digest), int(ms)) for checkpoint, digest, ms in json.loads(text)["recent"]]
+            recent = json.loads(text)["recent"]
+            return [(int(checkpoint), str(digest), int(ms), list(keys)) for checkpoint, digest, ms, keys in recent]
         except (KeyError, TypeError, ValueError) as error:
             raise SinkCommitError(
                 f"property {self._name!r} of Iceberg table {self._table!r} was changed, so that nobody knows what sink "
@@ -193,7 +194,7 @@ class CommitLog:
             SinkCommitError: Nobody knows.
         """
         recent, since = self._recent(table), staged_ms - _CLOCK_SKEW_MS
-        if any(found == digest for _, found, _ in recent):
+        if any(found == digest for _, found, _, _ in recent):
             return True
         snapshots = table.snapshots()
         if any(s.summary is not None and s.summary.additional_properties.get(_DIGEST) == digest for s in snapshots):
@@ -210,6 +211,19 @@ class CommitLog:
             "and restore a checkpoint or savepoint to write them again or continue without them."
         )
 
+    def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any]) -> None:
+        """Checks that no later commit has written one of the partitions.
+
+        Raises:
+            SinkCommitError: One has.
+        """
+        for newer, _, _, keys in self._recent(table):
+            if newer > checkpoint_id and (both := [key for key in partitions if key in keys]):
+                raise SinkCommitError(
+                    f"Iceberg table {self._table!r} has newer rows{'' if both[0] is None else f' of {both[0]}'}, those "
+                    f"of {newer}: {checkpoint_id} must not replace them"
+                )
+
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
         """Returns what the summary of the snapshot says about a commit."""
         return {
@@ -219,9 +233,9 @@ class CommitLog:
             _DIGEST: digest,
         }
 
-    def properties(self, table: Table, checkpoint_id: int, digest: str) -> dict[str, str]:
+    def properties(self, table: Table, checkpoint_id: int, digest: str, partitions: list[Any]) -> dict[str, str]:
         """Returns the property of the table after a commit."""
-        recent = [*self._recent(table), (checkpoint_id, digest, current_millis())][-_RECENT:]
+        recent = [*self._recent(table), (checkpoint_id, digest, current_millis(), partitions)][-_RECENT:]
         return {self._name: json.dumps({"checkpoint": checkpoint_id, "recent": recent})}
 
     def last(self, table: Table) -> int | None:

@@ -9,11 +9,10 @@ import pyarrow as pa
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.connectors.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import TypeMismatchError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
@@ -31,33 +30,24 @@ class IcebergWriter(TableWriter):
     """
 
     def __init__(self, sink: IcebergSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        if sink.partition_column is not None and context.partition is None:
-            raise ConfigurationError(
-                f"Iceberg table {sink.table!r} has partition_column {sink.partition_column!r}, but the job has no time "
-                "partitions: give it partitions_def=..., or leave out partition_column"
-            )
+        if sink.filled is not None:
+            where = f"the sink of Iceberg table {sink.table!r}"
+            sink.filled.check(where, columns_of(type_info), context.partition)
         super().__init__(sink.files, context, sink.row_type(type_info))
-        self._partition = None if sink.partition_column is None else context.partition
-        self._written = pa.struct(list(table_schema(sink.row_type(type_info)))) if self._flat else None
+        self._filled = None if sink.filled is None else sink.filled.values(context.partition)
         self._has_fields, self._context = _has_fields(type_info), context
 
     def write(self, column: pa.Array) -> None:
-        if self._partition is not None:
-            columns = column.flatten() if self._has_fields else [column]
-            key = pa.repeat(pa.scalar(self._partition), len(column))
-            assert self._written is not None
-            fields = [field.type for field in self._written]
-            arrays = [array.cast(kind) for array, kind in zip([*columns, key], fields, strict=True)]
-            super().write(pa.StructArray.from_arrays(arrays, fields=list(self._written)))
-            return
-        super().write(column.cast(self._written or self._schema.field(0).type))
+        columns = column.flatten() if self._has_fields else [column]
+        columns += [pa.repeat(pa.scalar(v, pa.string()), len(column)) for v in (self._filled or {}).values()]
+        columns = [array.cast(field.type) for array, field in zip(columns, self._schema, strict=True)]
+        super().write(pa.StructArray.from_arrays(columns, fields=list(self._schema)) if self._flat else columns[0])
 
     def prepare_commit(self) -> list[Json]:
-        now, partition = current_millis(), self._partition
-        files = [{**file, "staged_ms": now, "partition": partition} for file in super().prepare_commit()]
-        if not files and partition is not None and self._context.subtask == 0:  # it replaces what is there, too
-            nothing = {"key": "", "rows": 0, "bytes": 0, "sha256": self._context.execution}
-            files = [{**nothing, "staged_ms": now, "partition": partition}]
+        facts = {"staged_ms": current_millis(), "partition": self._context.partition}
+        files = [{**file, **facts} for file in super().prepare_commit()]
+        if not files and self._filled is not None and self._context.subtask == 0:  # it replaces what is there, too
+            files = [{"key": "", "rows": 0, "bytes": 0, "sha256": self._context.execution, **facts}]
         return files
 
 

@@ -323,7 +323,7 @@ def test_types_that_iceberg_does_not_have_are_refused_at_once(tmp_path: Path, ki
         ({"key": ["n"], "partition_column": "day"}, "give a key or a partition_column"),
         ({"key": "n"}, r"such as \['n'\]"),
         ({"key": ["x"]}, "has the key 'x', but"),
-        ({"partition_column": "n"}, "fills partition_column 'n' itself"),
+        ({"partition_column": "n"}, "fills column 'n' itself"),
         ({"partition_column": "s", "partition_by": ["s"]}, "leave partition_column 's' out"),
     ],
 )
@@ -343,6 +343,22 @@ def test_a_table_in_a_catalog_in_postgresql(postgres: str, tmp_path: Path) -> No
     requests = [stage(sink, 1, 2), stage(sink, 3, subtask=1)]
     assert (commit(sink, *requests), commit(sink, *requests, token=2)) == (0, 2)
     assert rows(sink) == [1, 2, 3]
+
+
+def test_an_owner_replaces_its_own_rows_only(tmp_path: Path) -> None:
+    mine, other = (sink_in(tmp_path).for_owner(owner) for owner in ("mine", "other"))
+    slept = stage(mine, 1, 2, checkpoint_id=1)
+    commit(mine, stage(mine, 3, checkpoint_id=2))
+    commit_requests(
+        other.create_committer(CommitterInitContext("job", "other", 1, ROW)),
+        [stage(other, 4, partition="p", uid="other")],
+        "other",
+    )
+    with pytest.raises(SinkCommitError, match="newer rows, those of 2: 1 must not replace them"):
+        commit(mine, slept)
+    commit(mine, stage(mine, 5, checkpoint_id=3))
+    assert rows(mine) == [4, 5]
+    assert [column.name for column in opened(mine).spec().fields] == ["dagster_asset_key", "dagster_partition_key"]
 
 
 STEPS: list[tuple[Any, str]] = [
