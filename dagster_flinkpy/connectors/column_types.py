@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from dagster_flinkpy.common.typeinfo import (
     ListTypeInfo,
     MapTypeInfo,
@@ -13,7 +15,19 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["check_json_type", "columns_of", "is_binary", "is_nested"]
+__all__ = ["check_json_type", "check_key", "columns_of", "is_binary", "is_nested"]
+
+_KEY_TYPES = (
+    Types.STRING(),
+    Types.BOOLEAN(),
+    Types.BYTE(),
+    Types.SHORT(),
+    Types.INT(),
+    Types.LONG(),
+    Types.SQL_DATE(),
+    Types.SQL_TIMESTAMP(),
+    Types.INSTANT(),
+)
 
 
 def columns_of(type_info: TypeInformation) -> dict[str, TypeInformation]:
@@ -31,6 +45,27 @@ def is_nested(type_info: TypeInformation) -> bool:
 def is_binary(type_info: TypeInformation) -> bool:
     """Returns whether values of a type are bytes."""
     return isinstance(type_info, PickledBytesTypeInfo) or type_info == Types.PRIMITIVE_ARRAY(Types.BYTE())
+
+
+def check_key(where: str, key: Sequence[str], columns: Mapping[str, TypeInformation]) -> None:
+    """Checks that rows can be compared by a key.
+
+    Args:
+        where: The sink, for messages.
+        key: The columns of the key.
+        columns: The columns of the records.
+
+    Raises:
+        ConfigurationError: A column does not exist, or its values cannot be compared.
+    """
+    for name in key:
+        if name not in columns:
+            raise ConfigurationError(f"{where} has the key {name!r}, but the records have {list(columns)}")
+        if columns[name] not in _KEY_TYPES:
+            raise ConfigurationError(
+                f"{where} cannot have the key {name!r}, a {columns[name]}: use text, a whole number, a boolean, a date "
+                "or a timestamp"
+            )
 
 
 def check_json_type(name: str, type_info: TypeInformation) -> None:

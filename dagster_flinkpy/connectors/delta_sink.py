@@ -18,7 +18,7 @@ from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.column_types import check_key, columns_of
 from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
@@ -44,8 +44,9 @@ class DeltaSink(TwoPhaseCommittingSink):
     them in one version of the table's log. Readers see all rows of a checkpoint or none. The table is created if it
     does not exist.
 
-    By default rows are appended. With ``partition_column``, for jobs with time partitions, the rows of a partition
-    replace those that earlier runs of the partition have written, in the same version of the log.
+    By default rows are appended. With ``key``, a row replaces the row with the same key. With ``partition_column``, for
+    jobs with time partitions, the rows of a partition replace those that earlier runs of the partition have written, in
+    the same version of the log.
 
     Args:
         location: The folder of the table, on S3 or local.
@@ -54,6 +55,11 @@ class DeltaSink(TwoPhaseCommittingSink):
         max_file_bytes: The size after which a file is full and another one begins. Default: a checkpoint ends it.
         partition_column: A text column that the sink fills with the key of the Dagster partition. It must not be one of
             the fields. It is the first partition column of the table.
+        key: Columns that identify a row: it replaces the row with the same key. Text, whole numbers, booleans, dates or
+            timestamps. Of several rows of a checkpoint with the same key the last one counts. Subtasks then stage their
+            rows, and the driver merges them into the table. Default: rows are appended.
+        merge_schema: Whether columns that the table does not have are added to it, when the job starts. Rows that are
+            there have null in them. Default: the job is refused.
 
     Raises:
         ConfigurationError: An argument cannot work, or deltalake is not installed.
@@ -67,11 +73,20 @@ class DeltaSink(TwoPhaseCommittingSink):
         sort_by: Sequence[str] = (),
         max_file_bytes: int | None = None,
         partition_column: str | None = None,
+        key: Sequence[str] = (),
+        merge_schema: bool = False,
     ) -> None:
         if partition_column is not None:
             check_name("DeltaSink() as partition_column", partition_column)
         if find_spec("deltalake") is None:
             raise ConfigurationError("DeltaSink needs deltalake: pip install 'dagster-flinkpy[delta]'")
+        if isinstance(key, str):
+            raise ConfigurationError(f"key must be a list of columns, such as [{key!r}]")
+        if key and (partition_column is not None or sort_by or max_file_bytes is not None):
+            raise ConfigurationError(
+                "with a key, rows replace rows with the same key, and delta-rs writes the files: leave out "
+                "partition_column, sort_by and max_file_bytes"
+            )
         self.files = _DeltaFiles(
             location,
             partition_by=partition_by,
@@ -80,7 +95,9 @@ class DeltaSink(TwoPhaseCommittingSink):
             compression="zstd",
         )
         self.location = self.files.location
+        self.staged = _DeltaFiles(self.location.child("_flinkpy_staged"), compression="zstd")
         self.filled = None if partition_column is None else FilledColumns(partition_column)
+        self.key, self.merge_schema = tuple(key), merge_schema
 
     @property
     def partition_by(self) -> list[str]:
@@ -89,17 +106,25 @@ class DeltaSink(TwoPhaseCommittingSink):
 
     def validate(self, type_info: TypeInformation | None) -> None:
         self.files.validate(type_info)
-        if self.filled is not None and type_info is not None:
-            self.filled.check_free(f"the sink of Delta table {self.location.url}", columns_of(type_info))
+        if type_info is not None:
+            where, columns = f"the sink of Delta table {self.location.url}", columns_of(type_info)
+            if self.filled is not None:
+                self.filled.check_free(where, columns)
+            check_key(where, self.key, columns)
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        writer: CommittingSinkWriter = resolve("delta_writer")(self, context, type_info)
+        writer: CommittingSinkWriter
+        if self.key:
+            where = f"Delta table {self.location.url}"
+            writer = resolve("keyed_rows_writer")(self.staged, self.key, where, context, type_info)
+        else:
+            writer = resolve("delta_writer")(self, context, type_info)
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
         name = "delta_committer" if self.filled is None else "delta_partition_committer"
-        committer: Committer = resolve(name)(self, context)
+        committer: Committer = resolve("delta_upsert_committer" if self.key else name)(self, context)
         return committer
 
     def for_owner(self, owner: str) -> DeltaSink:
@@ -109,7 +134,12 @@ class DeltaSink(TwoPhaseCommittingSink):
 
         Args:
             owner: The owner.
+
+        Raises:
+            ConfigurationError: The sink replaces rows by key.
         """
+        if self.key:
+            raise ConfigurationError(f"{owner!r} replaces all of its rows in {self.location.url}: leave out key")
         sink = copy.copy(self)
         sink.filled = FilledColumns.of_owner(owner)
         return sink

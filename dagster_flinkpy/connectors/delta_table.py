@@ -7,7 +7,6 @@ itself, because it would not look again.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +22,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values, value_folder
+from dagster_flinkpy.connectors.staged_rows import RowFile, digest_of
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
@@ -31,15 +31,15 @@ from dagster_flinkpy.datastream.connectors.base import (
     Json,
     WriterInitContext,
 )
-from dagster_flinkpy.errors import ConfigurationError, SinkCommitError, StorageError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_sink import DeltaSink
 
-__all__ = ["DeltaCommitter", "DeltaPartitionCommitter", "DeltaWriter"]
+__all__ = ["DIGEST", "DeltaCommitter", "DeltaPartitionCommitter", "DeltaWriter"]
 
-_DIGEST = "flinkpy.digest"
+DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
 _LOOKS = 10
 _VERSIONS = 50
@@ -86,32 +86,40 @@ class DeltaCommitter(Committer):
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
         try:
-            files = [StagedFile.from_json(request.committable) for request in requests]
-            digest = hashlib.sha256(json.dumps([[f.key, f.sha256] for f in files]).encode()).hexdigest()
             staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
-            self._commit(requests, files, digest, staged_ms)
+            self._commit(requests, digest_of([RowFile.of(request) for request in requests]), staged_ms)
         except (StorageError, DeltaError, OSError) as error:
             for request in requests:
                 request.retry_later(error)
+        except CommittableLostError as error:
+            for request in requests:
+                request.signal_failed_with_known_reason(error)
         except (SinkCommitError, KeyError, TypeError, ValueError) as error:
             for request in requests:
                 request.signal_failed_with_unknown_reason(error)
 
-    def _commit(self, requests: Sequence[CommitRequest], files: list[StagedFile], digest: str, staged_ms: int) -> None:
+    def _commit(self, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> None:
         error: Exception | None = None
         for _ in range(_LOOKS):
             table = self._table()
             if self._has(table, requests, digest, staged_ms):
                 for request in requests:
                     request.signal_already_committed()
+                self._clean_up(requests)
                 return
             if error is None and not self._complete(requests):
                 return
             try:
-                self._add(table, files, requests, digest)
-                return
+                self._add(table, requests, digest)
             except CommitFailedError as failed:  # by somebody else's version, or by ours if the answer was lost
                 error = failed
+            except CommittableLostError as lost:  # or somebody else has just committed and deleted it
+                if isinstance(error, CommittableLostError):
+                    raise
+                error = lost
+            else:
+                self._clean_up(requests)
+                return
         raise StorageError(f"table {self._sink.location.url} changes faster than it can be committed to: {error}")
 
     def _complete(self, requests: Sequence[CommitRequest]) -> bool:
@@ -123,8 +131,11 @@ class DeltaCommitter(Committer):
             request.state, request.error = failed[0].state, failed[0].error
         return not failed
 
-    def _add(self, table: DeltaTable, files: list[StagedFile], requests: Sequence[CommitRequest], digest: str) -> None:
-        self._write(table, files, {self._app_id: requests[0].checkpoint_id}, {_DIGEST: digest})
+    def _clean_up(self, requests: Sequence[CommitRequest]) -> None:
+        """Is called when the requests are committed."""
+
+    def _add(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str) -> None:
+        self._write(table, _files(requests), {self._app_id: requests[0].checkpoint_id}, {DIGEST: digest})
 
     def _write(
         self,
@@ -167,7 +178,7 @@ class DeltaCommitter(Committer):
         limit = _VERSIONS
         while True:
             versions = table.history(limit)
-            if any(version.get(_DIGEST) == digest for version in versions):
+            if any(version.get(DIGEST) == digest for version in versions):
                 return True
             oldest = versions[-1]
             if oldest["version"] == 0 or oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
@@ -196,20 +207,39 @@ class DeltaCommitter(Committer):
         table = DeltaTable.create(
             url, schema, mode="ignore", partition_by=partition_by or None, storage_options=self._options
         )
-        found = {field.name: field.type for field in table.schema().fields}
-        for field in schema.fields:
-            if found.get(field.name) != field.type:
-                there = f"is {found[field.name]}" if field.name in found else "does not exist"
-                raise ConfigurationError(
-                    f"column {field.name!r} of Delta table {url} must be {field.type}, but {there}: change the records "
-                    "or the table"
-                )
+        self._add_columns(table, schema)
+        self._check_columns(table, schema)
         if table.metadata().partition_columns != partition_by:
             raise ConfigurationError(
                 f"Delta table {url} is partitioned by {table.metadata().partition_columns}, not by {partition_by}"
             )
         self._checked = True
         return table
+
+    def _add_columns(self, table: DeltaTable, schema: Schema) -> None:
+        """Adds columns that the table does not have, if the sink says so."""
+        for _ in range(_LOOKS):
+            found = {field.name for field in table.schema().fields}
+            missing = [field for field in schema.fields if field.name not in found] if self._sink.merge_schema else []
+            if not missing:
+                return
+            with suppress(CommitFailedError):  # somebody else has written the version, perhaps with these columns
+                table.alter.add_columns(missing, commit_properties=CommitProperties(max_commit_retries=0))
+            table.update_incremental()
+
+    def _check_columns(self, table: DeltaTable, schema: Schema) -> None:
+        url, found = self._sink.location.url, {field.name: field.type for field in table.schema().fields}
+        for field in schema.fields:
+            if field.name not in found:
+                raise ConfigurationError(
+                    f"column {field.name!r} of Delta table {url} must be {field.type}, but does not exist: add it, or "
+                    "give DeltaSink merge_schema=True"
+                )
+            if found[field.name] != field.type:
+                raise ConfigurationError(
+                    f"column {field.name!r} of Delta table {url} must be {field.type}, but is {found[field.name]}: "
+                    "change the records or the table"
+                )
 
     def last_committed(self) -> int | None:
         if not DeltaTable.is_deltatable(self._sink.location.url, self._options):
@@ -249,10 +279,10 @@ class DeltaPartitionCommitter(DeltaCommitter):
         keys = [partition for partition in partitions if partition is not None]
         return [*chosen, (filled.partition, "in", keys)] if keys else chosen
 
-    def _add(self, table: DeltaTable, files: list[StagedFile], requests: Sequence[CommitRequest], digest: str) -> None:
+    def _add(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str) -> None:
         partitions = _partitions(requests)
         transactions = {self._app_of(each): requests[0].checkpoint_id for each in (None, *partitions)}
-        self._write(table, files, transactions, {_DIGEST: digest}, self._replaced(partitions))
+        self._write(table, _files(requests), transactions, {DIGEST: digest}, self._replaced(partitions))
 
     def _has(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> bool:
         if super()._has(table, requests, digest, staged_ms):
@@ -296,6 +326,10 @@ class DeltaPartitionCommitter(DeltaCommitter):
         replaced = self._sink.filled.replaced(partition).items()
         files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
         return sum(all(file[f"partition.{name}"] == value for name, value in replaced) for file in files)
+
+
+def _files(requests: Sequence[CommitRequest]) -> list[StagedFile]:
+    return [StagedFile.from_json(request.committable) for request in requests]
 
 
 def _partitions(requests: Sequence[CommitRequest]) -> list[str | None]:

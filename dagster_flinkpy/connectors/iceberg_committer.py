@@ -37,6 +37,7 @@ from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING, CommitLog, TargetTable
+from dagster_flinkpy.connectors.keyed_rows import last_of_each, without
 from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.connectors.staged_files import StagedFile, StagedFileCommitter, partition_values
@@ -109,6 +110,10 @@ class IcebergCommitter(Committer):
                 self._swap(table, self._change(table, requests), requests, digest)
             except CommitFailedException as failed:
                 error = failed
+            except CommittableLostError as lost:  # or somebody else has just committed and deleted it
+                if isinstance(error, CommittableLostError):
+                    raise
+                error = lost
             else:
                 self._clean_up(requests)
                 return
@@ -227,7 +232,9 @@ class UpsertCommitter(IcebergCommitter):
         type_info, files = self._context.type_info, [RowFile.of(request) for request in requests]
         assert type_info is not None
         rows = self._rows.read(files, table_schema(type_info), requests[0].checkpoint_id)
-        rows = last_of_each(rows.cast(self._table.schema), self._sink.key)
+        kinds = {field.name: field for field in self._table.schema}
+        rows = rows.cast(pa.schema([kinds.get(field.name, field) for field in rows.schema]))
+        rows = last_of_each(rows, self._sink.key)
         parts, removed = [rows], []
         for task in _tasks(table, _range(rows, self._sink.key[0])):
             there = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table([task])
@@ -294,21 +301,6 @@ def _partition_value(table: Table, field: PartitionField, values: dict[str, str 
     if isinstance(column.field_type, (IntegerType, LongType)):
         return int(text)
     return (date.fromisoformat(text) - _EPOCH).days if isinstance(column.field_type, DateType) else text
-
-
-def last_of_each(rows: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Returns the last row of each key."""
-    numbered = rows.select(list(key)).append_column("__row", pa.array(range(rows.num_rows), pa.int64()))
-    last = numbered.group_by(list(key)).aggregate([("__row", "max")])
-    return rows.take(last.column("__row_max").sort())
-
-
-def without(rows: pa.Table, others: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Returns the rows whose key none of the others has."""
-    numbered = rows.select(list(key)).append_column("__row", pa.array(range(rows.num_rows), pa.int64()))
-    numbered = numbered.cast(pa.schema([*(others.schema.field(name) for name in key), numbered.schema.field("__row")]))
-    kept = numbered.join(others.select(list(key)), keys=list(key), join_type="left anti")
-    return rows.take(kept.column("__row").sort())
 
 
 def _range(rows: pa.Table, column: str) -> BooleanExpression:

@@ -19,7 +19,7 @@ from dagster_flinkpy.common.typeinfo import (
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.column_types import columns_of, is_nested
+from dagster_flinkpy.connectors.column_types import check_key, columns_of
 from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
@@ -124,7 +124,12 @@ class IcebergSink(TwoPhaseCommittingSink):
 
         Args:
             owner: The owner.
+
+        Raises:
+            ConfigurationError: The sink replaces rows by key.
         """
+        if self.key:
+            raise ConfigurationError(f"{owner!r} replaces all of its rows in table {self.table!r}: leave out key")
         sink = copy.copy(self)
         sink._fill(FilledColumns.of_owner(owner))
         return sink
@@ -135,14 +140,7 @@ class IcebergSink(TwoPhaseCommittingSink):
         if self.filled is not None:
             self.filled.check_free(where, columns)
         self.files.validate(None if type_info is None else self.row_type(type_info))
-        for name in self.key:
-            if name not in columns:
-                raise ConfigurationError(f"{where} has the key {name!r}, but the records have {list(columns)}")
-            if is_nested(columns[name]) or columns[name] in (Types.FLOAT(), Types.DOUBLE(), _BYTES, Types.SQL_TIME()):
-                raise ConfigurationError(
-                    f"{where} cannot have the key {name!r}, a {columns[name]}: use text, a whole number, a boolean, a "
-                    "date or a timestamp"
-                )
+        check_key(where, self.key, columns)
 
     def row_type(self, type_info: TypeInformation) -> TypeInformation:
         """Returns the columns of the table as they are written, for records of a type."""
@@ -154,8 +152,12 @@ class IcebergSink(TwoPhaseCommittingSink):
 
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         self.validate(type_info)
-        name = "iceberg_staging_writer" if self.key else "iceberg_writer"
-        writer: CommittingSinkWriter = resolve(name)(self, context, type_info)
+        writer: CommittingSinkWriter
+        if self.key:
+            where = f"Iceberg table {self.table!r}"
+            writer = resolve("keyed_rows_writer")(self.staged, self.key, where, context, type_info)
+        else:
+            writer = resolve("iceberg_writer")(self, context, type_info)
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
@@ -168,9 +170,6 @@ class IcebergSink(TwoPhaseCommittingSink):
 
     def uri(self) -> str:
         return self.location.url
-
-
-_BYTES = Types.PRIMITIVE_ARRAY(Types.BYTE())
 
 
 class _IcebergFiles(TableSink):

@@ -1,4 +1,4 @@
-"""The writers of the Iceberg sink. They need no catalog."""
+"""The writer of the Iceberg sink. It needs no catalog."""
 
 from __future__ import annotations
 
@@ -9,15 +9,13 @@ import pyarrow as pa
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.staged_rows import StagedRowsWriter
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import Json, WriterInitContext
-from dagster_flinkpy.errors import TypeMismatchError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
 
-__all__ = ["IcebergStagingWriter", "IcebergWriter"]
+__all__ = ["IcebergWriter"]
 
 
 class IcebergWriter(TableWriter):
@@ -35,7 +33,7 @@ class IcebergWriter(TableWriter):
             sink.filled.check(where, columns_of(type_info), context.partition)
         super().__init__(sink.files, context, sink.row_type(type_info))
         self._filled = None if sink.filled is None else sink.filled.values(context.partition)
-        self._has_fields, self._context = _has_fields(type_info), context
+        self._has_fields, self._context = bool(pa.types.is_struct(type_info.arrow_type)), context
 
     def write(self, column: pa.Array) -> None:
         columns = column.flatten() if self._has_fields else [column]
@@ -49,39 +47,3 @@ class IcebergWriter(TableWriter):
         if not files and self._filled is not None and self._context.subtask == 0:  # it replaces what is there, too
             files = [{"key": "", "rows": 0, "bytes": 0, "sha256": self._context.execution, **facts}]
         return files
-
-
-def _has_fields(type_info: TypeInformation) -> bool:
-    return bool(pa.types.is_struct(type_info.arrow_type))
-
-
-class IcebergStagingWriter(StagedRowsWriter):
-    """Stages rows that replace those with the same key.
-
-    Args:
-        sink: The sink.
-        context: Who is writing.
-        type_info: Type of the records.
-    """
-
-    def __init__(self, sink: IcebergSink, context: WriterInitContext, type_info: TypeInformation) -> None:
-        super().__init__(sink.staged, context, type_info)
-        self._key, self._type_info, self._table = sink.key, type_info, sink.table
-
-    def write(self, column: pa.Array) -> None:
-        check_keys(column, self._type_info, self._key, f"Iceberg table {self._table!r}")
-        super().write(column)
-
-
-def check_keys(column: pa.Array, type_info: TypeInformation, key: tuple[str, ...], table: str) -> None:
-    """Checks that no key is null.
-
-    Raises:
-        TypeMismatchError: One is. The message names the column.
-    """
-    arrays = column.flatten() if _has_fields(type_info) else [column]
-    for name, array in zip(columns_of(type_info), arrays, strict=True):
-        if name in key and array.null_count:
-            raise TypeMismatchError(
-                f"a row for {table} has null in column {name!r}, which is part of its key: filter() it out"
-            )

@@ -59,7 +59,7 @@ class RowFile:
         data = request.committable
         try:
             key = str(data["key"])
-            partition = data["partition"]
+            partition = data.get("partition")
             return RowFile(
                 check_relative(key) if key else "",
                 int(data["rows"]),
@@ -68,7 +68,7 @@ class RowFile:
                 int(data["staged_ms"]),
                 None if partition is None else str(partition),
             )
-        except (KeyError, TypeError, ValueError, PathEscapesPrefixError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError, PathEscapesPrefixError) as error:
             raise SinkCommitError(f"not a committable of staged rows: {data!r:.300} ({error!r})") from error
 
 
@@ -125,24 +125,25 @@ class StagedRows:
         self._names = FileNames(context)
 
     def read(self, files: Sequence[RowFile], schema: pa.Schema, checkpoint_id: int) -> pa.Table:
-        """Reads the rows of files, in their order.
+        """Reads the rows of files, in their order. Columns that a file does not have are null.
+
+        Rows that an older program has staged may have columns that are not in ``schema``; they come last.
 
         Raises:
             CommittableLostError: A file is missing or changed.
             StorageError: A file cannot be read.
         """
-        return pa.concat_tables(
-            [schema.empty_table(), *(self._read(file, schema, checkpoint_id) for file in files if file.key)]
-        )
+        parts = [self._read(file, checkpoint_id) for file in files if file.key]
+        return pa.concat_tables([schema.empty_table(), *parts], promote_options="default")
 
-    def _read(self, file: RowFile, schema: pa.Schema, checkpoint_id: int) -> pa.Table:
+    def _read(self, file: RowFile, checkpoint_id: int) -> pa.Table:
         try:
             data = self._store.get(file.key)[0]
         except ObjectNotFoundError as error:
             raise self._lost(file, checkpoint_id, "is missing") from error
         if hashlib.sha256(data).hexdigest() != file.sha256:
             raise self._lost(file, checkpoint_id, "was changed")
-        return pq.ParquetFile(pa.BufferReader(data)).read().cast(schema)
+        return pq.ParquetFile(pa.BufferReader(data)).read()
 
     def require(self, files: Sequence[RowFile], checkpoint_id: int) -> None:
         """Makes sure that files exist with their size.

@@ -19,9 +19,10 @@ from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import DeltaSink
 from dagster_flinkpy.connectors.delta_table import DeltaCommitter, DeltaWriter
+from dagster_flinkpy.connectors.delta_upsert import DeltaUpsertCommitter
 from dagster_flinkpy.connectors.staged_files import StagedFileCommitter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
-from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
+from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, TypeMismatchError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -211,12 +212,85 @@ def test_types_that_delta_does_not_have_are_refused_at_once(tmp_path: Path, kind
         DeltaSink(str(tmp_path)).validate(Types.ROW_NAMED(["a"], [Types.LIST(kind)]))
 
 
+def test_rows_replace_rows_with_the_same_key(location: StorageLocation) -> None:
+    old = Types.ROW_NAMED(["a b", "s"], [Types.LONG(), Types.STRING()])
+    row = Types.ROW_NAMED(["a b", "tags", "s"], [Types.LONG(), Types.LIST(Types.INT()), Types.STRING()])
+
+    def some(sink: DeltaSink, kind: TypeInformation, checkpoint: int, *records: Any, **changes: Any) -> CommitRequest:
+        context = replace(CONTEXT, checkpoint_id=checkpoint, **changes)
+        writer = sink.create_writer(context, kind)
+        writer.write(kind.to_arrow(records))
+        [committable] = json.loads(json.dumps(writer.prepare_commit()))
+        return CommitRequest(checkpoint, context.subtask, committable)
+
+    def put(sink: DeltaSink, kind: TypeInformation, *requests: CommitRequest, token: int = 1) -> int:
+        fresh = [CommitRequest(r.checkpoint_id, r.subtask, r.committable) for r in requests]
+        return commit_requests(committer(sink, token, kind), fresh, "sink", wait=lambda _: None)
+
+    sink = DeltaSink(location, key=["a b"], partition_by=["s"])
+    first = [some(sink, old, 1, (1, "a"), (2, "a"), (1, "b")), some(sink, old, 1, (3, "b"), subtask=1)]
+    put(sink, old, *first)
+    late = some(sink, old, 2, (2, "c"))  # staged by the old program, committed by the new one
+    with pytest.raises(ConfigurationError, match=r"'tags' .* does not exist: add it, or give DeltaSink merge_schema"):
+        committer(sink, type_info=row).abort_lingering([late])
+    sink = DeltaSink(location, key=["a b"], partition_by=["s"], merge_schema=True)
+    committer(sink, type_info=row).abort_lingering([late])
+    put(sink, row, late)
+    put(sink, row, some(sink, row, 3, (3, [7], "b"), (4, None, "a")))
+    assert put(sink, row, *first, token=0) == 2
+    table = opened(sink).to_pyarrow_table().select(["a b", "s", "tags"]).sort_by("a b")
+    found = [tuple(record.values()) for record in table.to_pylist()]
+    assert found == [(1, "b", None), (2, "c", None), (3, "b", [7]), (4, "a", None)]
+    assert opened(sink).version() == 4  # created, one column more, three checkpoints
+    assert committer(sink, type_info=row).lingering([]) == 0
+    with pytest.raises(TypeMismatchError, match="null in column 'a b', which is part of its key"):
+        some(sink, row, 4, (None, None, "a"))
+
+
+def test_an_attempt_that_sleeps_merges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = DeltaSink(str(tmp_path), key=["n"])
+    first, later = stage(sink, 1), stage(sink, 2, checkpoint_id=2)
+    real, newer = DeltaUpsertCommitter._add, [True]
+
+    def add(self: DeltaUpsertCommitter, *args: Any) -> None:
+        if newer:
+            newer.clear()
+            commit(sink, first, later, token=2)
+        real(self, *args)
+
+    monkeypatch.setattr(DeltaUpsertCommitter, "_add", add)
+    assert commit(sink, first) == 1  # its staged rows are gone, too, but it finds that they are in the table
+    assert commit(sink, first, later) == 2
+    lost = stage(sink, 3, checkpoint_id=3)
+    committer(sink).abort_lingering([])
+    with pytest.raises(CommittableLostError, match="is missing"):
+        commit(sink, lost)
+    assert (rows(sink), opened(sink).version()) == ([1, 2], 2)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"key": ["n"], "sort_by": ["n"]}, "leave out partition_column, sort_by"),
+        ({"key": "n"}, r"such as \['n'\]"),
+        ({"key": ["x"]}, "has the key 'x', but"),
+        ({"key": ["d"]}, r"cannot have the key 'd', a Types.DOUBLE\(\)"),
+    ],
+)
+def test_keys_that_cannot_work(tmp_path: Path, options: Any, said: str) -> None:
+    row = Types.ROW_NAMED(["n", "d"], [Types.LONG(), Types.DOUBLE()])
+    with pytest.raises(ConfigurationError, match=said):
+        DeltaSink(str(tmp_path), **options).validate(row)
+
+
 STEPS: list[tuple[Any, str]] = [
     (DeltaWriter, "write"),
     (DeltaWriter, "prepare_commit"),
     (DeltaCommitter, "_complete"),
     (DeltaCommitter, "_add"),
     (DeltaCommitter, "_has"),
+    (DeltaUpsertCommitter, "_add"),
+    (DeltaUpsertCommitter, "_clean_up"),
     (StagedFileCommitter, "_commit_one"),
     (LocalObjectStore, "complete_upload"),
     (LocalObjectStore, "put"),
@@ -229,12 +303,18 @@ STEPS: list[tuple[Any, str]] = [
     when=st.sampled_from(["before", "after"]),
     numbers=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     parallelism=st.integers(1, 2),
+    key=st.sampled_from([[], ["value"]]),
 )
 def test_every_record_is_in_the_table_once_wherever_the_job_dies(
-    tmp_path_factory: pytest.TempPathFactory, step: tuple[Any, str], when: str, numbers: list[int], parallelism: int
+    tmp_path_factory: pytest.TempPathFactory,
+    step: tuple[Any, str],
+    when: str,
+    numbers: list[int],
+    parallelism: int,
+    key: list[str],
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
-    sink = DeltaSink(str(folder / "table"))
+    sink = DeltaSink(str(folder / "table"), key=key)
     finished = False
     with dying(step, when, numbers):
         for _ in range(12):
@@ -253,6 +333,7 @@ def test_every_record_is_in_the_table_once_wherever_the_job_dies(
     assert sorted(table.to_pyarrow_table().column("value").to_pylist()) == list(range(9))
     sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
     assert list(sink.location.open().list_uploads()) == []
+    assert list(sink.staged.location.open().list()) == []
 
 
 # --- partitions -------------------------------------------------------------------------------------------------------
