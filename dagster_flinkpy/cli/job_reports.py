@@ -32,7 +32,7 @@ _STATES = ("CREATED", "SCHEDULED", "DEPLOYING", "RUNNING", "FINISHED", "CANCELIN
 def show_job(directory: str, endpoint_url: str | None, as_json: bool) -> None:
     """Show the last run of the job in DIR: its status, operators, restarts and failures, and where its time goes.
 
-    A run stores this every ten seconds, after a checkpoint, and when it ends.
+    A run stores this after a checkpoint, at most every ten seconds, when something restarts, and when it ends.
     """
     store = StorageLocation(directory, endpoint_url).open()
     report = _report(store)

@@ -146,6 +146,23 @@ def test_a_run_writes_it_at_most_once_per_checkpoint_and_at_the_end(
     assert written == [*(("RUNNING", n) for n in range(1, 6)), ("FINISHED", 5)]
 
 
+def test_restarts_are_seen_although_no_checkpoint_completes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, int, int]] = []
+    write = job_reporter.write_execution_report
+
+    def noted(store: Any, report: Any, etag: str | None) -> str | None:
+        written.append((report.run.status, report.run.restarts, len(report.failures)))
+        return write(store, report, etag)
+
+    monkeypatch.setattr(job_reporter, "write_execution_report", noted)
+    graph, _ = program(tmp_path, FailsAt(1, tmp_path, executions=2))
+    config = {"failover": FailoverConfig(FixedDelayRestart(2, timedelta(milliseconds=50)))}
+    with HarnessAttempt(graph, tmp_path, config=config) as attempt:
+        list(attempt.run_epochs())
+    restarts = [("RESTARTING", 0, 1), ("RUNNING", 1, 1), ("RESTARTING", 1, 2), ("RUNNING", 2, 2)]
+    assert written == [*restarts, ("FINISHED", 2, 2)]
+
+
 def test_a_store_that_fails_does_not_fail_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any) -> None:
         raise StorageError("a hiccup")
@@ -162,7 +179,7 @@ def test_an_older_run_does_not_overwrite_the_report_of_a_newer_one(tmp_path: Pat
     graph, _ = program(tmp_path)
     older = HarnessAttempt(graph, tmp_path, owner="older")
     with older:
-        older._reporter._note(older._failover.graph, older._attempt)
+        older._reporter.note(older._failover.graph, older._attempt)
         older._reporter.write()
         with HarnessAttempt(graph, tmp_path, owner="newer"):
             pass

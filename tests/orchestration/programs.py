@@ -104,6 +104,8 @@ class FakeAttempt:
 
         return make
 
+    execution = None
+
     def __enter__(self) -> FakeAttempt:
         return self
 

@@ -21,7 +21,7 @@ from dagster._core.remote_origin import InProcessCodeLocationOrigin, RemoteJobOr
 from dagster._core.test_utils import create_run_for_test
 from dagster._core.types.loadable_target_origin import LoadableTargetOrigin
 
-from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
@@ -29,8 +29,8 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration import build_flink_jobs, flink_assets
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs import region_run
-from dagster_flinkpy.orchestration.runs.job_runs import refuse_other_location
+from dagster_flinkpy.orchestration.runs import job_run
+from dagster_flinkpy.orchestration.runs.runs_of_job import refuse_other_location
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import Count, word_count
 from tests.orchestration.runs.test_partitioned_run import letters
@@ -81,6 +81,35 @@ def other_words(table: Path) -> StreamExecutionEnvironment:
     counted = texts.key_by(lambda text: text, Types.STRING()).process(Count(), COUNTED).uid("texts_count")
     counted.sink_to(ParquetSink(str(table))).uid("texts_table")
     return env
+
+
+# --- what a failed run shows ------------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_shows_how_it_was_executed(deployment: Deployment) -> None:
+    def fails(text: str) -> str:
+        if text == "b":
+            raise ValueError("boom")
+        return text
+
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    options = {"restart-strategy.type": "fixed-delay", "restart-strategy.fixed-delay.attempts": "1"}
+    env.configure(Configuration.from_dict({**options, "restart-strategy.fixed-delay.delay": "0 ms"}))
+    source = CollectionSource(["a", "b"], Types.STRING(), records_per_epoch=1)
+    texts = env.from_source(source, WatermarkStrategy.no_watermarks(), "texts").uid("texts")
+    texts.map(fails, Types.STRING()).uid("map").print().uid("print")
+    result = deployment.run(env, "words", epochs=2)
+    (failure,) = [event for event in result.all_events if event.is_step_failure]
+    metadata = failure.step_failure_data.user_failure_data.metadata
+    facts = {name: metadata[name].value for name in ("error", "status", "restarts", "last_checkpoint")}
+    assert facts == {"error": "UserFunctionError", "status": "FAILED", "restarts": 1, "last_checkpoint": 1}
+    operators = {record.data["operator"]: record.data for record in metadata["operators"].records}
+    assert (operators["map"]["attempt"], operators["map"]["subtasks by state"]) == (1, "1 CANCELED, 1 FAILED")
+    failures = [record.data for record in metadata["failures"].records]
+    assert [(each["operator"], each["attempt"], each["error"]) for each in failures] == [
+        ("map", 1, "UserFunctionError"),
+        ("map", 0, "UserFunctionError"),
+    ]
 
 
 # --- an unknown uid, and a savepoint of another job -------------------------------------------------------------------
@@ -210,7 +239,7 @@ def test_a_run_beside_one_of_another_code_location_touches_nothing(
     def refused(instance: DagsterInstance, run: DagsterRun, job_id: str, keys: object) -> None:
         raise ConfigurationError(f"job {job_id!r} is in two code locations")
 
-    monkeypatch.setattr(region_run, "refuse_other_location", refused)
+    monkeypatch.setattr(job_run, "refuse_other_location", refused)
     description, error = said(deployment.run(word_count(tmp_path / "table", ["a"]), "words"))
     assert (description, error) == ("job 'words' is in two code locations", "ConfigurationError")
     assert not (tmp_path / "checkpoints").exists()

@@ -11,7 +11,7 @@ from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_runner import RegionRunner
+from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.storage import lease
 from tests.simulation.mutations import CALM, Wrapped, mutation
@@ -49,8 +49,8 @@ def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
     return tolerated
 
 
-@mutation("a region that restarts does not read its input again", RegionRunner, "run", "but counted", **_FAILING)
-def _(real: Wrapped, runner: RegionRunner, epochs: Sequence[Epoch], restarts: int = 0) -> Any:
+@mutation("a region that restarts does not read its input again", JobRunner, "run", "but counted", **_FAILING)
+def _(real: Wrapped, runner: JobRunner, epochs: Sequence[Epoch], restarts: int = 0) -> Any:
     return real(runner, [replace(epoch, splits={}) for epoch in epochs] if restarts else epochs, restarts)
 
 

@@ -34,7 +34,7 @@ from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_runner import RegionRunner
+from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.state.handles import RunHandle
@@ -359,9 +359,9 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
 
 
 @mutation(
-    "a fenced attempt calls what others have deleted damaged", RegionRunner, "_cause", "CorruptStateError", pause=0.03
+    "a fenced attempt calls what others have deleted damaged", JobRunner, "_cause", "CorruptStateError", pause=0.03
 )
-def _(real: Wrapped, region: RegionRunner, error: Any) -> Any:
+def _(real: Wrapped, region: JobRunner, error: Any) -> Any:
     return error
 
 

@@ -27,6 +27,7 @@ from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, Environment, Program, flink_job
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.partition_check import (
     PARTITIONS_UP_TO_DATE,
     partition_results,
@@ -34,7 +35,6 @@ from dagster_flinkpy.orchestration.runs.partition_check import (
 )
 from dagster_flinkpy.orchestration.runs.partition_events import materialize_partitions
 from dagster_flinkpy.orchestration.runs.partitioned_run import run_partitions
-from dagster_flinkpy.orchestration.runs.region_run import RegionRun
 from dagster_flinkpy.orchestration.runs.unpartitioned_run import run_epochs
 
 __all__ = ["build_flink_asset_specs", "flink_assets"]
@@ -272,7 +272,7 @@ def _job_assets(
     ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
         if context.selected_asset_keys:  # else only checks are to run
-            run = RegionRun.begin(context, assets)
+            run = JobRun.begin(context, assets)
             with flink_failures():
                 events = run_epochs(run, config, job, storage, spark)
             yield from events.results()
@@ -319,7 +319,7 @@ def _partitioned_assets(
     ) -> Iterator[MaterializeResult[Any] | AssetCheckResult]:
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
         if context.selected_asset_keys:
-            run = RegionRun.begin(context, assets)
+            run = JobRun.begin(context, assets)
             with flink_failures():
                 completed, token, stale = run_partitions(
                     run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked

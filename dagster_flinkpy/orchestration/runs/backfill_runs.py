@@ -32,8 +32,8 @@ from dagster_flinkpy.orchestration.runs.exclusive_run import (
     step_began,
     utc,
 )
-from dagster_flinkpy.orchestration.runs.job_runs import works_on
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 

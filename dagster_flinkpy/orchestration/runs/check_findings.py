@@ -18,7 +18,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.job_assets import JobAssets
 from dagster_flinkpy.orchestration.program import forecast
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import ObjectStore

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dagster import MaterializeResult
 
 from dagster_flinkpy.orchestration.dagster_internals import record_at_once
-from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 
@@ -33,7 +33,7 @@ class EpochEvents:
         clock: Tells seconds.
     """
 
-    def __init__(self, run: RegionRun, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, run: JobRun, interval: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._interval, self._clock = run, interval, clock
         self._recorded_at = clock()
         self._last: tuple[CompletedEpoch, int] | None = None

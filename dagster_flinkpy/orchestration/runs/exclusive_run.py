@@ -11,7 +11,7 @@ from dagster import AssetSpec, DagsterInstance, DagsterRun
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.orchestration.dagster_internals import BACKFILL_ID_TAG
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
-from dagster_flinkpy.orchestration.runs.job_runs import runs_at_work
+from dagster_flinkpy.orchestration.runs.runs_of_job import runs_at_work
 from dagster_flinkpy.storage import lease
 from dagster_flinkpy.storage.object_store import ObjectStore
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, DagsterInstance, MaterializeResult
 
-from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, data_version
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ __all__ = ["materialize_partitions", "record_completed"]
 
 
 def materialize_partitions(
-    run: RegionRun, completed: Mapping[str, "CompletedEpoch"], attempt: int
+    run: JobRun, completed: Mapping[str, "CompletedEpoch"], attempt: int
 ) -> Iterator[MaterializeResult[Any]]:
     """Yields the events of a run that has completed all of its partitions.
 
@@ -50,7 +50,7 @@ def materialize_partitions(
             run.record(spec, facts, {**known, **inputs[uid]}, partition=partition)
 
 
-def record_completed(run: RegionRun, completed: Mapping[str, "CompletedEpoch"], attempt: int) -> None:
+def record_completed(run: JobRun, completed: Mapping[str, "CompletedEpoch"], attempt: int) -> None:
     """Records the partitions that a run completed before it failed. Arguments as for `materialize_partitions`."""
     for partition, epoch in completed.items():
         for uid, spec in run.specs.items():

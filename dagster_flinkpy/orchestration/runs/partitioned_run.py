@@ -10,11 +10,14 @@ from dagster import AssetKey, AssetSpec, TimeWindowPartitionsDefinition
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
+from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
 from dagster_flinkpy.orchestration.runs.exclusive_run import await_exclusive_run
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.partition_check import record_partitions
 from dagster_flinkpy.orchestration.runs.partition_events import record_completed
 from dagster_flinkpy.orchestration.runs.partition_start import (
@@ -24,7 +27,6 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
     renumbered,
     time_partition,
 )
-from dagster_flinkpy.orchestration.runs.region_run import RegionRun
 from dagster_flinkpy.orchestration.runs.report import checkpoint_line
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
@@ -35,7 +37,7 @@ __all__ = ["run_partitions"]
 
 
 def run_partitions(
-    run: RegionRun,
+    run: JobRun,
     config: FlinkRunConfig,
     job: FlinkJob,
     storage: CheckpointStorageResource,
@@ -63,6 +65,9 @@ def run_partitions(
     Returns:
         The epochs by partition, in order of time; the fencing token of the attempt; and the end states that are now out
         of date.
+
+    Raises:
+        Failure: The run has failed.
     """
     context, specs = run.context, run.specs
     partitions = sorted((time_partition(partitions_def, k) for k in context.partition_keys), key=lambda p: p.ordinal)
@@ -104,11 +109,13 @@ def run_partitions(
                 epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
                 context.log.info(checkpoint_line(job, epoch))
             stale = outdated(attempt.partition_ends)
-    except BaseException:
+    except BaseException as error:
         # Completed partitions stay completed: their rows are committed, and the next run can start from them.
         if completed:
             record_completed(run, completed, attempt.token)
             record_partitions(context, checked, outdated(attempt.partition_ends))
+        if isinstance(error, FlinkPyError):
+            raise as_failure(error, execution=attempt.execution) from error
         raise
     if stale:
         context.log.warning(

@@ -7,7 +7,7 @@ from dagster import Failure, MetadataValue, OpExecutionContext
 from dagster_flinkpy.checkpoint.requests import DEFAULT_TIMEOUT, Answer, JobRequests, Order
 from dagster_flinkpy.errors import FlinkPyError, JobNotRunningError
 from dagster_flinkpy.orchestration.job_assets import JobAssets
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.lease import LeaderRecord
 

@@ -12,7 +12,7 @@ from dagster_flinkpy.datastream.operator_specs import SinkSpec
 from dagster_flinkpy.errors import StorageError
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
-from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.parquet_table import RowCount
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["table_rows"]
 
 
-def table_rows(run: RegionRun, vertex: JobVertex) -> dict[str, Any]:
+def table_rows(run: JobRun, vertex: JobVertex) -> dict[str, Any]:
     """Returns the row count of the table of a `ParquetSink` as metadata, or no metadata for other operators.
 
     If the rows cannot be counted, the table gets no number, and the run's log says why. The step does not fail, because

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.errors import JobCancelledError
+from dagster_flinkpy.errors import FlinkPyError, JobCancelledError
+from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
-from dagster_flinkpy.orchestration.runs.job_runs import first_try
-from dagster_flinkpy.orchestration.runs.region_run import RegionRun
+from dagster_flinkpy.orchestration.runs.job_run import JobRun
+from dagster_flinkpy.orchestration.runs.runs_of_job import first_try
 from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
@@ -23,7 +24,7 @@ __all__ = ["run_epochs"]
 
 
 def run_epochs(
-    run: RegionRun, config: FlinkRunConfig, job: FlinkJob, storage: CheckpointStorageResource, spark: SparkResource
+    run: JobRun, config: FlinkRunConfig, job: FlinkJob, storage: CheckpointStorageResource, spark: SparkResource
 ) -> EpochEvents:
     """Runs epochs until the config is satisfied, the input has ended, or the job is stopped.
 
@@ -38,8 +39,8 @@ def run_epochs(
         spark: The Spark that runs its epochs.
 
     Raises:
-        JobCancelledError: Somebody has asked for it.
-        InputAfterEndError: The job is finished, but more input has arrived.
+        Failure: The run has failed, somebody has asked for the job to be cancelled, or the job is finished but more
+            input has arrived.
 
     Returns:
         The completed checkpoints. Their last one is to be materialized with `EpochEvents.results`.
@@ -74,6 +75,8 @@ def run_epochs(
         events.record_last()
         if isinstance(error, JobCancelledError):
             context.instance.report_run_canceling(context.run, str(error))  # so its failure ends it as canceled
+        if isinstance(error, FlinkPyError):
+            raise as_failure(error, execution=attempt.execution) from error
         raise
     if attempt.stopped_with is not None:
         context.log.info(f"Job {job.job_id} was stopped on request, with savepoint {attempt.stopped_with}")

@@ -19,7 +19,7 @@ from dagster import (
 from dagster_flinkpy.common.clock import current_millis, epoch_millis, to_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs, runs_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 from dagster_flinkpy.storage import StorageLocation
 

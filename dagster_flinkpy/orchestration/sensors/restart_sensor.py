@@ -35,7 +35,7 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.job_runs import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from dagster import (
 )
 
 from dagster_flinkpy.orchestration.dagster_internals import switch_sensor
-from dagster_flinkpy.orchestration.runs.job_runs import recent_runs, works_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs, works_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 __all__ = ["build_job_status_sensors"]

@@ -21,7 +21,7 @@ from dagster_flinkpy.common.clock import current_millis, datetime_of_millis
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs
 from dagster_flinkpy.orchestration.sensors.restart_sensor import (
     JobHistory,
     default_strategy,

@@ -28,7 +28,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.orchestration.dagster_internals import WILL_RETRY_TAG
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
 from dagster_flinkpy.orchestration.run_config import SavepointConfig, SweepConfig
-from dagster_flinkpy.orchestration.runs.job_runs import active_runs, runs_on
+from dagster_flinkpy.orchestration.runs.runs_of_job import active_runs, runs_on
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget, flink_targets
 
 if TYPE_CHECKING:

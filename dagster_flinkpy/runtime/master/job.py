@@ -4,7 +4,9 @@ The master drives what runs (:mod:`~dagster_flinkpy.runtime.master.job_master`).
 :mod:`~dagster_flinkpy.runtime.master.starting_point` finds what to restore, and
 :mod:`~dagster_flinkpy.runtime.master.epoch_planner` plans what each epoch reads.
 
-The module is longer than others because half of it is documentation for callers: arguments, errors and guarantees.
+:mod:`~dagster_flinkpy.runtime.master.attempt_restarts`,
+:mod:`~dagster_flinkpy.runtime.master.attempt_transactions` and :mod:`~dagster_flinkpy.runtime.master.served_job` are
+parts of the class. The module is longer than others because half of it is documentation for callers.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
@@ -29,22 +32,20 @@ from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState, RecoveryClaimMode
 from dagster_flinkpy.errors import (
     CheckpointError,
-    CheckpointTimeoutError,
-    CommittableLostError,
     ConfigurationError,
-    FencedError,
     FlinkPyError,
     RestoreError,
-    StorageError,
     shorten,
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.attempt_restarts import AttemptRestarts
+from dagster_flinkpy.runtime.master.attempt_transactions import AttemptTransactions
 from dagster_flinkpy.runtime.master.binding import bind_blocking_edges
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
@@ -58,7 +59,7 @@ from dagster_flinkpy.runtime.master.job_regions import JobRegions
 from dagster_flinkpy.runtime.master.job_reporter import JobReporter
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots, require_all_slots
-from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Mailbox, ThreadMailbox
+from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.master.master_hooks import MasterHooks
 from dagster_flinkpy.runtime.master.metric_reporters import MetricReporters
 from dagster_flinkpy.runtime.master.region_execution import EpochKind
@@ -84,7 +85,7 @@ _LEASE_MARGIN = timedelta(minutes=1)
 _LINE_CHARACTERS = 2_000
 
 
-class JobAttempt(AttemptRestarts, ServedJob):
+class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
     """One execution attempt of a job; a context manager.
 
     On entry it takes the leadership with a greater fencing token, restores the last completed checkpoint, commits what
@@ -282,7 +283,10 @@ class JobAttempt(AttemptRestarts, ServedJob):
             self._started_from = None if self.restored is None else self.restored.checkpoint_id
             self._reporter = JobReporter(self._store.store, _now)
             self._failover = JobFailover(self._regions.graphs, self._regions.edges, self.config, _now, self._progress)
-        self._failover = self._failover.deployed(self._regions.graphs)
+            self._failover.graph.add_listener(self._on_status)
+        failover, self._failover = self._failover, self._failover.deployed(self._regions.graphs)
+        if self._failover is not failover:
+            self._failover.graph.add_listener(self._on_status)
         steps = CheckpointSteps(
             self._store,
             self._attempt,
@@ -334,14 +338,19 @@ class JobAttempt(AttemptRestarts, ServedJob):
         self.finished = metadata.end_of_input or metadata.stopped
         self._reporter.completed(self._failover.graph, self._attempt)
 
+    def _on_status(self, status: JobStatus, _: int) -> None:
+        """Lets others see a restart while it is under way: no checkpoint may complete for long."""
+        if status is JobStatus.RESTARTING or (status is JobStatus.RUNNING and self._failover.graph.restarts):
+            self._reporter.note(self._failover.graph, self._attempt)
+            self._mailbox.submit(Lane.STORE, self._write_report)
+
+    def _write_report(self) -> None:
+        with suppress(FlinkPyError):
+            self._watchdog.run("writing how the job is executed", self._reporter.write)
+
     def _after_commit(self) -> None:
         self._restore.dispose_claimed(self._owner, _now())
         self._reporter.write()
-
-    def _abort_after_failure(self) -> None:
-        # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
-        with suppress(FencedError, StorageError, CheckpointTimeoutError):
-            self._abort_lingering()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -383,6 +392,11 @@ class JobAttempt(AttemptRestarts, ServedJob):
         self._watchdog.close()
 
     @property
+    def execution(self) -> ExecutionReport | None:
+        """How the attempt is executed, or was: states, restarts and failures. None if it has not begun."""
+        return self._reporter.report(self._failover.graph, self._attempt) if self._tokens else None
+
+    @property
     def stopped(self) -> bool:
         """Whether the job was stopped with a savepoint, and nobody has restored one since."""
         return self._stopped
@@ -410,38 +424,6 @@ class JobAttempt(AttemptRestarts, ServedJob):
     def token(self) -> int:
         """The fencing token."""
         return self._attempt.token
-
-    def _recover(self, latest: CheckpointMetadata | None) -> None:
-        """Commits what the last checkpoint prepared, then aborts everything else that is open."""
-        if latest is not None and self._attempt.committed != latest.checkpoint_id:
-            prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
-            try:
-                self.committed_on_recovery = prepared - self._commit(latest)
-                self._attempt.committed = latest.checkpoint_id
-            except CommittableLostError as e:
-                if self._restore.path is None:
-                    raise
-                self._progress(f"giving up checkpoint {latest.checkpoint_id}: {e}")
-            if self.committed_on_recovery:
-                self._progress(
-                    f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
-                )
-        self.aborted_lingering = self._abort_lingering()
-
-    def _abort_lingering(self) -> int:
-        self._check_leader()
-        return self._committers.abort_lingering(self._attempt.latest)
-
-    def _abort_left_open(self) -> None:
-        """Aborts the transactions of tasks that Spark ran again or speculatively, as there may be no next attempt.
-
-        Must not be called after an error: HEAD may name a checkpoint that this attempt does not know to be complete.
-        """
-        if aborted := self._abort_lingering():
-            self._progress(f"aborted {aborted} open transactions that belong to no checkpoint")
-
-    def _check_leader(self) -> None:
-        self._watchdog.run("checking who leads the job", self._store.check_leader, self._attempt)
 
     # --- epochs ------------------------------------------------------------------------------------------------------
 
@@ -606,13 +588,6 @@ class JobAttempt(AttemptRestarts, ServedJob):
         stopped = True if self._stopping or self._stopped else None
         ended = self._regions.end_with(write.checkpoint_id)
         return self._contents.metadata(write, ended=ended, properties={**self._restore.properties, STOPPED: stopped})
-
-    def _commit(self, metadata: CheckpointMetadata) -> int:
-        try:
-            return self._committers.commit(metadata)
-        except CommittableLostError:
-            self._check_leader()  # an attempt that took over has committed it, and may have replaced it since
-            raise
 
 
 def _now() -> int:

@@ -23,7 +23,7 @@ from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox
 from dagster_flinkpy.runtime.master.region_execution import RegionExecution
-from dagster_flinkpy.runtime.master.region_runner import RegionRunner
+from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
@@ -102,10 +102,10 @@ class JobRegions:
         slots: JobSlots,
         failover: JobFailover,
     ) -> list[RegionExecution]:
-        """Returns the regions for the master; see :class:`RegionRunner` for the arguments."""
+        """Returns the regions for the master; see :class:`JobRunner` for the arguments."""
         regions: list[RegionExecution] = []
         for number, planner in enumerate(self.planners):
-            runner = RegionRunner(
+            runner = JobRunner(
                 planner, self.sessions[number], watchdog, run_job, on_results, check_leader, self._progress, timeline
             )
             before = [region for region in regions if region.planner.edge_sinks & {*planner.edge_sources.values()}]

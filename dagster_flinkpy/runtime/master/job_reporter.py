@@ -27,7 +27,7 @@ _HISTORY = 16
 
 
 class JobReporter:
-    """Writes the report of a run: at most once in ten seconds, after a checkpoint, and when the run ends.
+    """Writes the report of a run: after a checkpoint, at most once in ten seconds; at restarts; when the run ends.
 
     Args:
         store: The object store, rooted at the job's prefix.
@@ -45,11 +45,11 @@ class JobReporter:
     def completed(self, graph: ExecutionGraph, attempt: Attempt) -> None:
         """Notes on the master's thread how things are, if it is time; :meth:`write` stores it."""
         if self._now() - self._written_ms >= _INTERVAL_MS:
-            self._note(graph, attempt)
+            self.note(graph, attempt)
 
     def ended(self, graph: ExecutionGraph, attempt: Attempt, error: BaseException | None) -> None:
         """Notes how the run has ended, and stores it."""
-        report = self._note(graph, attempt)
+        report = self.note(graph, attempt)
         self._due = replace(report, run=replace(report.run, error="" if error is None else type(error).__name__))
         self.write()
 
@@ -66,20 +66,25 @@ class JobReporter:
             self._etag = write_execution_report(self._store, replace(report, earlier=self._earlier), self._etag)
             self._lost = self._etag is None  # a newer run writes it now
 
-    def _note(self, graph: ExecutionGraph, attempt: Attempt) -> ExecutionReport:
-        self._written_ms = self._now()
+    def note(self, graph: ExecutionGraph, attempt: Attempt) -> ExecutionReport:
+        """Notes on the master's thread how things are; :meth:`write` stores it."""
+        self._due = self.report(graph, attempt)
+        self._written_ms = self._due.run.at_ms
+        return self._due
+
+    def report(self, graph: ExecutionGraph, attempt: Attempt) -> ExecutionReport:
+        """Returns how things are."""
         latest = attempt.latest
         run = RunReport(
             token=attempt.token,
             owner=attempt.leader.owner,
             began_ms=self._began_ms,
-            at_ms=self._written_ms,
+            at_ms=self._now(),
             status=graph.status.name,
             restarts=graph.restarts,
             checkpoint_id=None if latest is None else latest.checkpoint_id,
         )
-        self._due = execution_report(graph, run)
-        return self._due
+        return execution_report(graph, run)
 
 
 def execution_report(graph: ExecutionGraph, run: RunReport) -> ExecutionReport:

@@ -17,7 +17,7 @@ from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.runtime.master.mailbox import Lane, Mailbox, Work
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded, RegionRunner
+from dagster_flinkpy.runtime.master.region_runner import JobRunner, RegionEnded
 
 __all__ = ["EpochBatch", "EpochKind", "RegionExecution"]
 
@@ -107,7 +107,7 @@ class RegionExecution:
 
     def __init__(
         self,
-        runner: RegionRunner,
+        runner: JobRunner,
         lane: Lane,
         mailbox: Mailbox,
         before: Sequence[RegionExecution],

@@ -17,7 +17,7 @@ from dagster_flinkpy.runtime.master.timeline import CheckpointTimeline
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 
-__all__ = ["InputFound", "RegionEnded", "RegionRunner"]
+__all__ = ["InputFound", "JobRunner", "RegionEnded"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class RegionEnded:
 
 
 @dataclass
-class RegionRunner:
+class JobRunner:
     """Plans epochs and runs Spark jobs when the master asks for them."""
 
     planner: EpochPlanner

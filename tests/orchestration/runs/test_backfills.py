@@ -66,8 +66,8 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG, flink_job
 from dagster_flinkpy.orchestration.runs.backfill_runs import continues_backfill
-from dagster_flinkpy.orchestration.runs.job_runs import works_on
 from dagster_flinkpy.orchestration.runs.partition_start import time_partition
+from dagster_flinkpy.orchestration.runs.runs_of_job import works_on
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.storage import StorageLocation
 from tests.orchestration.programs import Count

@@ -50,13 +50,13 @@ from dagster_flinkpy.orchestration import (
     build_checkpoint_sensor,
     flink_assets,
 )
-from dagster_flinkpy.orchestration.runs.job_runs import recent_runs
 from dagster_flinkpy.orchestration.runs.partition_start import (
     outdated,
     partition_start,
     renumbered,
     time_partition,
 )
+from dagster_flinkpy.orchestration.runs.runs_of_job import recent_runs
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import Count, word_count
 from tests.runtime.harness import run_rows, spark_order

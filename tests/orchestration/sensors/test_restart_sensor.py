@@ -32,7 +32,7 @@ from dagster_flinkpy.orchestration import (
 )
 from dagster_flinkpy.orchestration.failure import retry_is_pointless
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.job_runs import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
+from dagster_flinkpy.orchestration.runs.runs_of_job import FIRST_TRY_TAG, RESTART_TAG, first_try, recent_runs
 from dagster_flinkpy.orchestration.sensors.restart_sensor import Restart, next_restart
 from dagster_flinkpy.orchestration.sensors.targets import FlinkTarget
 from dagster_flinkpy.runtime.master.job import JobAttempt

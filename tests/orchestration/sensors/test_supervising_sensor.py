@@ -36,7 +36,7 @@ from dagster_flinkpy.orchestration import (
     flink_assets,
 )
 from dagster_flinkpy.orchestration.flink_job import JOB_TAG
-from dagster_flinkpy.orchestration.runs.job_runs import RESTART_TAG
+from dagster_flinkpy.orchestration.runs.runs_of_job import RESTART_TAG
 from tests.orchestration.programs import word_count
 
 WORDS = {JOB_TAG: "words", "dagster/sensor_name": "words_supervising_sensor"}

@@ -30,13 +30,13 @@ from dagster_flinkpy.orchestration.dagster_internals import (
 )
 from dagster_flinkpy.orchestration.failure import flink_failures
 from dagster_flinkpy.orchestration.job_assets import JobAssets
-from dagster_flinkpy.orchestration.runs.job_runs import refuse_other_location
+from dagster_flinkpy.orchestration.runs.runs_of_job import refuse_other_location
 
-__all__ = ["RegionRun"]
+__all__ = ["JobRun"]
 
 
 @dataclass(frozen=True)
-class RegionRun:
+class JobRun:
     """Knows which assets of a job a run has selected, and records the events of all of them.
 
     State and barriers belong to the job, so the step runs and materializes all of it. Dagster accepts only the
@@ -58,7 +58,7 @@ class RegionRun:
         return self.assets.specs
 
     @staticmethod
-    def begin(context: AssetExecutionContext, assets: JobAssets) -> RegionRun:
+    def begin(context: AssetExecutionContext, assets: JobAssets) -> JobRun:
         """Begins a step. Logs it if only some assets of the job are selected.
 
         Args:
@@ -80,7 +80,7 @@ class RegionRun:
                 f"these are materialized as well: {_names(others)}."
             )
         outside = {dep.asset_key for spec in specs.values() for dep in spec.deps} - own
-        return RegionRun(context, assets, {key: _input_tags(context.instance, key) for key in outside})
+        return JobRun(context, assets, {key: _input_tags(context.instance, key) for key in outside})
 
     @property
     def owner(self) -> str:
@@ -122,7 +122,7 @@ class RegionRun:
         """Returns a materialization of an asset, with the tags that `tags` has returned."""
         return AssetMaterialization(spec.key, metadata=metadata, partition=partition, tags=tags)
 
-    def with_inputs_of(self, trigger_ms: int) -> RegionRun:
+    def with_inputs_of(self, trigger_ms: int) -> JobRun:
         """Returns this run with the input tags of the assets outside as they were when a checkpoint was triggered.
 
         The epoch of the checkpoint has read what was there then. Assets that were materialized since the step began are

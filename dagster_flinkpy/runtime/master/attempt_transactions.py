@@ -1,0 +1,76 @@
+"""The transactions of an attempt's sinks: those of completed checkpoints are committed, all others aborted."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import suppress
+
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.errors import CheckpointTimeoutError, CommittableLostError, FencedError, StorageError
+from dagster_flinkpy.runtime.master.committers import Committers
+from dagster_flinkpy.runtime.master.starting_point import Restore
+from dagster_flinkpy.runtime.master.watchdog import Watchdog
+
+__all__ = ["AttemptTransactions"]
+
+
+class AttemptTransactions(ABC):
+    """The part of a `JobAttempt` that commits and aborts. All attributes belong to it."""
+
+    committed_on_recovery: int
+    aborted_lingering: int
+    _attempt: Attempt
+    _committers: Committers
+    _restore: Restore
+    _store: CompletedCheckpointStore
+    _watchdog: Watchdog
+
+    @abstractmethod
+    def _progress(self, line: str) -> None:
+        """Takes a one-line progress message."""
+
+    def _recover(self, latest: CheckpointMetadata | None) -> None:
+        """Commits what the last checkpoint prepared, then aborts everything else that is open."""
+        if latest is not None and self._attempt.committed != latest.checkpoint_id:
+            prepared = sum(len(s.committables) for o in latest.operators for s in o.subtasks)
+            try:
+                self.committed_on_recovery = prepared - self._commit(latest)
+                self._attempt.committed = latest.checkpoint_id
+            except CommittableLostError as e:
+                if self._restore.path is None:
+                    raise
+                self._progress(f"giving up checkpoint {latest.checkpoint_id}: {e}")
+            if self.committed_on_recovery:
+                self._progress(
+                    f"committed {self.committed_on_recovery} committables of checkpoint {latest.checkpoint_id}"
+                )
+        self.aborted_lingering = self._abort_lingering()
+
+    def _abort_lingering(self) -> int:
+        self._check_leader()
+        return self._committers.abort_lingering(self._attempt.latest)
+
+    def _abort_left_open(self) -> None:
+        """Aborts the transactions of tasks that Spark ran again or speculatively, as there may be no next attempt.
+
+        Must not be called after an error: HEAD may name a checkpoint that this attempt does not know to be complete.
+        """
+        if aborted := self._abort_lingering():
+            self._progress(f"aborted {aborted} open transactions that belong to no checkpoint")
+
+    def _check_leader(self) -> None:
+        self._watchdog.run("checking who leads the job", self._store.check_leader, self._attempt)
+
+    def _abort_after_failure(self) -> None:
+        # A fenced attempt aborts nothing: an open transaction may belong to the attempt that took over.
+        with suppress(FencedError, StorageError, CheckpointTimeoutError):
+            self._abort_lingering()
+
+    def _commit(self, metadata: CheckpointMetadata) -> int:
+        try:
+            return self._committers.commit(metadata)
+        except CommittableLostError:
+            self._check_leader()  # an attempt that took over has committed it, and may have replaced it since
+            raise
