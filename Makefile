@@ -31,7 +31,7 @@ demo: install
 # Files of tests side by side: many wait for processes. Each worker has servers of its own. WORKERS=0: one process.
 WORKERS ?= 3
 test: install browser
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 # The property tests of runtime and state, and the matrix of whole jobs, with $(SOAK) times as many examples as CI.
 SOAK ?= 20
@@ -43,7 +43,7 @@ CHAOS ?= 20
 chaos: install
 	CHAOS=$(CHAOS) $(BIN)/python -m pytest --timeout 0 tests/chaos
 
-# One job for half an hour: memory, threads and files must not grow. CI runs 60 epochs of it.
+# One job for half an hour: memory, threads and files must not grow. CI runs 3 minutes of it.
 MINUTES ?= 30
 soak-continuous: install
 	$(BIN)/python -m tests.soak --minutes $(MINUTES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from dagster_flinkpy.spark.sessions import SparkSettings
@@ -18,18 +17,14 @@ _SHOWN = 25
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=30, help="how long (default: 30)")
-    seconds = parser.parse_args().minutes * 60
+    minutes = parser.parse_args().minutes
     settings = SparkSettings(master="local[2]", conf={"spark.driver.memory": "1g"})
     taken: list[Sample] = []
     with tempfile.TemporaryDirectory() as folder:
-        for sample in samples(Path(folder), settings):
+        for sample in samples(Path(folder), settings, minutes):
             taken.append(sample)
-            if len(taken) == 1:
-                until = time.monotonic() + seconds  # Spark has started
             if len(taken) % _SHOWN == 1:
                 print(f"epoch {len(taken)}: {sample}", flush=True)
-            if time.monotonic() >= until:
-                break
     found = growth(taken, jvm_memory=True)
     print(f"{len(taken)} epochs; " + ("; ".join(found) or "nothing has grown"))
     return 1 if found else 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,17 +74,22 @@ def program(tables: StorageLocation) -> JobGraph:
     return env.get_job_graph()
 
 
-def samples(folder: Path, settings: SparkSettings) -> Iterator[Sample]:
-    """Runs the job, and yields what is held after each epoch.
+def samples(folder: Path, settings: SparkSettings, minutes: float) -> Iterator[Sample]:
+    """Runs the job for a while, and yields what is held after each epoch.
 
     Args:
         folder: Contains its checkpoints, the cache of its state, and its table, which does grow.
         settings: The local Spark server.
+        minutes: How long, from the end of the first epoch.
     """
     config = JobConfig("soak", StorageLocation(str(folder / "checkpoints")), settings, cache_dir=str(folder / "cache"))
     with JobAttempt(program(StorageLocation(str(folder / "table"))), config, owner="soak") as attempt:
         state = sessions._state_file(settings).read()
+        until = math.inf
         for _ in attempt.run_epochs():
+            until = min(until, time.monotonic() + minutes * 60)
+            if time.monotonic() >= until:
+                return
             state = state or sessions._state_file(settings).read()
             assert state is not None and state.server is not None and state.scratch is not None
             server = psutil.Process(state.server.pid)
