@@ -24,6 +24,7 @@ __all__ = [
     "JobCancelledError",
     "JobGraphError",
     "JobNotRunningError",
+    "JobRestartedError",
     "MissingUidError",
     "MissingUidWarning",
     "NoEffectWarning",
@@ -199,6 +200,10 @@ class UnknownRequestError(RequestFailedError):
 
 class JobNotRunningError(RequestFailedError):
     """No run of the job is at work that could carry out a request. The request was not carried out."""
+
+
+class JobRestartedError(RequestFailedError):
+    """The job restarted before the checkpoint that was asked for was complete (Flink: "coordinator is suspending")."""
 
 
 class RequestTimeoutError(RequestFailedError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 from dagster_flinkpy.checkpoint.requests import (
@@ -92,6 +93,31 @@ class RequestInbox:
             self._store.delete(answer_key(request_id))
         ready, self._ready = self._ready, []
         return ready
+
+    def take_over(self, former: RequestInbox) -> None:
+        """Continues with what an earlier attempt of the same run has taken and not answered; see :meth:`has_taken`.
+
+        Args:
+            former: The inbox of that attempt, which is no longer used.
+
+        Raises:
+            FencedError: A newer attempt took over.
+        """
+        self._check_leader()
+        for request_id, etag in former._taken.items():
+            accepted = Answer(request_id, AnswerState.ACCEPTED, self._token, nonce=self._nonce)
+            try:
+                self._taken[request_id] = put_if(self._store, answer_key(request_id), accepted.to_bytes(), etag)
+            except StorageError:
+                continue  # the asker no longer waits; or the next poll finds out what was written
+            self._known.add(request_id)
+            if (answer := former._unsent.get(request_id)) is not None:
+                self._unsent[request_id] = replace(answer, attempt=self._token, nonce=self._nonce)
+        self._ready += [request for request in former._ready if request.request_id in self._taken]
+
+    def has_taken(self, request_id: str) -> bool:
+        """Returns whether this attempt has taken a request, and not written the answer."""
+        return request_id in self._taken
 
     def _accept(self, request_id: str) -> str | None:
         """Takes a request. Returns the ETag of the answer, or None if another attempt or the asker was faster."""

@@ -4,7 +4,8 @@ A request is the object ``requests/{id}/request``, and its answer is beside it. 
 
 - An attempt takes a request by creating the answer, with the state ``accepted`` and its fencing token. It carries the
   request out, and then replaces the answer. So a request is carried out at most once: a later attempt that finds it
-  accepted by an older one answers that the outcome is unknown.
+  accepted by an older one answers that the outcome is unknown. If the job restarts inside a run, the next attempt of
+  the run puts its own token into the answer, and carries the request out.
 - An asker withdraws a request by creating the answer itself.
 
 Whoever is done with both deletes the request first. So an answer may be without its request, but a request that was
@@ -28,6 +29,7 @@ from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
     ConfigurationError,
     JobNotRunningError,
+    JobRestartedError,
     ObjectNotFoundError,
     PreconditionFailedError,
     RequestFailedError,
@@ -341,6 +343,7 @@ class JobRequests:
             RequestFailedError: The job refused it, or could not carry it out. The message has the reason.
             UnknownRequestError: The job does not know such requests.
             JobNotRunningError: The attempt at work ended, and no other one began. The request is withdrawn.
+            JobRestartedError: The job restarted before the checkpoint was complete.
             RequestTimeoutError: The time is over. The message says whether the request is withdrawn.
             RequestOutcomeUnknownError: An attempt took it, and ended without an answer.
         """
@@ -408,7 +411,13 @@ class JobRequests:
 
 _ERRORS: dict[str, Callable[[str], RequestFailedError]] = {
     error.__name__: error
-    for error in (JobNotRunningError, RequestOutcomeUnknownError, RequestTimeoutError, UnknownRequestError)
+    for error in (
+        JobNotRunningError,
+        JobRestartedError,
+        RequestOutcomeUnknownError,
+        RequestTimeoutError,
+        UnknownRequestError,
+    )
 }
 
 

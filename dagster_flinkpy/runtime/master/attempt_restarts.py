@@ -18,7 +18,7 @@ from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
-from dagster_flinkpy.errors import FlinkPyError
+from dagster_flinkpy.errors import CheckpointTimeoutError
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
@@ -110,21 +110,25 @@ class AttemptRestarts(ABC):
         """Begins another attempt after the delay of the restart strategy.
 
         Raises:
+            JobCancelledError: Somebody asked for the job to be cancelled.
             Exception: The strategy allows no restart.
         """
+        desk, leads = self._desk, True
+        with suppress(CheckpointTimeoutError):
+            desk.restart(error)
         while (at_ms := self._failover.restart_all_at(error)) is not None:
-            self._master.pause(at_ms)
+            self._master.pause(at_ms, listens=leads)
+            leads = False
             try:
                 self._start_over = self._start_over and not self._has_completed
                 attempt = self._watchdog.run("restarting the job", self._take_over, self._attempt)
                 self._save_statistics()
-                with suppress(FlinkPyError):
-                    self._desk.close(error)
                 self._attempt = attempt
                 if self._has_completed:
                     self._restore.continue_run()
                 self._failover.restart_all()
                 self._begin()
+                self._desk.take_over(desk)
                 return
             except Exception as again:
                 error = again

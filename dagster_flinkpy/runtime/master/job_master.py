@@ -198,12 +198,27 @@ class JobMaster:
             self._reported = True
             raise self.error
 
-    def pause(self, until_ms: int) -> None:
-        """Waits until a time, in milliseconds since 1970, unless the run is terminated. Nothing is running."""
-        while self._now() < until_ms:
+    def pause(self, until_ms: int, *, listens: bool) -> None:
+        """Waits until the job restarts. Nothing is running.
+
+        Args:
+            until_ms: The time, in milliseconds since 1970.
+            listens: Whether to take requests meanwhile. Only the leader may.
+
+        Raises:
+            JobCancelledError: Somebody asked for the job to be cancelled.
+            BaseException: The run was terminated.
+        """
+        while self._now() < until_ms or self._mailbox.busy[Lane.REQUESTS]:
             if (told := self._mailbox.termination) is not None:
                 raise told
-            self._mailbox.take(until_ms)
+            timers = [until_ms]
+            if listens and self._now() < until_ms:
+                self._requests.look()
+                timers += [] if self._requests.due_ms is None else [self._requests.due_ms]
+            done = self._mailbox.take(min(timers) if self._now() < until_ms else None)
+            if done is not None and (error := self._requests.handle(done)) is not None:
+                raise error
 
     def recovered(self, metadata: CheckpointMetadata) -> Completion | None:
         """Returns a checkpoint that was complete when the attempt failed, and that the next attempt has committed.

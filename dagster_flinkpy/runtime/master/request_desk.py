@@ -25,6 +25,7 @@ from dagster_flinkpy.errors import (
     FlinkPyError,
     JobCancelledError,
     JobNotRunningError,
+    JobRestartedError,
     RequestFailedError,
     RequestOutcomeUnknownError,
     StorageError,
@@ -181,7 +182,7 @@ class RequestDesk:
             self._fail(request, error)
             return None
         if kind is RequestKind.CANCEL:
-            return JobCancelledError(f"the job was cancelled on request of {request.owner!r}")
+            return _cancelled(request)
         if kind in _ENDINGS:
             self._ending = request
         else:
@@ -276,16 +277,59 @@ class RequestDesk:
         return self._begun
 
     def done(self, request: Request, checkpoint_id: int | None, savepoint: str | None = None) -> None:
-        """Answers that a request was carried out, unless :meth:`close` has answered it."""
+        """Answers that a request was carried out, unless it was not taken over from the attempt that took it."""
         if self._open.pop(request.request_id, None) is None:
-            return  # the job was restarted meanwhile
+            return
         self._watchdog.run("answering a request", self._inbox.done, request.request_id, checkpoint_id, savepoint)
 
     def failed(self, request: Request, error: BaseException) -> None:
-        """Answers that a request was refused, or could not be carried out, unless :meth:`close` has answered it."""
+        """Answers that a request was refused, or could not be carried out, unless it was not taken over."""
         if self._open.pop(request.request_id, None) is None:
             return
         self._watchdog.run("answering a request", self._inbox.failed, request.request_id, error)
+
+    # --- restarts ----------------------------------------------------------------------------------------------------
+
+    def restart(self, error: BaseException) -> None:
+        """Answers those who wait for a checkpoint or a savepoint: the job restarts, as a whole.
+
+        As in Flink, pending checkpoints fail (``CHECKPOINT_COORDINATOR_SUSPEND``), and a cancel takes effect at once. A
+        stop, which fails in Flink, and a rescale wait for the restart.
+
+        Args:
+            error: Why it restarts.
+
+        Raises:
+            JobCancelledError: Somebody asked for the job to be cancelled while it failed.
+            FencedError: A newer attempt took over.
+        """
+        for request in list(self._open.values()):
+            if request.order.kind is RequestKind.CANCEL:
+                raise _cancelled(request) from error
+            if request.order.kind not in _ENDINGS:
+                reason = f"{type(error).__name__}: {error.args[0] if error.args else error}"
+                kind = request.order.kind.value
+                self.failed(request, JobRestartedError(f"the job restarted before the {kind} was complete: {reason}"))
+        self._waiting.clear()
+        self._bound.clear()
+
+    def take_over(self, former: RequestDesk) -> None:
+        """Continues with the requests to an earlier attempt of the same run.
+
+        Raises:
+            FencedError: A newer attempt took over.
+        """
+        self._watchdog.run("taking over requests", self._inbox.take_over, former._inbox)
+        for request in former._open.values():
+            if not self._inbox.has_taken(request.request_id):
+                continue
+            self._open[request.request_id] = request
+            if request is former._ending:
+                self._ending = request
+            elif request is former._begun:
+                self._begun = request
+            elif request.order.kind not in _ENDINGS:
+                self._waiting.append(request)
 
     def close(self, error: BaseException | None) -> None:
         """Answers all requests that are left when the attempt ends.
@@ -301,8 +345,12 @@ class RequestDesk:
         for request in list(self._open.values()):
             if cancelled and request.order.kind is RequestKind.CANCEL:
                 self.done(request, None)
-            elif request is self._begun:  # a restart of the job may still complete it
+            elif request is self._begun:  # a later run may find out that it was done
                 self.failed(request, RequestOutcomeUnknownError(outcome_unknown(self._attempt.token)))
             else:
                 self.failed(request, JobNotRunningError(f"the run has not carried out the request, because {reason}"))
         self._watchdog.run("answering requests", self._inbox.flush)
+
+
+def _cancelled(request: Request) -> JobCancelledError:
+    return JobCancelledError(f"the job was cancelled on request of {request.owner!r}")

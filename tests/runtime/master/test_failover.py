@@ -210,6 +210,7 @@ NON_RECOVERABLE = {
     "JobCancelledError",
     "JobGraphError",
     "JobNotRunningError",
+    "JobRestartedError",
     "MissingUidError",
     "ParallelismError",
     "RequestFailedError",
