@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import (
+    DecimalTypeInfo,
     ListTypeInfo,
     MapTypeInfo,
     PickledBytesTypeInfo,
@@ -15,7 +17,7 @@ from dagster_flinkpy.common.typeinfo import (
 )
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["check_json_type", "check_key", "columns_of", "is_binary", "is_nested"]
+__all__ = ["check_json_type", "check_key", "check_parquet_type", "columns_of", "is_binary", "is_nested"]
 
 _KEY_TYPES = (
     Types.STRING(),
@@ -66,6 +68,41 @@ def check_key(where: str, key: Sequence[str], columns: Mapping[str, TypeInformat
                 f"{where} cannot have the key {name!r}, a {columns[name]}: use text, a whole number, a boolean, a date "
                 "or a timestamp"
             )
+
+
+def check_parquet_type(
+    name: str, type_info: TypeInformation, where: str, *, most_digits: int = 76, without: Sequence[TypeInformation] = ()
+) -> None:
+    """Checks that Parquet files of a table can contain values of a type.
+
+    Args:
+        name: The column, for messages.
+        type_info: The type.
+        where: The table, for messages.
+        most_digits: How many digits a decimal may have.
+        without: Types that the table does not have.
+
+    Raises:
+        ConfigurationError: They cannot. The message says what to do.
+    """
+    check_has_scale(type_info, f"column {name!r} of {where}")
+    if isinstance(type_info, PickledBytesTypeInfo):
+        raise ConfigurationError(f"column {name!r} of {where} is untyped, so values would be pickled: declare its type")
+    if type_info in without or (isinstance(type_info, DecimalTypeInfo) and type_info.precision > most_digits):
+        raise ConfigurationError(
+            f"column {name!r} is {type_info}, which {where} cannot have: map() it to another type, such as text"
+        )
+    parts: dict[str, TypeInformation] = {}
+    if isinstance(type_info, ListTypeInfo):
+        parts = {f"{name}[]": type_info.elem_type}
+    elif isinstance(type_info, MapTypeInfo):
+        parts = {f"{name}.key": type_info.key_type, f"{name}.value": type_info.value_type}
+    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
+        parts = {f"{name}.{field}": kind for field, kind in columns_of(type_info).items()}
+        if not parts:
+            raise ConfigurationError(f"column {name!r} of {where} is a row without fields: Parquet has no such column")
+    for part, kind in parts.items():
+        check_parquet_type(part, kind, where, most_digits=most_digits, without=without)
 
 
 def check_json_type(name: str, type_info: TypeInformation) -> None:

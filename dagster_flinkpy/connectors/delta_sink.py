@@ -8,17 +8,11 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_name
-from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import (
-    DecimalTypeInfo,
-    ListTypeInfo,
-    MapTypeInfo,
-    RowTypeInfo,
-    TupleTypeInfo,
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.column_types import check_key, columns_of
+from dagster_flinkpy.connectors.column_types import check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
@@ -34,7 +28,7 @@ from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["DeltaSink"]
 
-_MOST_DIGITS = 38
+_WITHOUT = (Types.SQL_TIME(), Types.BIG_INT())
 
 
 class DeltaSink(TwoPhaseCommittingSink):
@@ -158,22 +152,4 @@ class _DeltaFiles(TableSink):
     compressions: ClassVar[dict[str, str]] = {"zstd": ""}
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        check_has_scale(type_info, f"column {name!r} of the Delta table {self.location.url}")
-        _check_type(name, type_info)
-
-
-def _check_type(name: str, type_info: TypeInformation) -> None:
-    if type_info in (Types.SQL_TIME(), Types.BIG_INT()) or (
-        isinstance(type_info, DecimalTypeInfo) and type_info.precision > _MOST_DIGITS
-    ):
-        raise ConfigurationError(
-            f"column {name!r} is {type_info}, which Delta Lake does not have: map() it to another type, such as text"
-        )
-    if isinstance(type_info, ListTypeInfo):
-        _check_type(f"{name}[]", type_info.elem_type)
-    elif isinstance(type_info, MapTypeInfo):
-        _check_type(f"{name}.key", type_info.key_type)
-        _check_type(f"{name}.value", type_info.value_type)
-    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        for field, kind in columns_of(type_info).items():
-            _check_type(f"{name}.{field}", kind)
+        check_parquet_type(name, type_info, f"Delta table {self.location.url}", most_digits=38, without=_WITHOUT)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from dagster_flinkpy.common.arguments import check_argument
-from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.column_types import check_parquet_type
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
     Committer,
@@ -98,4 +98,4 @@ class _StagedFiles(TableSink):
     compressions: ClassVar[dict[str, str]] = {"zstd": ""}
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        check_has_scale(type_info, f"column {name!r} of a ForeachEpoch")
+        check_parquet_type(name, type_info, "a ForeachEpoch")

@@ -8,18 +8,15 @@ from importlib.util import find_spec
 from typing import ClassVar
 
 from dagster_flinkpy.common.arguments import check_name
-from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import (
-    DecimalTypeInfo,
     ListTypeInfo,
     MapTypeInfo,
-    PickledBytesTypeInfo,
     RowTypeInfo,
     TupleTypeInfo,
     TypeInformation,
     Types,
 )
-from dagster_flinkpy.connectors.column_types import check_key, columns_of
+from dagster_flinkpy.connectors.column_types import check_key, check_parquet_type, columns_of
 from dagster_flinkpy.connectors.filled_columns import FilledColumns
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.datastream.connectors.base import (
@@ -34,8 +31,6 @@ from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["IcebergSink"]
-
-_MOST_DIGITS = 38
 
 
 class IcebergSink(TwoPhaseCommittingSink):
@@ -180,8 +175,8 @@ class _IcebergFiles(TableSink):
     keeps_partition_columns: ClassVar[bool] = True
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        check_has_scale(type_info, f"column {name!r} of the Iceberg table {self.location.url}")
-        _check_type(name, type_info)
+        where = f"Iceberg table {self.location.url}"
+        check_parquet_type(name, type_info, where, most_digits=38, without=[Types.BIG_INT()])
 
 
 class _StagedRows(_IcebergFiles):
@@ -200,22 +195,3 @@ def widened(type_info: TypeInformation) -> TypeInformation:
         columns = columns_of(type_info)
         return Types.ROW_NAMED(list(columns), [widened(kind) for kind in columns.values()])
     return type_info
-
-
-def _check_type(name: str, type_info: TypeInformation) -> None:
-    if isinstance(type_info, PickledBytesTypeInfo):
-        raise ConfigurationError(f"column {name!r} is untyped, so its values would be pickled: declare its type")
-    if type_info == Types.BIG_INT() or (isinstance(type_info, DecimalTypeInfo) and type_info.precision > _MOST_DIGITS):
-        raise ConfigurationError(
-            f"column {name!r} is {type_info}, which Iceberg does not have: map() it to another type, such as text"
-        )
-    if isinstance(type_info, ListTypeInfo):
-        _check_type(f"{name}[]", type_info.elem_type)
-    elif isinstance(type_info, MapTypeInfo):
-        _check_type(f"{name}.key", type_info.key_type)
-        _check_type(f"{name}.value", type_info.value_type)
-    elif isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        if not columns_of(type_info):
-            raise ConfigurationError(f"{name!r} has no fields, which Parquet cannot contain")
-        for field, kind in columns_of(type_info).items():
-            _check_type(f"{name}.{field}", kind)

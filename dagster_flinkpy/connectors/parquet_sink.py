@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.connectors.column_types import check_parquet_type
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.storage import StorageLocation
 
@@ -56,4 +56,4 @@ class ParquetSink(TableSink):
         )
 
     def validate_column(self, name: str, type_info: TypeInformation) -> None:
-        check_has_scale(type_info, f"column {name!r} of the Parquet sink {self.location.url}")
+        check_parquet_type(name, type_info, f"the Parquet sink {self.location.url}")
