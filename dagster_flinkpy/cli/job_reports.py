@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport, RunReport, read_execution_report
-from dagster_flinkpy.checkpoint.job_metrics import stored_job_metrics
+from dagster_flinkpy.checkpoint.job_metrics import JobMetrics, stored_job_metrics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.cli.common import endpoint_url_option, json_option
 from dagster_flinkpy.cli.metrics_table import metrics_table
@@ -45,10 +45,11 @@ def show_job(directory: str, endpoint_url: str | None, as_json: bool) -> None:
         del facts["earlier"]
         facts |= {"killed": killed, "phases": None if phases is None else phases.by_name()}
         facts["metrics"] = {} if metrics is None else {each.uid: dict(each.total) for each in metrics.operators}
+        facts["job_metrics"] = {} if metrics is None else dict(metrics.job)
         click.echo(json.dumps(facts, indent=2))
         return
     console = console_of_width()
-    console.print(_facts(run, killed))
+    console.print(_facts(run, killed, metrics))
     table = plain_table("operator", "name", "#region", "#subtasks", "state", "subtasks by state", "since", "#attempt")
     for each in report.vertices:
         states = ", ".join(f"{each.states[state]} {state}" for state in _STATES if state in each.states)
@@ -147,16 +148,28 @@ def _status(run: RunReport, killed: bool) -> str:
     return f"{run.status} when it was killed" if killed else run.status
 
 
-def _facts(run: RunReport, killed: bool) -> Table:
+def _facts(run: RunReport, killed: bool, metrics: JobMetrics | None) -> Table:
     facts = Table.grid(padding=(0, 2))
     for name, value in (
         ("status", f"{_status(run, killed)}, as of {_time(run.at_ms)}"),
         ("run", f"{escape(run.owner)}, since {_time(run.began_ms)}, token {run.token}"),
         ("restarts", str(run.restarts)),
         ("last checkpoint", "-" if run.checkpoint_id is None else str(run.checkpoint_id)),
+        ("local state", _local_state(metrics)),
     ):
         facts.add_row(f"[bold]{name}[/]", value)
     return facts
+
+
+def _local_state(metrics: JobMetrics | None) -> str:
+    if metrics is None or "localStateTasks" not in metrics.job:
+        return "-"
+    hits, misses = (
+        sum(int(each.total.get(name, 0)) for each in metrics.operators)
+        for name in ("localStateHits", "localStateMisses")
+    )
+    tasks = f"{metrics.job['localStateTaskHits']} of {metrics.job['localStateTasks']} tasks"
+    return f"{tasks} ran where their state is, with {hits} of {hits + misses} files"
 
 
 def _failures(report: ExecutionReport) -> Table:

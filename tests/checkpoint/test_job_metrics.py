@@ -50,6 +50,17 @@ def test_a_checkpoint_of_an_older_release_has_what_it_has() -> None:
     assert operator_metrics(OperatorState("count", "Count", 1, 16)).total == {}
 
 
+def test_the_job_says_how_many_tasks_found_their_state_on_their_machine() -> None:
+    stayed, moved = subtask(0, cache_hits=3, cache_misses=0), subtask(1, cache_hits=1, cache_misses=2)
+    new = subtask(0, cache_hits=0, cache_misses=0)
+    tasks = {"a": (stayed, moved), "b": (new, subtask(1))}
+    operators = tuple(OperatorState(uid, uid, 2, 16, subtasks=each) for uid, each in tasks.items())
+    found = job_metrics(replace(sample(), operators=operators), CheckpointStatistics())
+    assert (found.job["localStateTasks"], found.job["localStateTaskHits"]) == (2, 1)
+    totals = [(each.total.get("localStateHits"), each.total.get("localStateMisses")) for each in found.operators]
+    assert totals == [(4, 2), (0, 0)]
+
+
 def test_metrics_of_functions_keep_their_names() -> None:
     metrics = {"user.odd": 2, "user_max.keys": 5}
     found = operator_metrics(OperatorState("count", "Count", 1, 16, subtasks=(SubtaskState(0, metrics=metrics),)))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.storage import StorageLocation
 from tests.runtime.harness import HarnessAttempt
 from tests.runtime.master.test_restarts import FailsAt, Watched, program
+from tests.runtime.programs import COUNTED, CountPerKey, environment, events
 
 
 def flinkpy(*arguments: str) -> str:
@@ -73,6 +76,29 @@ def test_show_as_json(folder: Path) -> None:
     assert [(each["operator"], each["attempt"]) for each in shown["failures"]] == [("map", 0), ("map", 1)]
     assert len(shown["phases"]) > 3
     assert shown["metrics"]["counts"]["numRecordsIn"] == 4
+
+
+def test_show_says_where_state_was_found(tmp_path: Path) -> None:
+    env = environment(2)
+    numbers = random.Random(1)
+    records = [(f"{numbers.getrandbits(256):x}", i, i) for i in range(2_000)]
+    stream = events(env, [*records, *records, *records], per_epoch=len(records))
+    stream.key_by("key").process(CountPerKey(), COUNTED).uid("counts")
+    graph = env.get_job_graph()
+
+    def local_state() -> str:
+        with HarnessAttempt(graph, tmp_path) as attempt:
+            attempt.run_epoch()
+        return next(
+            line for line in flinkpy("job", "show", str(tmp_path / "job")).splitlines() if "local state" in line
+        )
+
+    assert local_state().split() == ["local", "state", "-"], "there was none"
+    assert "2 of 2 tasks ran where their state is, with 4 of 4 files" in local_state()
+    shutil.rmtree(tmp_path / "cache")
+    assert "0 of 2 tasks ran where their state is, with 0 of 4 files" in local_state()
+    metrics = facts("job", "show", str(tmp_path / "job"))["job_metrics"]
+    assert (metrics["localStateTasks"], metrics["localStateTaskHits"]) == (2, 0)
 
 
 def test_list(folder: Path) -> None:
