@@ -29,18 +29,20 @@ class CurrentJobs:
         self._folder = folder
 
     @contextlib.contextmanager
-    def announce(self, what: str) -> Iterator[list[str]]:
-        """Records a job while it runs, and yields a line for each other job that was running when it began.
+    def announce(self, what: str, owner: str) -> Iterator[list[str]]:
+        """Records a job while it runs, and yields a line for each job of others that was running when it began.
 
         Args:
             what: The job, for messages, e.g. ``checkpoint 7 of job 'orders'``.
+            owner: Identifies whom it belongs to.
         """
         note = self._folder / f"{uuid.uuid4().hex}.json"
-        others = self._others()
+        others = self._others(owner)
         with contextlib.suppress(OSError):  # a job also runs without its record
             self._folder.mkdir(mode=0o700, exist_ok=True)
             draft = note.with_suffix(".draft")
-            draft.write_text(json.dumps({"what": what, "since": time.time(), "process": asdict(ProcessId.current())}))
+            fields = {"what": what, "owner": owner, "since": time.time(), "process": asdict(ProcessId.current())}
+            draft.write_text(json.dumps(fields))
             draft.replace(note)
         try:
             yield others
@@ -48,7 +50,7 @@ class CurrentJobs:
             with contextlib.suppress(OSError):
                 note.unlink(missing_ok=True)
 
-    def _others(self) -> list[str]:
+    def _others(self, owner: str) -> list[str]:
         found = []
         for path in self._folder.glob("*.json"):
             try:
@@ -56,8 +58,8 @@ class CurrentJobs:
                 process, since, what = ProcessId(**note["process"]), float(note["since"]), str(note["what"])
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            if process.is_alive():
-                found.append((since, f"{what} (process {process.pid}, for {max(0.0, time.time() - since):.0f} s)"))
-            else:
+            if not process.is_alive():
                 path.unlink(missing_ok=True)
+            elif note.get("owner") != owner:
+                found.append((since, f"{what} (process {process.pid}, for {max(0.0, time.time() - since):.0f} s)"))
         return [line for _, line in sorted(found)]

@@ -205,16 +205,17 @@ def server_log(session: SparkSession) -> ServerLog | None:
     return _server_logs.get(session)
 
 
-def announce_job(settings: SparkSettings, what: str) -> AbstractContextManager[list[str]]:
-    """Records a Spark job while it runs, and yields a line for each other job on the same local server.
+def announce_job(settings: SparkSettings, what: str, owner: str) -> AbstractContextManager[list[str]]:
+    """Records a Spark job while it runs, and yields a line for each job of others on the same local server.
 
     Args:
         settings: Which Spark is used. On servers elsewhere, nothing is recorded or known.
         what: The job, for messages.
+        owner: Identifies whom it belongs to.
     """
     if settings.mode != "local":
         return contextlib.nullcontext([])
-    return CurrentJobs(_state_file(settings).path.with_suffix(".jobs")).announce(what)
+    return CurrentJobs(_state_file(settings).path.with_suffix(".jobs")).announce(what, owner)
 
 
 def lost_server(settings: SparkSettings, session: SparkSession, error: BaseException) -> SparkUnavailableError | None:

@@ -96,7 +96,7 @@ def test_show_says_where_state_was_found(tmp_path: Path) -> None:
     assert local_state().split() == ["local", "state", "-"], "there was none"
     assert "2 of 2 tasks ran where their state is, with 4 of 4 files" in local_state()
     shutil.rmtree(tmp_path / "cache")
-    assert "0 of 2 tasks ran where their state is, with 0 of 4 files" in local_state()
+    assert "0 of 2 tasks ran where their state is, with 0 of 8 files" in local_state()
     metrics = facts("job", "show", str(tmp_path / "job"))["job_metrics"]
     assert (metrics["localStateTasks"], metrics["localStateTaskHits"]) == (2, 0)
 

@@ -66,7 +66,7 @@ class EpochPlanner:
         self.tasks = tuple(Subtask(v.uid, i) for v in graph.vertices for i in range(v.parallelism))
         """All subtasks of the region."""
         self._graph = self._program = graph
-        self._number = number
+        self.number = number
         self._python = pack(graph.vertices[0].python)
         self._context = context
         self._continues_from = None if restored is None else restored.checkpoint_id
@@ -151,7 +151,7 @@ class EpochPlanner:
             partition=None if self.partition is None else self.partition.key,
             cache_dir=config.cache_dir or str(Path(tempfile.gettempdir()) / "flinkpy-cache"),
             restored=self._continues_from,
-            region=self._number,
+            region=self.number,
             python=self._python,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ class SharedSession:
 
     def __init__(self, settings: SparkSettings, progress: Callable[[str], None]) -> None:
         self.settings, self.progress = settings, progress
+        self.owner = uuid.uuid4().hex
+        """Tells Spark jobs of this attempt from those of others."""
         self._spark: SparkSession | None = None
         self._lock = threading.Lock()
 
@@ -98,7 +101,7 @@ class JobSession:
                 over.wait(_AGAIN_SECONDS)
 
         with ExitStack() as stack:
-            others = stack.enter_context(announce_job(settings, self._what))
+            others = stack.enter_context(announce_job(settings, self._what, self._shared.owner))
             if others:
                 progress(f"{self._what} shares Spark with {', '.join(others)}")
             spark.addTag(tag)

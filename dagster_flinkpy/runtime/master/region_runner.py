@@ -66,13 +66,16 @@ class JobRunner:
         """Prepares a Spark job whose first barrier belongs to a checkpoint."""
         config, token = self.planner.config, self.planner.fencing_token
         self.session.begin(
-            f"flinkpy-{config.job_id}-{token}-{checkpoint_id}", f"checkpoint {checkpoint_id} of job {config.job_id!r}"
+            f"flinkpy-{config.job_id}-{token}-{checkpoint_id}-{self.planner.number}",
+            f"checkpoint {checkpoint_id} of job {config.job_id!r}",
         )
 
     def begin_look(self) -> None:
         """Prepares a look for input, for which a source may run a Spark job."""
         config, token = self.planner.config, self.planner.fencing_token
-        self.session.begin(f"flinkpy-{config.job_id}-{token}-input", f"input of job {config.job_id!r}")
+        self.session.begin(
+            f"flinkpy-{config.job_id}-{token}-input-{self.planner.number}", f"input of job {config.job_id!r}"
+        )
 
     def look(self) -> InputFound:
         """Looks for input, and assigns it to the next epoch.

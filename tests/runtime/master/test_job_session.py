@@ -21,7 +21,7 @@ class FakeSession:
 
 @pytest.fixture
 def shared(monkeypatch: pytest.MonkeyPatch) -> SharedSession:
-    def announce(settings: Any, what: str) -> AbstractContextManager[list[str]]:
+    def announce(settings: Any, what: str, owner: str) -> AbstractContextManager[list[str]]:
         return nullcontext([])
 
     monkeypatch.setattr(job_session, "get_session", lambda settings: FakeSession())
