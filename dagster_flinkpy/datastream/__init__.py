@@ -49,6 +49,7 @@ from dagster_flinkpy.datastream.functions import (
 from dagster_flinkpy.datastream.master_hook import MasterTriggerRestoreHook
 from dagster_flinkpy.datastream.output_tag import OutputTag
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
+from dagster_flinkpy.datastream.slot_sharing_group import MemorySize, SlotSharingGroup
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.time_domain import TimeDomain
@@ -135,6 +136,7 @@ __all__ = [
     "KeyedStream",
     "MapFunction",
     "MasterTriggerRestoreHook",
+    "MemorySize",
     "MergingWindowAssigner",
     "MultipleConnectedStreams",
     "MultipleInputProcessFunction",
@@ -155,6 +157,7 @@ __all__ = [
     "SessionWindowTimeGapExtractor",
     "SlidingEventTimeWindows",
     "SlidingProcessingTimeWindows",
+    "SlotSharingGroup",
     "StreamExecutionEnvironment",
     "TimeDomain",
     "TimeWindow",

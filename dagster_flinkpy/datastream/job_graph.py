@@ -28,6 +28,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     SparkTransformSpec,
 )
 from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import (
     ConfigurationError,
     DuplicateUidError,
@@ -104,6 +105,8 @@ class JobVertex:
     uid_set: bool = False
     parallelism_set: bool = False
     slot_sharing_group: str = "default"
+    slot_resources: SlotSharingGroup | None = None
+    """What a slot of the group has; None if the program does not say."""
     job_parameters: tuple[tuple[str, str], ...] = ()
     """The parameters that its functions read with ``get_job_parameter``."""
     python: PythonDependencies = field(default_factory=PythonDependencies)

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
 from dagster_flinkpy.common.no_effect import no_effect
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.datastream.transformation import Transformation
 from dagster_flinkpy.key_groups import check_whole_number
 
@@ -49,13 +50,15 @@ class OperatorSettings:
         self._operator.max_parallelism = max_parallelism
         return self
 
-    def slot_sharing_group(self: S, slot_sharing_group: str) -> S:
-        """Puts the operator into a slot-sharing group.
+    def slot_sharing_group(self: S, slot_sharing_group: str | SlotSharingGroup) -> S:
+        """Puts the operator into a slot-sharing group, given by name or with its resources.
 
         Operators of one group share task slots: a group needs as many as its highest parallelism. Without a group, an
         operator is in that of its inputs, or in ``default`` if they differ or there are none.
         """
-        check_name("slot_sharing_group()", slot_sharing_group)
+        if not isinstance(slot_sharing_group, SlotSharingGroup):
+            check_name("slot_sharing_group()", slot_sharing_group)
+            slot_sharing_group = SlotSharingGroup(slot_sharing_group)
         self._operator.slot_sharing_group = slot_sharing_group
         return self
 

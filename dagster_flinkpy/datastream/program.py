@@ -42,6 +42,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     as_callable,
 )
 from dagster_flinkpy.datastream.python_dependencies import PythonDependencies
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.datastream.state_recovery import NonRestoredState
 from dagster_flinkpy.datastream.transformation import Input, Transformation
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError, MissingUidWarning, ParallelismError
@@ -96,6 +97,8 @@ class StreamProgram(Generic[S]):
         self.allow_non_restored_state: NonRestoredState = False
         self.local = False
         self.python = PythonDependencies()
+        self.slot_sharing_groups: dict[str, SlotSharingGroup] = {}
+        """Those that are registered, by name."""
         self._make_stream = make_stream
         self._warned_of: set[str] = set()
 
@@ -161,7 +164,8 @@ class StreamProgram(Generic[S]):
         transformations = _with_upstream(roots)
         uids = _uids(transformations)
         groups = _slot_sharing_groups(transformations)
-        vertices = [self._vertex(t, uids[id(t)], groups[id(t)]) for t in transformations]
+        resources = self._slot_resources(transformations)
+        vertices = [self._vertex(t, uids[id(t)], groups[id(t)], resources.get(groups[id(t)])) for t in transformations]
         edges: list[JobEdge] = []
         for t in transformations:
             for index, united in enumerate(t.inputs):
@@ -177,7 +181,17 @@ class StreamProgram(Generic[S]):
         _warn_of_chained_groups(graph, own)
         return graph
 
-    def _vertex(self, t: Transformation, uid: str, slot_sharing_group: str) -> JobVertex:
+    def _slot_resources(self, transformations: Sequence[Transformation]) -> dict[str, SlotSharingGroup]:
+        """Returns the groups with resources, by name."""
+        found = {name: group for name, group in self.slot_sharing_groups.items() if group.has_resources}
+        for group in (t.slot_sharing_group for t in transformations):
+            if group is not None and group.has_resources and found.setdefault(group.name, group) != group:
+                raise JobGraphError(f"slot-sharing group {group.name!r} has two different sets of resources")
+        return found
+
+    def _vertex(
+        self, t: Transformation, uid: str, slot_sharing_group: str, slot_resources: SlotSharingGroup | None
+    ) -> JobVertex:
         default = self.parallelism if t.default_parallelism is None else t.default_parallelism
         parallelism = default if t.parallelism is None else t.parallelism
         max_parallelism = self.max_parallelism if t.max_parallelism is None else t.max_parallelism
@@ -198,6 +212,7 @@ class StreamProgram(Generic[S]):
             uid_set=t.uid is not None,
             parallelism_set=t.parallelism is not None,
             slot_sharing_group=slot_sharing_group,
+            slot_resources=slot_resources,
             job_parameters=tuple(self.config.get_global_job_parameters().items()),
             python=self.python,
             strict=self.config.is_strict(),
@@ -376,7 +391,7 @@ def _slot_sharing_groups(transformations: Sequence[Transformation]) -> dict[int,
     for t in transformations:
         of_inputs = {groups[id(i.transformation)] for united in t.inputs for i in united}
         inherited = of_inputs.pop() if len(of_inputs) == 1 else "default"
-        groups[id(t)] = inherited if t.slot_sharing_group is None else t.slot_sharing_group
+        groups[id(t)] = inherited if t.slot_sharing_group is None else t.slot_sharing_group.name
     return groups
 
 

@@ -35,6 +35,7 @@ from dagster_flinkpy.datastream.operator_specs import (
 from dagster_flinkpy.datastream.program import StreamProgram
 from dagster_flinkpy.datastream.program_options import apply_options
 from dagster_flinkpy.datastream.python_dependencies import PythonArchive
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import check_whole_number
 
@@ -146,6 +147,13 @@ class StreamExecutionEnvironment:
     def get_checkpointing_mode(self) -> CheckpointingMode:
         """Returns the guarantee for records after a failure."""
         return self._program.checkpoint_config.get_checkpointing_mode()
+
+    def register_slot_sharing_group(self, slot_sharing_group: SlotSharingGroup) -> StreamExecutionEnvironment:
+        """Says what a slot of a slot-sharing group has, for the operators that refer to the group by name."""
+        wanted = "a SlotSharingGroup, from SlotSharingGroup.builder(name)"
+        check_argument("register_slot_sharing_group()", slot_sharing_group, SlotSharingGroup, wanted)
+        self._program.slot_sharing_groups[slot_sharing_group.get_name()] = slot_sharing_group
+        return self
 
     def disable_operator_chaining(self) -> StreamExecutionEnvironment:
         """Has no effect: the edges decide which operators are chained, and chaining does not change results."""

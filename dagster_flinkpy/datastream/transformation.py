@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.job_graph import StreamPartitioner
 from dagster_flinkpy.datastream.operator_specs import OperatorSpec
+from dagster_flinkpy.datastream.slot_sharing_group import SlotSharingGroup
 
 __all__ = ["Input", "Transformation"]
 
@@ -26,7 +27,7 @@ class Transformation:
     default_parallelism: int | None = None
     """Used if ``parallelism`` is not set: the environment's at the time of declaration, or None for its latest."""
     max_parallelism: int | None = None
-    slot_sharing_group: str | None = None
+    slot_sharing_group: SlotSharingGroup | None = None
     """None if it follows from the inputs."""
     side_outputs: dict[str, TypeInformation] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dagster_flinkpy.spark.resource_profiles import LOCAL_MASTER
 from dagster_flinkpy.spark.sessions import SparkSettings
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ class TaskSlots:
     limit: int | None
     """How many slots there can be: more than now if Spark adds executors as tasks wait (dynamic allocation). None for
     no limit."""
+    cores: int | None = None
+    """The cores of a slot, if tasks may have more of them than others; None in local mode."""
 
     @property
     def number(self) -> int:
@@ -65,7 +68,7 @@ def ask_for_slots(spark: SparkSession) -> TaskSlots | None:
     cpus = int(conf.get("spark.task.cpus", None) or 1)
     number = int(splits[1]) // cpus
     master = str(conf.get("spark.master", None) or "")
-    if re.fullmatch(r"local(\[[^-].*\])?", master):
+    if LOCAL_MASTER.fullmatch(master):
         return TaskSlots({"driver": number}, number)
     cores = conf.get("spark.executor.cores", None)
     per_executor = int(cores) // cpus if cores else number
@@ -73,7 +76,7 @@ def ask_for_slots(spark: SparkSession) -> TaskSlots | None:
     if str(conf.get("spark.dynamicAllocation.enabled", None)).lower() == "true":
         most = conf.get("spark.dynamicAllocation.maxExecutors", None)
         limit = max(number, int(most) * (int(cores or 1) // cpus)) if most else None
-    return TaskSlots(_executors(number, per_executor), limit)
+    return TaskSlots(_executors(number, per_executor), limit, cpus)
 
 
 def _executors(number: int, per_executor: int) -> dict[str, int]:
@@ -86,7 +89,7 @@ def _executors(number: int, per_executor: int) -> dict[str, int]:
 
 def await_slots(
     ask: Callable[[], TaskSlots | None],
-    needed: int,
+    needed: Callable[[TaskSlots], int],
     *,
     seconds: float = _REGISTRATION_SECONDS,
     wait: Callable[[float], object] = time.sleep,
@@ -96,7 +99,7 @@ def await_slots(
 
     Args:
         ask: Returns the slots that there are.
-        needed: How many are needed.
+        needed: Returns how many such slots are needed.
         seconds: How long to go on asking.
         wait: Waits a number of seconds.
         clock: Returns monotonic time in seconds.
@@ -107,7 +110,7 @@ def await_slots(
     deadline = clock() + seconds
     while True:
         slots = ask()
-        enough = slots is None or slots.limit is None or slots.limit >= needed or "driver" in slots.executors
+        enough = slots is None or slots.limit is None or slots.limit >= needed(slots) or "driver" in slots.executors
         if enough or clock() >= deadline:
             return slots
         wait(_AGAIN_SECONDS)

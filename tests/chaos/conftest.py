@@ -7,7 +7,7 @@ import pytest
 from tests.chaos.cluster import Cluster, running_cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster

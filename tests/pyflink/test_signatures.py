@@ -90,10 +90,6 @@ ABSENT = {
         datastream.StreamExecutionEnvironment.set_python_executable
         datastream.StreamExecutionEnvironment.register_cached_file
     """,
-    "A slot-sharing group is a name; memory and cores are settings of Spark": """
-        datastream.SlotSharingGroup datastream.MemorySize
-        datastream.StreamExecutionEnvironment.register_slot_sharing_group
-    """,
     "State is found by uid, never by a hash": """
         datastream.DataStream.set_uid_hash datastream.KeyedStream.set_uid_hash datastream.DataStreamSink.set_uid_hash
         common.ExecutionConfig.enable_auto_generated_uids common.ExecutionConfig.disable_auto_generated_uids

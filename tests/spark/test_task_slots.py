@@ -60,7 +60,11 @@ CLUSTERS = {
 
 @pytest.mark.parametrize(("spark", "executors", "limit"), CLUSTERS.values(), ids=CLUSTERS)
 def test_clusters(spark: Any, executors: dict[str, int] | None, limit: int | None) -> None:
-    assert ask_for_slots(spark) == (None if executors is None else TaskSlots(executors, limit))
+    slots = ask_for_slots(spark)
+    assert (slots and (slots.executors, slots.limit)) == (executors and (executors, limit))
+    if slots is not None:
+        local = "driver" in slots.executors
+        assert slots.cores == (None if local else int(spark.conf.get("spark.task.cpus", 1)))
 
 
 @pytest.mark.spark
@@ -83,7 +87,11 @@ def test_executors_register_one_by_one(answers: list[int], expected: int) -> Non
         now[0] += seconds
 
     slots = await_slots(
-        lambda: TaskSlots({"cluster": (number := next(told))}, number), 4, seconds=1.5, wait=wait, clock=lambda: now[0]
+        lambda: TaskSlots({"cluster": (number := next(told))}, number),
+        lambda slots: 4,
+        seconds=1.5,
+        wait=wait,
+        clock=lambda: now[0],
     )
     assert slots is not None and slots.number == expected
     assert list(told) == []
@@ -94,4 +102,4 @@ def test_there_is_nothing_to_wait_for(answer: TaskSlots | None) -> None:
     def refuse(seconds: float) -> None:
         raise AssertionError("waited")
 
-    assert await_slots(lambda: answer, 4, wait=refuse) is answer
+    assert await_slots(lambda: answer, lambda slots: 4, wait=refuse) is answer

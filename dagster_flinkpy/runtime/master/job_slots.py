@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -54,8 +54,8 @@ class JobSlots:
             return
         slots = slots_of_local_master(self._settings) or _ask(self._job_id, session)
         if slots is not None and slots.number:
-            self.take_note(slots.executors)
-            self._region_slots = RegionSlots(self._regions, slots.executors)
+            self.take_note(slots)
+            self._region_slots = RegionSlots(self._regions, slots.executors, cores=slots.cores)
 
     def look(self, spark: SparkSession) -> None:
         """Asks Spark, at the start of an attempt, and before each epoch as long as tasks have to wait for slots.
@@ -67,15 +67,18 @@ class JobSlots:
             return
         slots = slots_of_local_master(self._settings) or ask_for_slots(spark)
         if slots is not None and slots.number:
-            self.take_note(slots.executors)
+            self.take_note(slots)
 
-    def take_note(self, executors: Mapping[str, int]) -> None:
-        """Plans with the executors that there are, and says so if the job needs more.
+    def take_note(self, slots: TaskSlots) -> None:
+        """Plans with the slots that there are, and says so if the job needs more.
 
         Args:
-            executors: The number of slots of each executor; at least one in all.
+            slots: The slots; at least one in all.
+
+        Raises:
+            NoResourceAvailableError: No executor has as many cores as a slot-sharing group asks for.
         """
-        self.plan = plan_slots(self._graph, executors)
+        self.plan = plan_slots(self._graph, slots.executors, cores=slots.cores)
         description = self.plan.description
         if len(self.plan.waves) > 1 and description != self._said:
             self._said = description
@@ -107,8 +110,10 @@ def require_all_slots(job_id: str, graph: JobGraph, settings: SparkSettings, ses
     Raises:
         NoResourceAvailableError: There are fewer slots, or Spark does not say how many there are.
     """
-    needed = sum(required_slots(graph).values())
-    slots = slots_of_local_master(settings) or _ask(job_id, session, needed)
+    slots = slots_of_local_master(settings)
+    if slots is None:
+        slots = _ask(job_id, session, graph)
+    needed = sum(required_slots(graph, cores=None if slots is None else slots.cores).values())
     what = f"job {job_id!r} needs all of its {needed} slots at once (execution.require-all-slots)"
     if slots is None:
         raise NoResourceAvailableError(
@@ -124,7 +129,11 @@ def require_all_slots(job_id: str, graph: JobGraph, settings: SparkSettings, ses
         )
 
 
-def _ask(job_id: str, session: JobSession, needed: int = 0) -> TaskSlots | None:
+def _ask(job_id: str, session: JobSession, graph: JobGraph | None = None) -> TaskSlots | None:
     session.begin(f"flinkpy-{job_id}-slots", f"the slots of job {job_id!r}")
+
+    def enough(slots: TaskSlots) -> int:
+        return 0 if graph is None else sum(required_slots(graph, cores=slots.cores).values())
+
     with session.open() as spark:
-        return await_slots(lambda: ask_for_slots(spark), needed)
+        return await_slots(lambda: ask_for_slots(spark), enough)

@@ -49,17 +49,20 @@ def run_region(spark: SparkSession, job: EpochJob) -> Iterator[WireRow]:
         PythonWorkerLostError: A Python worker died.
         ExecutorLostError: Spark gave up because it lost executors.
         CheckpointError: The Spark job failed for another reason.
+        NoResourceAvailableError: No executor has the cores and resources that a slot-sharing group asks for.
         FlinkPyError: A task failed with this error.
     """
     from pyspark.errors import PySparkException
 
+    from dagster_flinkpy.runtime.master.stage_profiles import stage_profile  # here, because workers import this module
+
     graph, program = job.graph, dump_job(job)
     rows = spark.range(0, graph.stage_parallelism(0), 1, graph.stage_parallelism(0)).mapInArrow(
-        _stage(program, 0), SPARK_SCHEMA
+        _stage(program, 0), SPARK_SCHEMA, profile=stage_profile(spark, graph, 0)
     )
     for stage in range(1, graph.number_of_stages):
         shuffled = shuffle(rows, graph.stage_parallelism(stage))
-        rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA)
+        rows = shuffled.mapInArrow(_stage(program, stage), SPARK_SCHEMA, profile=stage_profile(spark, graph, stage))
     try:
         table = rows.toArrow()
     except PySparkException as e:

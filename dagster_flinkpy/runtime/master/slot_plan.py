@@ -7,6 +7,7 @@ for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -59,10 +60,11 @@ class _Tasks:
 
     Args:
         graph: The graph.
+        cores: The cores of a slot of a task manager; None if no group can have slots of another size.
     """
 
-    def __init__(self, graph: JobGraph) -> None:
-        self._graph = graph
+    def __init__(self, graph: JobGraph, cores: int | None) -> None:
+        self._graph, self._cores = graph, cores
         self._head: dict[str, JobVertex] = {}
         """The first operator of the chain that an operator is in."""
         for vertex in graph.vertices:
@@ -83,12 +85,22 @@ class _Tasks:
 
     @cached_property
     def required(self) -> dict[str, int]:
-        """How many slots each group needs: the highest parallelism in it."""
+        """How many slots each group needs: the highest parallelism in it, times the slots that a task takes."""
         slots: dict[str, int] = {}
         for vertex in self.vertices:
             group = self.group(vertex)
-            slots[group] = max(slots.get(group, 0), vertex.parallelism)
+            slots[group] = max(slots.get(group, 0), vertex.parallelism * self._width(vertex))
         return slots
+
+    def groups(self) -> dict[str, SlotSharingGroup]:
+        """Returns the groups by name, without slots."""
+        return {self.group(v): SlotSharingGroup(self.group(v), self._width(v)) for v in self.vertices}
+
+    def _width(self, vertex: JobVertex) -> int:
+        resources = self._head[vertex.uid].slot_resources
+        if self._cores is None or resources is None or resources.cpu_cores is None:
+            return 1
+        return max(1, math.ceil(resources.cpu_cores / self._cores))
 
     def allocate(
         self,
@@ -126,13 +138,22 @@ class _Tasks:
         return list(dict.fromkeys(slots[task].location for task in tasks if task in slots))
 
 
-def required_slots(graph: JobGraph) -> dict[str, int]:
-    """Returns how many slots each slot-sharing group needs: the highest parallelism of its operators, as in Flink."""
-    return _Tasks(graph).required
+def required_slots(graph: JobGraph, *, cores: int | None = None) -> dict[str, int]:
+    """Returns how many slots each slot-sharing group needs: the highest parallelism of its operators, as in Flink.
+
+    Args:
+        graph: The job.
+        cores: The cores of a slot. A group whose slots have more needs more of them. None: cores do not count.
+    """
+    return _Tasks(graph, cores).required
 
 
 def plan_slots(
-    graph: JobGraph, executors: Mapping[str, int], *, prior: Mapping[Subtask, str] | None = None
+    graph: JobGraph,
+    executors: Mapping[str, int],
+    *,
+    prior: Mapping[Subtask, str] | None = None,
+    cores: int | None = None,
 ) -> SlotPlan:
     """Returns where the subtasks of a job run.
 
@@ -140,19 +161,26 @@ def plan_slots(
         graph: The job.
         executors: The number of slots of each executor.
         prior: The executor where each subtask ran last, because its state may be cached there. Default: unknown.
+        cores: The cores of a slot; see `required_slots`.
 
     Raises:
-        NoResourceAvailableError: There is no slot at all.
+        NoResourceAvailableError: There is no slot at all, or no executor with as many as one slot of a group takes.
     """
-    tasks = _Tasks(graph)
+    tasks = _Tasks(graph, cores)
     needed, had = sum(tasks.required.values()), sum(executors.values())
     if not had:
         raise NoResourceAvailableError(f"{needed} slots are needed, and Spark has no executor", needed=needed)
     first = {vertex.uid: 0 for vertex in graph.vertices}
     waves: list[Mapping[Subtask, Place]] = []
     while any(first[vertex.uid] < vertex.parallelism for vertex in graph.vertices):
-        groups = {name: SlotSharingGroup(name) for name in tasks.required}
-        slots = tasks.allocate(Scheduler(_task_managers(executors)), groups, first, prior or {})
+        slots = tasks.allocate(Scheduler(_task_managers(executors)), tasks.groups(), first, prior or {})
+        if not slots:
+            raise NoResourceAvailableError(
+                f"no executor of Spark has as many cores as a task of {_slots_of(tasks)} needs: lower set_cpu_cores(), "
+                "or raise spark.executor.cores",
+                needed=needed,
+                had=had,
+            )
         waves.append({task: Place(slot.location, slot.parent.root.number) for task, slot in slots.items()})
         for task in slots:
             first[task.uid] = task.subtask + 1
@@ -168,14 +196,15 @@ class RegionSlots:
     Args:
         regions: The regions of the job.
         executors: The number of slots of each executor.
+        cores: The cores of a slot; see `required_slots`.
     """
 
-    def __init__(self, regions: Iterable[JobGraph], executors: Mapping[str, int]) -> None:
-        self._regions = [_Tasks(region) for region in regions]
+    def __init__(self, regions: Iterable[JobGraph], executors: Mapping[str, int], *, cores: int | None = None) -> None:
+        self._regions = [_Tasks(region, cores) for region in regions]
         self._held: dict[int, dict[Subtask, SimpleSlot]] = {}
         self._prior: dict[Subtask, str] = {}
         self._scheduler = Scheduler(_task_managers(executors))
-        self._groups = {name: SlotSharingGroup(name) for tasks in self._regions for name in tasks.required}
+        self._groups = {name: group for tasks in self._regions for name, group in tasks.groups().items()}
         self._alone = [self._slots_alone(index) for index in range(len(self._regions))]
 
     def _slots_alone(self, region: int) -> dict[str, int]:
@@ -210,6 +239,10 @@ class RegionSlots:
 def _release(slots: Mapping[Subtask, SimpleSlot]) -> None:
     for slot in slots.values():
         slot.release()
+
+
+def _slots_of(tasks: _Tasks) -> str:
+    return " or ".join(f"slot-sharing group {name!r}" for name, group in tasks.groups().items() if group.width > 1)
 
 
 def _task_managers(executors: Mapping[str, int]) -> list[TaskManager]:

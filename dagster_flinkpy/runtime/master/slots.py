@@ -64,12 +64,13 @@ class TaskManager:
         return len(self._free)
 
     def allocate(self, assignment: SlotSharingGroupAssignment) -> SharedSlot:
-        """Gives a free slot to a slot-sharing group."""
-        return SharedSlot(self, self._free.pop(0), assignment)
+        """Gives free slots to a slot-sharing group: as many as one of its shared slots takes."""
+        numbers, self._free = self._free[: assignment.width], self._free[assignment.width :]
+        return SharedSlot(self, numbers[0], assignment, numbers=numbers)
 
     def give_back(self, slot: SharedSlot) -> None:
-        """Takes a slot back, which becomes the last one to be given away."""
-        self._free.append(slot.number)
+        """Takes slots back, which become the last ones to be given away."""
+        self._free += slot.numbers
 
 
 class SharedSlot:
@@ -81,6 +82,7 @@ class SharedSlot:
         assignment: The slots of its slot-sharing group.
         parent: The shared slot around it, if it is that of a co-location constraint.
         group: The co-location group, if it is in another shared slot.
+        numbers: The numbers of all slots of the task manager that it takes. Default: its own.
     """
 
     def __init__(
@@ -90,8 +92,10 @@ class SharedSlot:
         assignment: SlotSharingGroupAssignment,
         parent: SharedSlot | None = None,
         group: Hashable | None = None,
+        numbers: Sequence[int] = (),
     ) -> None:
         self.task_manager, self.number = task_manager, number
+        self.numbers = tuple(numbers) or (number,)
         self.assignment, self.parent, self.group = assignment, parent, group
         self.sub_slots: list[SharedSlot | SimpleSlot] = []
         self.alive = True
@@ -177,9 +181,13 @@ class SlotSharingGroupAssignment:
     """The slots of a slot-sharing group, and which of them each operator can still use.
 
     (Flink: ``SlotSharingGroupAssignment``)
+
+    Args:
+        width: How many slots of a task manager one of its slots takes, because its tasks have several cores.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = 1) -> None:
+        self.width = width
         self._slots: dict[SharedSlot, None] = {}
         self._available: dict[Hashable, OrderedDict[str, list[SharedSlot]]] = {}
         """The slots without a subtask of an operator or co-location group, by task manager. The next task manager is
@@ -301,7 +309,12 @@ class SlotSharingGroup:
     """Operators whose subtasks may share slots (Flink: ``SlotSharingGroup``)."""
 
     name: str
-    assignment: SlotSharingGroupAssignment = field(default_factory=SlotSharingGroupAssignment)
+    width: int = 1
+    """How many slots of a task manager one of its slots takes."""
+    assignment: SlotSharingGroupAssignment = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.assignment = SlotSharingGroupAssignment(self.width)
 
 
 @dataclass(frozen=True)
@@ -366,18 +379,19 @@ class Scheduler:
         bound = None if unit.constraint is None else unit.constraint.location
         preferred = unit.preferred if bound is None else [bound]
         locality = Locality.LOCAL if preferred else Locality.UNCONSTRAINED
-        found = next((self._task_managers[p] for p in preferred if self._has_slot(p)), None)
+        found = next((self._task_managers[p] for p in preferred if self._has_slots(p, unit)), None)
         if found is None and bound is None:
             locality = Locality.NON_LOCAL if preferred else Locality.UNCONSTRAINED
-            found = next((each for each in self._task_managers.values() if each.available), None)
+            found = next((self._task_managers[p] for p in self._task_managers if self._has_slots(p, unit)), None)
         if found is None:
             return None
         self._task_managers.move_to_end(found.resource_id)  # so the task managers take turns
         assignment = unit.group.assignment
         return assignment.add_shared_slot(found.allocate(assignment), unit.task, locality, unit.constraint)
 
-    def _has_slot(self, resource_id: str) -> bool:
-        return resource_id in self._task_managers and self._task_managers[resource_id].available > 0
+    def _has_slots(self, resource_id: str, unit: ScheduledUnit) -> bool:
+        found = self._task_managers.get(resource_id)
+        return found is not None and found.available >= unit.group.width
 
     def _no_resource(self, unit: ScheduledUnit) -> NoResourceAvailableError:
         where = "" if unit.constraint is None or unit.constraint.location is None else f" on {unit.constraint.location}"

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.common import Configuration, Types
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream import SlotSharingGroup, StreamExecutionEnvironment
 from dagster_flinkpy.errors import NoResourceAvailableError
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.job_session import JobSession, SharedSession
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
 from dagster_flinkpy.spark.sessions import SparkSettings
+from dagster_flinkpy.spark.task_slots import TaskSlots
 from dagster_flinkpy.storage import StorageLocation
 
 LONG = Types.LONG()
@@ -27,9 +28,27 @@ def test_a_job_that_needs_more_slots_says_so_once() -> None:
     graph, lines = environment().get_job_graph(), list[str]()
     slots = JobSlots("job", graph, [graph], SparkSettings(), lines.append)
     for executors in ({"driver": 2}, {"driver": 2}, {"1": 2, "2": 2}, {"1": 4, "2": 4}):
-        slots.take_note(executors)
+        slots.take_note(TaskSlots(executors, None))
     assert lines == ["job 'job' needs 8 slots, has 2: 4 waves", "job 'job' needs 8 slots, has 4: 2 waves"]
     assert slots.plan is not None and (slots.plan.needed, slots.plan.had) == (8, 8)
+
+
+def test_a_group_whose_tasks_have_more_cores_needs_more_slots() -> None:
+    env = environment(4)
+    env.register_slot_sharing_group(
+        SlotSharingGroup.builder("default").set_cpu_cores(1.5).set_task_heap_memory_mb(64).build()
+    )
+    graph, lines = env.get_job_graph(), list[str]()
+    slots = JobSlots("job", graph, [graph], SparkSettings(), lines.append)
+    slots.take_note(TaskSlots({"driver": 4}, 4))
+    assert lines == [], "in local mode tasks have one core each"
+    slots.take_note(TaskSlots({"1": 2, "2": 2}, 4, cores=1))
+    slots.take_note(TaskSlots({"1": 4, "2": 4}, 8, cores=2))
+    assert lines == ["job 'job' needs 8 slots, has 4: 2 waves"], "slots of two cores are enough"
+    with pytest.raises(
+        NoResourceAvailableError, match=r"no executor .* as a task of slot-sharing group 'default' needs"
+    ):
+        slots.take_note(TaskSlots({"1": 1, "2": 1}, 2, cores=1))
 
 
 def test_without_groups_regions_do_not_wait_for_slots() -> None:
@@ -110,7 +129,6 @@ def test_the_option_and_the_call() -> None:
 
 def test_env_execute_requires_the_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     from dagster_flinkpy.runtime.master import job_slots
-    from dagster_flinkpy.spark.task_slots import TaskSlots
 
     monkeypatch.setattr(job_slots, "slots_of_local_master", lambda settings: TaskSlots({"driver": 2}, 2))
     monkeypatch.setattr("dagster_flinkpy.runtime.master.local_executor.start_server", lambda: None)

@@ -26,10 +26,17 @@ from dagster_flinkpy.datastream import (
     KeyedProcessFunction,
     MapFunction,
     RuntimeContext,
+    SlotSharingGroup,
 )
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
-from dagster_flinkpy.errors import CheckpointError, SparkUnavailableError, StorageError, UserFunctionError
+from dagster_flinkpy.errors import (
+    CheckpointError,
+    NoEffectWarning,
+    SparkUnavailableError,
+    StorageError,
+    UserFunctionError,
+)
 from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
@@ -222,6 +229,18 @@ def test_a_lost_segment_restarts_the_region_that_wrote_it(tmp_path: Path) -> Non
     with HarnessAttempt(graph, tmp_path / "straight") as expected:
         list(expected.run_epochs())
     assert sink.rows() == straight.rows()
+
+
+def test_resources_of_a_slot_sharing_group_have_no_effect_in_local_mode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dagster_flinkpy.common.no_effect._warned_of", set())
+    group = SlotSharingGroup.builder("large").set_cpu_cores(2).set_task_heap_memory_mb(64).build()
+    mapped = events(environment(2), RECORDS).rebalance().map(lambda event: event, EVENT).uid("mapped")
+    graph = collect_graph(mapped.slot_sharing_group(group))
+    with attempt_of(graph, tmp_path) as attempt, pytest.warns(NoEffectWarning, match="group 'large' has no effect"):
+        attempt.run_epoch()
+        assert len(collected(attempt.graph, attempt.collected)) == len(RECORDS)
 
 
 def test_execute_writes_a_table(tmp_path: Path) -> None:
