@@ -26,6 +26,7 @@ from types import FrameType
 from typing import Any
 
 from dagster_flinkpy.spark.class_archive import ClassArchive
+from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.processes import ProcessId, childless_daemons, open_pidfd
 from dagster_flinkpy.spark.server_state import StateFile
 
@@ -68,18 +69,6 @@ logger.server.additivity = false
 logger.server.appenderRef.out.ref = out
 logger.calls.name = org.apache.spark.sql.connect.utils.ErrorUtils
 logger.calls.level = off
-"""
-
-# Spark's default pool, with another mode: in FIFO mode, the tasks of a job wait for all tasks of earlier jobs.
-_ALLOCATIONS = """\
-<?xml version="1.0"?>
-<allocations>
-  <pool name="default">
-    <schedulingMode>FAIR</schedulingMode>
-    <weight>1</weight>
-    <minShare>0</minShare>
-  </pool>
-</allocations>
 """
 
 
@@ -140,8 +129,6 @@ def _order_server(order: ServerOrder, scratch: Path) -> tuple[list[str], dict[st
     """Writes the server's configuration, and returns its command line and environment."""
     log4j = scratch / "log4j2.properties"
     log4j.write_text(_LOG4J)
-    allocations = scratch / "allocations.xml"
-    allocations.write_text(_ALLOCATIONS)
     java_options = (
         f"-Dlog4j2.configurationFile={log4j.as_uri()}",
         f"-Djava.io.tmpdir={scratch}",  # by default, Spark's shuffle files are there, too
@@ -149,7 +136,7 @@ def _order_server(order: ServerOrder, scratch: Path) -> tuple[list[str], dict[st
     )
     conf = {
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
-        "spark.scheduler.allocation.file": allocations.as_uri(),
+        **fair_pool_conf(scratch),
         **order.conf,
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",

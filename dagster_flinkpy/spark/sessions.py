@@ -20,6 +20,7 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import uuid
@@ -33,6 +34,7 @@ from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkUnavailableError
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
+from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.java import find_java_home
 from dagster_flinkpy.spark.processes import ProcessId, find_owner
 from dagster_flinkpy.spark.server import ServerOrder
@@ -81,9 +83,6 @@ _LOCAL_CONF = {
     "spark.connect.session.manager.defaultSessionTimeout": "3650d",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # The tasks of jobs of several runs take turns. The allocation file of `server.py` sets this for the default pool,
-    # which all jobs of a Spark Connect server use: its clients cannot select another.
-    "spark.scheduler.mode": "FAIR",
     "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
 }
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
@@ -496,6 +495,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
         conf = {**_LOCAL_CONF, **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(_with_task_retries(settings.master))
-    for key, value in conf.items():
-        builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with tempfile.TemporaryDirectory(prefix="flinkpy-spark-") as folder:
+        for key, value in {**fair_pool_conf(Path(folder)), **conf}.items():
+            builder = builder.config(key, value)
+        return builder.getOrCreate()

@@ -40,6 +40,10 @@ row = session.range(1, numPartitions=1).mapInArrow(look, "worker long, daemon lo
 print(json.dumps(row.asDict()), flush=True)
 if sys.argv[1] == "wait":
     input()
+if sys.argv[1] == "pool":
+    pool = session.sparkContext._jsc.sc().getPoolForName("default").get()
+    print(pool.schedulingMode().toString())
+    session.stop()
 if sys.argv[1] == "stop":
     session.stop()
 """
@@ -279,10 +283,12 @@ def test_without_the_token_the_server_refuses(spark_settings: SparkSettings, spa
 
 @pytest.mark.spark
 def test_classic_session(tmp_path: Path) -> None:
-    process = client("stop", {"mode": "classic", "master": "local[1]", "conf": {"spark.driver.memory": "512m"}})
+    process = client("pool", {"mode": "classic", "master": "local[1]", "conf": {"spark.driver.memory": "512m"}})
     printed, _ = process.communicate(timeout=END_TIMEOUT * 2)
     assert process.returncode == 0
-    assert json.loads(printed)["python"] == sys.executable
+    seen, pool = printed.splitlines()
+    assert json.loads(seen)["python"] == sys.executable
+    assert pool == "FAIR", "regions share the slots"
 
 
 @pytest.mark.spark
