@@ -28,6 +28,7 @@ from dagster_flinkpy.orchestration.runs.partition_start import (
     time_partition,
 )
 from dagster_flinkpy.orchestration.runs.report import checkpoint_line
+from dagster_flinkpy.orchestration.runs.termination import interrupts_passed_to
 from dagster_flinkpy.orchestration.runs.worker_logs import to_run
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ def run_partitions(
 ) -> tuple[dict[str, CompletedEpoch], int, list[PartitionEnd]]:
     """Runs the partitions of the step in order of time.
 
-    If a partition fails, the ones completed before it are recorded before the error is raised, and so is the check of
-    the partitions that they made outdated.
+    If a partition fails, or the run is terminated, the ones completed before are recorded before the error is raised,
+    and so is the check of the partitions that they made outdated.
 
     Args:
         run: The step.
@@ -104,10 +105,11 @@ def run_partitions(
     try:
         with attempt:
             attempt.renumber_partitions(lambda ends: renumbered(ends, partitions_def, job_id=job.job_id))
-            for number, partition in enumerate(partitions, 1):
-                context.log.info(f"Partition {partition.key} ({number} of {len(partitions)})")
-                epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
-                context.log.info(checkpoint_line(job, epoch))
+            with interrupts_passed_to(attempt.terminate):
+                for number, partition in enumerate(partitions, 1):
+                    context.log.info(f"Partition {partition.key} ({number} of {len(partitions)})")
+                    epoch = completed[partition.key] = attempt.run_epoch(partition=partition)
+                    context.log.info(checkpoint_line(job, epoch))
             stale = outdated(attempt.partition_ends)
     except BaseException as error:
         # Completed partitions stay completed: their rows are committed, and the next run can start from them.

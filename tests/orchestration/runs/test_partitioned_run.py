@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
@@ -19,6 +22,7 @@ from dagster import (
     AutomationCondition,
     BackfillPolicy,
     DagsterInstance,
+    DagsterRunStatus,
     DailyPartitionsDefinition,
     Definitions,
     ExecuteInProcessResult,
@@ -303,6 +307,34 @@ def test_what_is_complete_before_a_failure_stays(deployment: Deployment) -> None
     assert deployment.table() == straight_run(KEYS[:1])
     assert deployment.run(KEYS[1], KEYS[3]).success
     assert deployment.table() == straight_run(KEYS[:4])
+
+
+def test_a_run_that_is_terminated_keeps_the_partitions_that_are_complete(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, taken = threading.Event(), list[int]()
+
+    def interrupted(self: JobAttempt, job: Any) -> Any:
+        taken.append(job.checkpoint_id)
+        if len(taken) == 3:
+            (run,) = deployment.instance.get_runs()
+            deployment.instance.report_run_canceling(run)
+            os.kill(os.getpid(), signal.SIGTERM)  # as Dagster does in the process of the run
+            assert ended.wait(30), "the run waits for Spark"
+        return run_rows(job, spark_order)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JobAttempt, "_on_spark", interrupted)
+        try:
+            assert not deployment.run(KEYS[0], KEYS[4]).success
+        finally:
+            ended.set()
+    (run,) = deployment.instance.get_runs()
+    assert run.status == DagsterRunStatus.CANCELED
+    assert deployment.materialized() == {KEYS[0]: 1, KEYS[1]: 2}
+    assert deployment.table() == straight_run(KEYS[:2])
+    assert deployment.run(KEYS[2], KEYS[4]).success
+    assert deployment.table() == straight_run(KEYS[:5])
 
 
 def test_a_partition_outside_the_definition() -> None:
