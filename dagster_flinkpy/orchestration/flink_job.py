@@ -99,7 +99,7 @@ class FlinkJob:
             latency_tracking_interval=self.latency_tracking_interval,
             require_all_slots=self.require_all_slots,
             failover=self.failover,
-            metric_reporters=self.metric_reporters,
+            metric_reporters=spark.reporters() or self.metric_reporters,
             partition_retention=self.partition_retention,
         )
         return JobAttempt(self.graph, config, owner=owner, **options)

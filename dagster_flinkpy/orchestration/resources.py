@@ -8,6 +8,8 @@ from dagster import ConfigurableResource, EnvVar
 from pydantic import Field
 
 from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
+from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.metric_options import MetricReporterOptions, is_reporter_option, metric_reporters_of
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.storage import StorageLocation, UploadInfo
 
@@ -32,6 +34,22 @@ class SparkResource(ConfigurableResource[Any]):
     master: str = Field(default="local[*]", description="Spark master for the modes 'local' and 'classic'.")
     remote: str | None = Field(default=None, description="URL for the mode 'remote', such as 'sc://host:15002'.")
     conf: dict[str, str] = Field(default_factory=dict, description="Additional Spark configuration.")
+    metric_reporters: dict[str, str] = Field(
+        default_factory=dict,
+        description="Options 'metrics.reporter.*' of the runs, such as {'metrics.reporter.prom.port': '9250-9260'}. "
+        "Default: those of the program.",
+    )
+
+    def reporters(self) -> tuple[MetricReporterOptions, ...]:
+        """Returns who gets the metrics of runs; nobody if the program says who.
+
+        Raises:
+            ConfigurationError: An option is not about metric reporters, has a wrong value, or is missing.
+        """
+        for option in self.metric_reporters:
+            if not is_reporter_option(option):
+                raise ConfigurationError(f"metric_reporters of SparkResource has {option!r}, not 'metrics.reporter.*'")
+        return metric_reporters_of(Configuration.from_dict(dict(self.metric_reporters)))
 
     def settings(self) -> SparkSettings:
         """Returns the settings in the form that the runtime takes.

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
+from dagster_flinkpy.common import Configuration
+from dagster_flinkpy.common.metric_options import PrometheusOptions
 from dagster_flinkpy.datastream.checkpointing_mode import CheckpointingMode
 from dagster_flinkpy.errors import MissingUidError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource
@@ -37,3 +39,13 @@ def test_a_run_takes_checkpoints_as_the_program_says(tmp_path: Path) -> None:
         num_retained=3,
     )
     assert config.latency_tracking_interval == timedelta(milliseconds=500)
+
+
+def test_metric_reporters_of_the_deployment_take_the_place_of_the_programs(tmp_path: Path) -> None:
+    env = word_count(tmp_path, ["a"])
+    env.configure(Configuration().set_string("metrics.reporter.prom.port", "9300"))
+    job, storage = flink_job(env, "words"), CheckpointStorageResource(url=str(tmp_path / "checkpoints"))
+    of_deployment = SparkResource(metric_reporters={"metrics.reporter.prom.port": "9400"})
+    for spark, port in ((SparkResource(), 9300), (of_deployment, 9400)):
+        config = job.attempt(storage, spark, owner="test").config
+        assert config.metric_reporters == (PrometheusOptions((port,)),)

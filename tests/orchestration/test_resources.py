@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from dagster import EnvVar, build_resources
 
+from dagster_flinkpy.common.metric_options import PrometheusOptions
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, TwoPhaseCommitSinkResource
@@ -82,3 +83,11 @@ def test_lingering_transactions_of_a_job(tmp_path: Path) -> None:
         store.upload_part(key, store.create_upload(key), 1, b"rows")
     assert [upload.key for upload in tables.lingering("a.b")] == [earlier, mine]
     assert tables.lingering("c") == []
+
+
+def test_metric_reporters_of_the_deployment() -> None:
+    assert SparkResource().reporters() == ()
+    options = {"metrics.reporter.prom.port": "9300", "metrics.reporters": "prom"}
+    assert SparkResource(metric_reporters=options).reporters() == (PrometheusOptions((9300,)),)
+    with pytest.raises(ConfigurationError, match=r"has 'state\.backend\.type', not 'metrics\.reporter"):
+        SparkResource(metric_reporters={"state.backend.type": "rocksdb"}).reporters()

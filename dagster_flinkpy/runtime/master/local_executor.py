@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import elapsed_millis
 from dagster_flinkpy.common.job_client import JobClient
+from dagster_flinkpy.common.no_effect import no_effect
+from dagster_flinkpy.datastream.checkpoint_config import CheckpointConfig
 from dagster_flinkpy.datastream.execution import ExecutionSettings, JobExecutionResult
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.spark.sessions import start_server
@@ -82,6 +84,8 @@ class LocalExecutor:
         failover = FailoverConfig.of_script(
             settings.failover_options, checkpointing=settings.checkpointing.interval is not None
         )
+        if settings.local and settings.checkpointing.timeout != CheckpointConfig().timeout:
+            no_effect("set_checkpoint_timeout()", "nothing interrupts a program in this process (execution.local)")
         with ExitStack() as stack:
             ephemeral = settings.checkpoint_dir is None
             folder = settings.checkpoint_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="flinkpy-"))
