@@ -13,7 +13,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.datastream import DataStream, StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
-from dagster_flinkpy.errors import MissingUidError, RestoreError
+from dagster_flinkpy.errors import MissingUidError, NoEffectWarning, RestoreError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import request_desk
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -130,6 +130,16 @@ def test_a_source_that_does_not_end_is_read_until_the_job_is_stopped(
     (request_id,) = {info.key.split("/")[1] for info in job.open().list(REQUESTS_FOLDER)}
     answer = JobRequests(job, "test").answer(request_id)
     assert answer is not None and answer.savepoint is not None
+
+
+def test_a_checkpoint_timeout_has_no_effect_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.common.no_effect._warned_of", set())
+    env = environment()
+    env.configure(Configuration().set_string("execution.local", "true"))
+    env.get_checkpoint_config().set_checkpoint_timeout(1_000)
+    read(env, _Files([[1]])).uid("rows")
+    with pytest.warns(NoEffectWarning, match=r"set_checkpoint_timeout\(\) has no effect: nothing interrupts"):
+        env.execute("brief")
 
 
 def test_execute_runs_all_parts_and_goes_on_where_it_ended(tmp_path: Path) -> None:
