@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -67,7 +68,7 @@ def _threads(pid: int) -> int:
 
 def files_below(*folders: Path) -> int:
     """Counts files, while others delete some."""
-    return sum(path.is_file() for folder in folders for path in folder.rglob("*"))
+    return sum(len(files) for folder in folders for _, _, files in os.walk(folder))
 
 
 def growth(samples: Sequence[Sample], *, jvm_memory: bool) -> list[str]:
