@@ -6,14 +6,15 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Locator, Page, expect, sync_playwright
+from playwright.sync_api import Locator, Page, TimeoutError, expect, sync_playwright
 
-__all__ = ["CHROMIUM", "fill_launchpad", "launch_backfill", "node", "open_page", "switch_of"]
+from tests.e2e.deployment import SECONDS
+
+__all__ = ["CHROMIUM", "appears", "fill_launchpad", "launch_backfill", "node", "open_page", "switch_of", "terminate"]
 
 CHROMIUM = shutil.which("chromium")
 """Path of the browser, or None if it is not installed."""
-WAIT_MILLIS = 300_000
-"""Limit for what is to appear on a page, on a busy machine."""
+_RELOAD_MILLIS = 15_000
 _FLAGS = (
     "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync"
@@ -26,10 +27,39 @@ def open_page(width: int, height: int) -> Iterator[Page]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=_FLAGS.split())
         page = browser.new_page(viewport={"width": width, "height": height})
-        page.set_default_timeout(WAIT_MILLIS)
-        expect.set_options(timeout=WAIT_MILLIS)
+        page.set_default_timeout(SECONDS * 1000)
+        expect.set_options(timeout=SECONDS * 1000)
         yield page
         browser.close()
+
+
+def appears(page: Page, url: str, what: Locator) -> None:
+    """Waits for something on a page. It is loaded again and again, because Dagster's pages do not show all that is new.
+
+    Raises:
+        AssertionError: It does not appear. The error has the text of the page.
+    """
+    for _ in range(SECONDS * 1000 // _RELOAD_MILLIS):
+        page.goto(url)
+        try:
+            what.wait_for(timeout=_RELOAD_MILLIS)
+        except TimeoutError:
+            continue
+        return
+    raise AssertionError(f"{what} is not on {url}, which shows:\n{page.inner_text('body')}")
+
+
+def terminate(page: Page, run: str) -> None:
+    """Terminates a run with the button on its page.
+
+    Args:
+        page: A page of the browser.
+        run: The address of the page of the run.
+    """
+    page.goto(run)
+    page.get_by_text("Terminate", exact=True).click()
+    page.get_by_text("Terminate 1 run", exact=True).click()
+    # The dialog disappears when the run has ended.
 
 
 def node(page: Page, name: str) -> Locator:

@@ -9,19 +9,21 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dagster import DagsterInstance
+
 from tests.servers import free_port
 
-__all__ = ["ROOT", "RUN_SECONDS", "Deployment", "dagster_dev"]
+__all__ = ["ROOT", "SECONDS", "Deployment", "dagster_dev"]
 
 ROOT = Path(__file__).parents[2]
-RUN_SECONDS = 900
-"""Enough for a run that starts its own Spark server on a busy machine."""
+SECONDS = int(os.environ.get("E2E_SECONDS", "60"))
+"""Limit for everything that is waited for. On a machine with other work set the variable to more."""
 
 _SETTINGS: dict[str, Any] = {
     "telemetry": {"enabled": False},
@@ -31,6 +33,7 @@ _SETTINGS: dict[str, Any] = {
         "class": "QueuedRunCoordinator",
         "config": {"dequeue_interval_seconds": 1},
     },
+    "run_monitoring": {"enabled": True, "poll_interval_seconds": 1},
 }
 _RUNS = """query($f: RunsFilter) { runsOrError(filter: $f, limit: 50) {
   ... on Runs { results { runId jobName status tags { key value } } } } }"""
@@ -39,14 +42,12 @@ _LOG = """query($r: ID!) { logsForRun(runId: $r) {
 _BACKFILLS = """query { partitionBackfillsOrError(limit: 10) {
   ... on PartitionBackfills { results { id status } } } }"""
 _SENSOR = """query($s: SensorSelector!) { sensorOrError(sensorSelector: $s) {
-  ... on Sensor { id sensorState { selectorId status ticks(limit: 100) { status skipReason runIds } } } } }"""
+  ... on Sensor { sensorState { id status ticks(limit: 100) { status skipReason runIds } } } } }"""
 _SWITCH_ON = """mutation($s: SensorSelector!) { startSensor(sensorSelector: $s) {
   __typename ... on Sensor { name } ... on PythonError { message } } }"""
+_SWITCH_OFF = """mutation($i: String!) { stopSensor(id: $i) { __typename ... on PythonError { message } } }"""
 _LAUNCH = """mutation($p: ExecutionParams!) { launchRun(executionParams: $p) {
   __typename ... on LaunchRunSuccess { run { runId } } ... on PythonError { message } } }"""
-
-_TERMINATE = """mutation($r: String!) { terminateRun(runId: $r) {
-  __typename ... on TerminateRunFailure { message } ... on PythonError { message } } }"""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Deployment:
         """Sends a request, and raises its errors."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(f"{self.url}/graphql", body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=RUN_SECONDS) as response:
+        with urllib.request.urlopen(request, timeout=SECONDS) as response:
             answer = json.load(response)
         assert "errors" not in answer, answer["errors"]
         data: dict[str, Any] = answer["data"]
@@ -72,17 +73,18 @@ class Deployment:
         found: list[dict[str, Any]] = self.graphql(_RUNS, f=filters)["runsOrError"]["results"]
         return [{**run, "tags": {tag["key"]: tag["value"] for tag in run["tags"]}} for run in found]
 
-    def launch(self, location: str, job: str) -> str:
+    def launch(self, location: str, job: str, config: Mapping[str, Any] | None = None) -> str:
         """Starts a run, and returns its id."""
         selector = {**_repository(location), "jobName": job}
-        answer = self.graphql(_LAUNCH, p={"selector": selector, "mode": "default"})["launchRun"]
+        params = {"selector": selector, "mode": "default", "runConfigData": config or {}}
+        answer = self.graphql(_LAUNCH, p=params)["launchRun"]
         assert answer["__typename"] == "LaunchRunSuccess", answer
         return str(answer["run"]["runId"])
 
-    def terminate(self, run_id: str) -> None:
-        """Terminates a run, like the button on its page."""
-        answer = self.graphql(_TERMINATE, r=run_id)["terminateRun"]
-        assert answer["__typename"] == "TerminateRunSuccess", answer
+    def add_tags(self, run_id: str, tags: Mapping[str, str]) -> None:
+        """Adds tags to a run, also while it goes on."""
+        with DagsterInstance.from_config(str(self.home / "dagster_home")) as instance:
+            instance.add_run_tags(run_id, dict(tags))
 
     def log(self, run_id: str) -> str:
         """Returns all messages of a run."""
@@ -110,17 +112,30 @@ class Deployment:
         answer = self.graphql(_SWITCH_ON, s={**_repository(location), "sensorName": sensor})["startSensor"]
         assert answer["__typename"] == "Sensor", answer
 
+    def switch_off(self, location: str, *sensors: str) -> None:
+        """Switches sensors off, so that they do not cost time."""
+        for sensor in sensors:
+            answer = self.graphql(_SWITCH_OFF, i=self.sensor(location, sensor)["id"])["stopSensor"]
+            assert answer["__typename"] == "StopSensorMutationResult", answer
+
     def latest_checkpoint(self, job: str) -> dict[str, Any]:
         """Reads the last completed checkpoint of a job from the store."""
         head = json.loads((self.home / "checkpoints" / job / "HEAD").read_text())
         return dict(head)
 
-    def until(self, what: str, holds: Callable[[], Any], seconds: float = RUN_SECONDS) -> Any:
-        """Polls until a call returns something true, and returns that."""
-        deadline = time.monotonic() + seconds
+    def until(self, what: str, holds: Callable[[], Any]) -> Any:
+        """Polls until a call returns something true, and returns that.
+
+        Raises:
+            AssertionError: It takes too long. The error has what the call returned last, the runs, and the end of the
+                log.
+        """
+        deadline = time.monotonic() + SECONDS
         while not (found := holds()):
-            log = (self.home / "dagster-dev.log").read_text()[-4000:]
-            assert time.monotonic() < deadline, f"{what}: not within {seconds} s\n{log}"
+            if time.monotonic() > deadline:
+                runs = "".join(f"\n  {run['jobName']} {run['runId']}: {run['status']}" for run in self.runs())
+                log = (self.home / "dagster-dev.log").read_text()[-4000:]
+                raise AssertionError(f"{what}: {found!r} after {SECONDS} s. Runs:{runs}\nLog:\n{log}")
             time.sleep(0.25)
         return found
 
@@ -155,7 +170,7 @@ def dagster_dev(
         "PYTHONWARNINGS": "ignore",
         **variables,
     }
-    subprocess.run([sys.executable, "-c", prepare], cwd=ROOT, env=environment, check=True)
+    subprocess.run([sys.executable, "-c", prepare], cwd=ROOT, env=environment, check=True, timeout=2 * SECONDS)
     port = free_port()
     running = Deployment(f"http://127.0.0.1:{port}", home)
     log = home / "dagster-dev.log"
@@ -169,13 +184,15 @@ def dagster_dev(
             start_new_session=True,
         )
     try:
-        running.until("dagster dev", lambda: server.poll() is not None or _answers(running.url))
-        assert server.poll() is None, log.read_text()
+        deadline = time.monotonic() + SECONDS
+        while not _answers(running.url):
+            assert server.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.25)
         yield running
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            server.wait(30)
+            server.wait(10)
         with suppress(ProcessLookupError):  # a code server would wait for its runs
             os.killpg(server.pid, signal.SIGKILL)
 
@@ -186,7 +203,7 @@ def _repository(location: str) -> dict[str, str]:
 
 def _answers(url: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{url}/server_info", timeout=60):
+        with urllib.request.urlopen(f"{url}/server_info", timeout=10):
             return True
     except OSError:
         return False

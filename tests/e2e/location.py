@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from dagster import DailyPartitionsDefinition, Definitions
+from dagster import DailyPartitionsDefinition, Definitions, in_process_executor
 
 from dagster_flinkpy.common import Row, Types, WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
@@ -129,5 +129,6 @@ defs = Definitions(
         ),
     ],
     jobs=[*words_jobs, *build_flink_jobs(clicks_env, name="clicks")],
+    executor=in_process_executor,  # half the processes; the runs of the flights have Dagster's default
     resources=resources,
 )

@@ -9,8 +9,9 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import Page, expect
 
-from tests.e2e.chromium import fill_launchpad, launch_backfill, open_page, switch_of
+from tests.e2e.chromium import fill_launchpad, launch_backfill, open_page, switch_of, terminate
 from tests.e2e.deployment import ROOT, Deployment, dagster_dev
+from tests.e2e.location import write_clicks
 
 SIZE = (1280, 800)
 FOLDER = ROOT / "docs" / "img"
@@ -47,6 +48,7 @@ class Pictures:
 
     def take(self) -> None:
         """Takes all pictures."""
+        self.running_job()
         self._asset_graph()
         self._checks()  # before the sensor is on, because newer checkpoints are not checked
         self._backfill()
@@ -54,6 +56,34 @@ class Pictures:
         self._checkpoint()
         self._rescale()
         self._sensor()
+
+    def running_job(self) -> None:
+        """A job that runs on, with a savepoint and a rescale beside it."""
+        page, home = self._page, self._deployment.home
+        write_clicks(home, 1, ["docs", "blog", "docs"])
+        run = self._deployment.launch("small", "clicks_restart", {"ops": {"clicks": {"config": {"epochs": 0}}}})
+        self._await_line(run, "Checkpoint 1 of job clicks completed")
+        for job, config in (
+            ("savepoint", {}),
+            ("rescale", {"ops": {"rescale_clicks": {"config": {"parallelism": 3}}}}),
+        ):
+            self._deployment.launch("small", f"clicks_{job}", config)
+            done = {"pipelineName": f"clicks_{job}", "statuses": ["SUCCESS"]}
+            self._deployment.until(job, lambda done=done: self._deployment.runs(**done))
+        write_clicks(home, 2, ["blog"])
+        self._await_line(run, "1 records read")
+        page.goto(f"{self._url}/runs/{run}?logs=asks%20for")
+        page.get_by_text("asks for a rescale").first.wait_for()
+        page.wait_for_timeout(3000)  # the steps are drawn a moment later, without any event
+        self._save("running-job")
+        page.goto(f"{self._url}/runs")
+        page.get_by_text("clicks_rescale").first.wait_for()
+        self._save("running-job-runs", height=420)
+        terminate(page, f"{self._url}/runs/{run}")
+        self._deployment.until("its end", lambda: self._deployment.runs(runIds=[run], statuses=["CANCELED"]))
+
+    def _await_line(self, run: str, line: str) -> None:
+        self._deployment.until(line, lambda: line in self._deployment.log(run))
 
     def _save(self, name: str, height: int = SIZE[1]) -> None:
         self._page.mouse.move(0, 0)
@@ -152,7 +182,10 @@ def main() -> None:
     with (
         tempfile.TemporaryDirectory(prefix="flights-", ignore_cleanup_errors=True) as home,  # a run may be active
         dagster_dev(
-            Path(home), {"flights": "assets.definitions"}, prepare=PREPARE, variables={"FLINKPY_DAYS": "28"}
+            Path(home),
+            {"flights": "assets.definitions", "small": "tests.e2e.location"},
+            prepare=PREPARE,
+            variables={"FLINKPY_DAYS": "28"},
         ) as deployment,
         open_page(*SIZE) as page,
     ):

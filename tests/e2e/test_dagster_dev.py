@@ -17,8 +17,17 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from tests.e2e.chromium import CHROMIUM, fill_launchpad, launch_backfill, node, open_page, switch_of
-from tests.e2e.deployment import RUN_SECONDS, Deployment, dagster_dev
+from tests.e2e.chromium import (
+    CHROMIUM,
+    appears,
+    fill_launchpad,
+    launch_backfill,
+    node,
+    open_page,
+    switch_of,
+    terminate,
+)
+from tests.e2e.deployment import Deployment, dagster_dev
 from tests.e2e.location import expected_visits, write_clicks
 
 pytestmark = [
@@ -48,7 +57,7 @@ with DagsterInstance.get() as instance:
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """Starts the flights after two of six days, and the jobs of `tests.e2e.location`."""
+    """Starts the flights after two of five days, and the jobs of `tests.e2e.location`."""
     home = tmp_path_factory.mktemp("home")
     locations = {"flights": "assets.definitions", "small": "tests.e2e.location"}
     # Not below pytest's folder: PostgreSQL does not run as root, and other users cannot read that folder.
@@ -59,7 +68,7 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
             # dagster-postgres installs psycopg2, but SQLAlchemy 2.1 looks for psycopg 3 by default.
             storage = {"postgres": {"postgres_url": database.get_uri(driver="psycopg2")}}
             with dagster_dev(
-                home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "6"}, storage=storage
+                home, locations, prepare=PREPARE, variables={"FLINKPY_DAYS": "5"}, storage=storage
             ) as running:
                 yield running
         finally:
@@ -84,7 +93,7 @@ def test_materialize_from_the_page(deployment: Deployment, page: Page) -> None:
     page.get_by_role("button", name="Materialize all").click()
     page.set_viewport_size({"width": 1980, "height": 860})
     node(page, "rotations").click()
-    expect(page.get_by_role("row", name="flink/checkpoint_id 3")).to_be_visible(timeout=RUN_SECONDS * 1000)
+    expect(page.get_by_role("row", name="flink/checkpoint_id 3")).to_be_visible()
     expect(page.get_by_role("row", name=re.compile("^flink.watermark [A-Z]"))).to_be_visible()
 
     page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
@@ -100,21 +109,9 @@ def test_restore_job_asks_for_its_savepoint(deployment: Deployment, page: Page) 
     expect(page.get_by_text("savepoint_path").first).to_be_visible()
 
 
-def test_rescale_from_the_launchpad(deployment: Deployment, page: Page) -> None:
+def test_checkpoint_sensor_takes_two_checkpoints(deployment: Deployment, page: Page) -> None:
     before = deployment.latest_checkpoint("flights")["checkpoint_id"]
-    launchpad = f"{deployment.url}/locations/flights/jobs/flights_rescale/playground"
-    fill_launchpad(page, launchpad, "ops: {rescale_flights: {config: {parallelism: 3}}}")
-    page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
-    page.wait_for_url(re.compile("/runs/"))
-    done = {"pipelineName": "flights_rescale", "statuses": ["SUCCESS"]}
-    (run,) = deployment.until("the rescale", lambda: deployment.runs(**done))
-    assert f"now its checkpoint {before + 1}" in deployment.log(run["runId"])
-    assert deployment.latest_checkpoint("flights")["checkpoint_id"] == before + 1
-
-
-def test_checkpoint_sensor_takes_three_checkpoints(deployment: Deployment, page: Page) -> None:
-    before = deployment.latest_checkpoint("flights")["checkpoint_id"]
-    wanted = [before + 1, before + 2, before + 3]
+    wanted = [before + 1, before + 2]
     page.goto(f"{deployment.url}/automation")
     switch_of(page, "flights_checkpoint_sensor").click()
 
@@ -125,9 +122,9 @@ def test_checkpoint_sensor_takes_three_checkpoints(deployment: Deployment, page:
         runs = deployment.runs(**by_sensor)
         return sorted(checkpoint for run in runs if (checkpoint := int(run["tags"]["flink/checkpoint"])) > before)
 
-    deployment.until("three checkpoints", lambda: taken() == wanted)
-    deployment.until("no fourth one", lambda: deployment.said("flights", sensor, "holds the end of its input"))
-    assert deployment.latest_checkpoint("flights")["retained"] == wanted
+    deployment.until("two checkpoints", lambda: taken() == wanted)
+    deployment.until("no third one", lambda: deployment.said("flights", sensor, "holds the end of its input"))
+    assert deployment.latest_checkpoint("flights")["retained"] == [before, *wanted]
     for checkpoint in wanted:
         assert (deployment.home / "checkpoints" / "flights" / f"chk-{checkpoint}" / "_metadata").exists()
 
@@ -135,9 +132,9 @@ def test_checkpoint_sensor_takes_three_checkpoints(deployment: Deployment, page:
     page.get_by_role("button", name="Runs", exact=True).click()
     for checkpoint in wanted:
         expect(page.get_by_text(f"flink/checkpoint: {checkpoint}")).to_be_visible()
+    deployment.switch_off("flights", sensor)
     page.goto(f"{deployment.url}/assets/flights/rotations?view=events")
     expect(page.get_by_role("row", name=f"flink/checkpoint_id {wanted[-1]}")).to_be_visible()
-    expect(page.get_by_role("row", name="flink/parallelism 3")).to_be_visible()  # as rescaled
     expect(page.get_by_role("row", name="flink/watermark end of input")).to_be_visible()
 
 
@@ -177,6 +174,7 @@ def test_job_that_fails_is_restarted(deployment: Deployment) -> None:
     files = (deployment.home / "tables" / "words").glob("*.parquet")
     rows = [tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist()]
     assert sorted(rows) == [("be", 1), ("not", 1), ("or", 1), ("to", 1)]
+    deployment.switch_off("small", on, off, "words_restart_sensor", "words_checkpoint_sensor")
 
 
 def test_upkeep_of_the_job(deployment: Deployment) -> None:
@@ -190,54 +188,114 @@ def test_upkeep_of_the_job(deployment: Deployment) -> None:
     (savepoint,) = (deployment.home / "checkpoints").rglob("savepoint-words-*/_metadata")
     assert CheckpointMetadata.from_bytes(savepoint.read_bytes(), "savepoint").checkpoint_id == 3
     deployment.until("not yet again", lambda: deployment.said("small", "words_retention_sensor", "due in"))
+    deployment.switch_off("small", "words_savepoint_sensor", "words_retention_sensor")
 
 
 def test_a_job_that_runs_on(deployment: Deployment, page: Page) -> None:
-    """The supervising sensor starts it. It takes a savepoint, is rescaled and terminated, and is picked up again."""
-    tag = {"key": "flink/job", "value": "clicks"}
+    """It takes a savepoint and is rescaled; it is terminated, exceeds its time and is stopped, and loses nothing."""
+    clicks = Clicks(deployment, page)
     sensor = "clicks_supervising_sensor"
-
-    def at_work() -> list[str]:
-        runs = deployment.runs(pipelineName="clicks_restart", statuses=["STARTED"], tags=[tag])
-        return [run["runId"] for run in runs]
-
-    def table() -> list[tuple[str, int]]:
-        files = (deployment.home / "tables" / "clicks").glob("*.parquet")
-        return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
-
-    def asked(job: str) -> str:
-        (run,) = deployment.until(job, lambda: deployment.runs(pipelineName=job, statuses=["SUCCESS"]))
-        return deployment.log(run["runId"])
-
-    write_clicks(deployment.home, 1, ["a", "b"])
+    clicks.write("a", "b")
     deployment.switch_on("small", sensor)
-    (first,) = deployment.until("the job is started", at_work)
-    deployment.until("its first rows", lambda: table() == [("a", 1), ("b", 1)])
+    (first,) = deployment.until("the job is started", clicks.at_work)
+    clicks.await_rows()
 
     deployment.launch("small", "clicks_savepoint")
-    assert f"Asks Dagster run {first}" in asked("clicks_savepoint")
-    assert len(list((deployment.home / "checkpoints" / "clicks").glob("savepoint-clicks-*/_metadata"))) == 1
-    fill_launchpad(
-        page,
-        f"{deployment.url}/locations/small/jobs/clicks_rescale/playground",
-        "ops: {rescale_clicks: {config: {parallelism: 3}}}",
-    )
-    page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
-    page.wait_for_url(re.compile("/runs/"))
-    assert "rescaled to parallelism 3 while it runs" in asked("clicks_rescale")
-    write_clicks(deployment.home, 2, ["a"])
-    deployment.until("the rows of three subtasks", lambda: table() == [("a", 1), ("a", 2), ("b", 1)])
-    assert at_work() == [first]
-    page.goto(f"{deployment.url}/assets/clicks/click_counts?view=events")
-    expect(page.get_by_role("row", name="flink/parallelism 3")).to_be_visible()  # while the run goes on
+    assert f"Asks Dagster run {first}" in clicks.asked("savepoint")
+    assert len(clicks.savepoints()) == 1
+    clicks.launch_from_page("rescale", "ops: {rescale_clicks: {config: {parallelism: 3}}}")
+    assert "rescaled to parallelism 3 while it runs" in clicks.asked("rescale")
+    clicks.write("a")
+    clicks.await_rows()
+    assert clicks.at_work() == [first]
+    parallelism = page.get_by_role("row", name="flink/parallelism 3")
+    appears(page, f"{deployment.url}/assets/clicks/click_counts?view=events", parallelism)  # while the run goes on
 
-    deployment.terminate(first)
-    deployment.until("its end", lambda: deployment.runs(runIds=[first], statuses=["CANCELED"]))
+    terminate(page, f"{deployment.url}/runs/{first}")
+    clicks.await_end(first, "CANCELED")
     deployment.until("it stays canceled", lambda: deployment.said("small", sensor, f"run {first} was canceled"))
-    write_clicks(deployment.home, 3, ["b"])
-    by_hand = deployment.launch("small", "clicks_restart")
-    deployment.until("it is picked up again", lambda: deployment.runs(runIds=[by_hand], statuses=["SUCCESS"]))
-    assert table() == [("a", 1), ("a", 2), ("b", 1), ("b", 2)]
+    deployment.switch_off("small", sensor)
+
+    second = clicks.start()
+    clicks.write("b")
+    clicks.await_rows()
+    deployment.add_tags(second, {"dagster/max_runtime": "1"})
+    clicks.await_end(second, "FAILURE")
+    assert "Exceeded maximum runtime" in deployment.log(second)
+
+    third = clicks.start()
+    clicks.write("a", "b")
+    clicks.await_rows()
+    clicks.launch_from_page("stop")
+    assert f"Asks Dagster run {third}" in clicks.asked("stop")
+    clicks.await_end(third, "SUCCESS")
+    assert len(clicks.savepoints()) == 2
+    clicks.await_rows()  # nothing was counted twice
+    deployment.switch_on("small", sensor)
+    deployment.until("it stays stopped", lambda: deployment.said("small", sensor, "was stopped with a savepoint"))
+    deployment.switch_off("small", sensor)
+
+
+class Clicks:
+    """The job that runs on, and its input and output."""
+
+    def __init__(self, deployment: Deployment, page: Page) -> None:
+        self._deployment, self._page = deployment, page
+        self._written: list[list[str]] = []
+
+    def write(self, *sites: str) -> None:
+        """Writes another file of clicks."""
+        self._written.append(list(sites))
+        write_clicks(self._deployment.home, len(self._written), list(sites))
+
+    def start(self) -> str:
+        """Starts a run that goes on, and returns its id."""
+        config = {"ops": {"clicks": {"config": {"epochs": 0}}}}
+        run = self._deployment.launch("small", "clicks_restart", config)
+        return str(self._deployment.until("the job is started", lambda: run in self.at_work() and run))
+
+    def at_work(self) -> list[str]:
+        """Returns the runs that have begun and not ended."""
+        runs = self._deployment.runs(pipelineName="clicks_restart", statuses=["STARTED"])
+        return [run["runId"] for run in runs]
+
+    def await_rows(self) -> None:
+        """Waits until each click is in the table, with its number."""
+        counts: Counter[str] = Counter()
+        expected = []
+        for site in (site for sites in self._written for site in sites):
+            counts[site] += 1
+            expected.append((site, counts[site]))
+
+        def rows() -> list[tuple[str, int]]:
+            files = (self._deployment.home / "tables" / "clicks").glob("*.parquet")
+            return sorted(tuple(row.values()) for file in files for row in pq.read_table(file).to_pylist())
+
+        self._deployment.until("the rows", lambda: rows() == sorted(expected))
+
+    def await_end(self, run: str, status: str) -> None:
+        """Waits until a run has ended."""
+        self._deployment.until(f"the run is {status}", lambda: self._deployment.runs(runIds=[run], statuses=[status]))
+
+    def launch_from_page(self, job: str, config: str | None = None) -> None:
+        """Launches a run of one of the jobs around the job, with the button of the launchpad."""
+        launchpad = f"{self._deployment.url}/locations/small/jobs/clicks_{job}/playground"
+        if config is None:
+            self._page.goto(launchpad)
+        else:
+            fill_launchpad(self._page, launchpad, config)
+        self._page.get_by_role("button", name=re.compile("Launch run", re.IGNORECASE)).click()
+        self._page.wait_for_url(re.compile("/runs/"))
+
+    def asked(self, job: str) -> str:
+        """Waits for a run of one of the jobs around the job to succeed, and returns its log."""
+        name = f"clicks_{job}"
+        runs = self._deployment.until(name, lambda: self._deployment.runs(pipelineName=name, statuses=["SUCCESS"]))
+        return self._deployment.log(runs[0]["runId"])
+
+    def savepoints(self) -> list[Path]:
+        """Returns the savepoints of the job."""
+        return list((self._deployment.home / "checkpoints" / "clicks").glob("savepoint-clicks-*/_metadata"))
 
 
 def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) -> None:
