@@ -1,8 +1,10 @@
 """Sources and two-phase-commit sinks."""
 
 from dagster_flinkpy.connectors.delta_sink import DeltaSink
+from dagster_flinkpy.connectors.delta_source import DeltaSource
 from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
 from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
+from dagster_flinkpy.connectors.iceberg_source import IcebergSource
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
@@ -11,9 +13,11 @@ from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 __all__ = [
     "CsvSink",
     "DeltaSink",
+    "DeltaSource",
     "Epoch",
     "ForeachEpoch",
     "IcebergSink",
+    "IcebergSource",
     "JsonLinesSink",
     "ParquetSink",
     "ParquetSource",

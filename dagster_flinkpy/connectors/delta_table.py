@@ -37,7 +37,7 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.delta_sink import DeltaSink
 
-__all__ = ["DIGEST", "DeltaCommitter", "DeltaPartitionCommitter", "DeltaWriter"]
+__all__ = ["DIGEST", "DeltaCommitter", "DeltaPartitionCommitter", "DeltaWriter", "storage_options"]
 
 DIGEST = "flinkpy.digest"
 """The entry of a version that tells which committables it has added."""
@@ -80,7 +80,7 @@ class DeltaCommitter(Committer):
     def __init__(self, sink: DeltaSink, context: CommitterInitContext) -> None:
         self._sink, self._context = sink, context
         self._files = StagedFileCommitter(sink.location.open(), context)
-        self._options = _storage_options(sink.location)
+        self._options = storage_options(sink.location)
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
         self._checked = False
 
@@ -336,7 +336,7 @@ def _partitions(requests: Sequence[CommitRequest]) -> list[str | None]:
     return list(dict.fromkeys(request.committable["partition"] for request in requests))
 
 
-def _storage_options(location: StorageLocation) -> dict[str, str]:
+def storage_options(location: StorageLocation) -> dict[str, str]:
     """Returns the settings of a location as delta-rs names them. What is missing it finds in the environment."""
     if not location.url.startswith("s3://"):
         return {}

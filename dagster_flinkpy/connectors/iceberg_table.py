@@ -25,7 +25,7 @@ from dagster_flinkpy.storage import StorageLocation
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
 
-__all__ = ["NAME_MAPPING", "CommitLog", "TargetTable"]
+__all__ = ["NAME_MAPPING", "CommitLog", "TargetTable", "file_properties", "folder_of"]
 
 NAME_MAPPING = "schema.name-mapping.default"
 """Tells readers which column of a file is which column of the table; the files have names only."""
@@ -53,7 +53,7 @@ class TargetTable:
     def catalog(self) -> Catalog:
         """The catalog."""
         if self._catalog is None:
-            given = {**_file_properties(self._sink.location), **self._sink.properties}
+            given = {**file_properties(self._sink.location), **self._sink.properties}
             self._catalog = load_catalog(self._sink.catalog, **given)
         return self._catalog
 
@@ -66,7 +66,7 @@ class TargetTable:
     @property
     def folder(self) -> str:
         """The folder of the table, as Iceberg names it."""
-        return _folder(self._sink.location)
+        return folder_of(self._sink.location)
 
     def load(self) -> Table:
         """Loads the table as it is now. The first time it is created, or checked against the records.
@@ -109,7 +109,7 @@ class TargetTable:
 
     def _check(self, table: Table) -> None:
         what = f"Iceberg table {self._sink.table!r}"
-        there = _folder(StorageLocation(table.location().rstrip("/")))
+        there = folder_of(StorageLocation(table.location().rstrip("/")))
         if there != self.folder:
             raise ConfigurationError(f"{what} is at {there}, not at {self.folder}: give IcebergSink that location")
         wanted = schema_to_pyarrow(_pyarrow_to_schema_without_ids(self.schema), include_field_ids=False)
@@ -244,13 +244,14 @@ class CommitLog:
         return recent[-1][0] if recent else None
 
 
-def _folder(location: StorageLocation) -> str:
+def folder_of(location: StorageLocation) -> str:
+    """Returns a folder as Iceberg names it."""
     if not location.url.startswith("file:"):
         return location.url
     return f"file://{unquote(urlsplit(location.url).path)}"  # Iceberg takes paths as they are
 
 
-def _file_properties(location: StorageLocation) -> dict[str, str]:
+def file_properties(location: StorageLocation) -> dict[str, str]:
     """Returns the settings of a location as pyiceberg names them. What is missing it finds in the environment."""
     given = {
         "s3.endpoint": location.endpoint_url,

@@ -1,0 +1,123 @@
+"""The snapshots of an Iceberg table, for the source."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError, RESTError
+from pyiceberg.io.pyarrow import schema_to_pyarrow
+from pyiceberg.manifest import FileFormat
+from pyiceberg.table import FileScanTask, Table
+from pyiceberg.table.snapshots import Operation
+from pyiceberg.transforms import IdentityTransform
+from sqlalchemy.exc import SQLAlchemyError
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.arrow_types import row_type_of
+from dagster_flinkpy.connectors.iceberg_table import file_properties, folder_of
+from dagster_flinkpy.connectors.table_source import TableLog
+from dagster_flinkpy.datastream.connectors.base import Json
+from dagster_flinkpy.errors import SourceReadError, StorageError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.iceberg_source import IcebergSource
+
+__all__ = ["IcebergLog"]
+
+
+class IcebergLog(TableLog):
+    """Reads the snapshots of a table. Their ids are the versions.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: IcebergSource) -> None:
+        self._source, self._name = source, f"Iceberg table {source.table!r}"
+        self._loaded: Table | None = None
+
+    def latest(self) -> int | None:
+        current = self._load().current_snapshot()
+        return None if current is None else int(current.snapshot_id)
+
+    def after(self, version: int) -> int | None:
+        table, following = self._load(), None
+        snapshot = table.current_snapshot()
+        while snapshot is not None and snapshot.snapshot_id != version:
+            following = int(snapshot.snapshot_id)
+            parent = snapshot.parent_snapshot_id
+            snapshot = None if parent is None else table.snapshot_by_id(parent)
+        if snapshot is None:
+            raise SourceReadError(
+                f"snapshot {version} of {self._name}, up to which it was read, is no longer one of its history: it has "
+                "expired, or the table was rolled back. Keep snapshots longer, and start from empty state to read the "
+                "table as it is now"
+            )
+        return following
+
+    def all_files(self, version: int) -> list[Json]:
+        with self._reading():
+            return self._files(self._load().scan(snapshot_id=version).plan_files())
+
+    def added_files(self, version: int) -> list[Json]:
+        with self._reading():
+            table = self._load()
+            snapshot = table.snapshot_by_id(version)
+            operation = None if snapshot is None or snapshot.summary is None else snapshot.summary.operation
+            if operation == Operation.APPEND:
+                scan = table.incremental_append_scan(
+                    from_snapshot_id_exclusive=snapshot.parent_snapshot_id, to_snapshot_id_inclusive=version
+                )
+                return self._files(scan.plan_files())
+        if operation == Operation.REPLACE or self._source.skip_changes:
+            return []
+        raise SourceReadError(
+            f"snapshot {version} of {self._name} deletes or overwrites rows, but the source reads what is appended. "
+            "Give it skip_changes=True to leave out such snapshots, or start from empty state to read the table as it "
+            "is now"
+        )
+
+    def row_type(self) -> RowTypeInfo:
+        with self._reading():
+            return row_type_of(schema_to_pyarrow(self._load().schema(), include_field_ids=False))
+
+    def _files(self, tasks: Iterator[FileScanTask]) -> list[Json]:
+        return sorted((self._file(task) for task in tasks), key=lambda file: str(file["path"]))
+
+    def _file(self, task: FileScanTask) -> Json:
+        table, file, folder = self._load(), task.file, folder_of(self._source.location)
+        if task.delete_files:
+            raise SourceReadError(f"{self._name} has delete files, which the source cannot read: rewrite its files")
+        if file.file_format != FileFormat.PARQUET or not file.file_path.startswith(f"{folder}/"):
+            raise SourceReadError(f"{self._name} has the file {file.file_path}, which is not Parquet in {folder}")
+        values = {}
+        for position, field in enumerate(table.specs()[file.spec_id].fields):
+            value = file.partition[position]
+            if isinstance(field.transform, IdentityTransform) and isinstance(value, (str, int, bool)):
+                values[table.schema().find_column_name(field.source_id)] = value
+        return {
+            "path": file.file_path[len(folder) + 1 :],
+            "size": file.file_size_in_bytes,
+            "values": {name: value for name, value in values.items() if name is not None},
+            "ids": {field.name: field.field_id for field in table.schema().fields},
+        }
+
+    def _load(self) -> Table:
+        with self._reading():
+            if self._loaded is None:
+                given = {**file_properties(self._source.location), **self._source.properties}
+                self._loaded = load_catalog(self._source.catalog, **given).load_table(self._source.table)
+            return self._loaded
+
+    def refresh(self) -> None:
+        self._loaded = None
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        try:
+            yield
+        except (NoSuchTableError, RESTError, SQLAlchemyError, OSError, StorageError) as error:
+            raise SourceReadError(f"cannot read {self._name} of catalog {self._source.catalog!r}: {error}") from error

@@ -1,0 +1,214 @@
+"""What the sources of tables with a log have in common: Delta Lake and Iceberg. A split is a data file."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TableLog", "TableSource"]
+
+SourceT = TypeVar("SourceT", bound="TableSource")
+
+
+class TableLog(ABC):
+    """The versions of a table, and the data files that each of them has added."""
+
+    def refresh(self) -> None:  # noqa: B027 - a log that looks each time has nothing to forget
+        """Is called before an epoch is planned: from then on the table is as it is now."""
+
+    @abstractmethod
+    def latest(self) -> int | None:
+        """Returns the latest version, or None if the table has none yet."""
+
+    @abstractmethod
+    def after(self, version: int) -> int | None:
+        """Returns the version after one, or None if that is the latest.
+
+        Raises:
+            SourceReadError: The log does not reach back so far.
+        """
+
+    @abstractmethod
+    def all_files(self, version: int) -> list[Json]:
+        """Returns all data files of a version, in an order that stays, each with ``path`` and ``size``."""
+
+    @abstractmethod
+    def added_files(self, version: int) -> list[Json]:
+        """Returns the data files that a version has added to the one before, likewise.
+
+        Raises:
+            SourceReadError: It also deletes or changes rows.
+        """
+
+    @abstractmethod
+    def row_type(self) -> RowTypeInfo:
+        """Returns the columns of the table."""
+
+
+class TableSource(Source):
+    """Reads the rows of a table, and then those that are added to it.
+
+    Args:
+        location: The folder of the table.
+        row_type: Columns to read, by name, with the types to cast them to.
+        bounded: Whether the input ends with the version that is the latest when an epoch is planned.
+        max_files_per_epoch: Maximum number of data files between two barriers.
+        skip_changes: Whether versions that delete or change rows are skipped.
+        batch_rows: Maximum number of records in a batch.
+    """
+
+    log_name: str
+    """What is registered to read the log."""
+
+    def __init__(
+        self,
+        location: StorageLocation | str,
+        *,
+        row_type: RowTypeInfo | None,
+        bounded: bool | None,
+        max_files_per_epoch: int | None,
+        skip_changes: bool,
+        batch_rows: int,
+    ) -> None:
+        call = f"{type(self).__name__}()"
+        check_argument(call, location, (str, StorageLocation), "a path, s3://..., or a StorageLocation")
+        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        for name, number in (("batch_rows", batch_rows), ("max_files_per_epoch", max_files_per_epoch)):
+            if number is not None:
+                check_number(f"{name} of {call}", number, "rows or files")
+                if number < 1:
+                    raise ConfigurationError(f"{name}={number} of {call} must be at least 1")
+        self.location = StorageLocation(location) if isinstance(location, str) else location
+        self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
+        self.skip_changes, self.batch_rows = skip_changes, batch_rows
+        self._row_type = row_type
+
+    def log(self) -> TableLog:
+        """Returns the versions of the table."""
+        log: TableLog = resolve(self.log_name)(self)
+        return log
+
+    @cached_property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records. Without ``row_type`` it is read from the table.
+
+        Raises:
+            SourceReadError: The table cannot be read.
+        """
+        return self.log().row_type() if self._row_type is None else self._row_type
+
+    def continuous(self: SourceT) -> SourceT:
+        if self.bounded is not None:
+            return self
+        source = copy.copy(self)
+        source.bounded = False
+        return source
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        return _TableEnumerator(self, restored)
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        rows: Iterator[tuple[pa.Array, int]] = resolve("table_file_reader")(self, split)
+        return rows
+
+
+class _TableEnumerator(SplitEnumerator):
+    """Assigns data files to readers, version by version.
+
+    State: the version, how many of its files were assigned and whether these are all, whether all files of the version
+    are read or only those that it has added, and the splits that are not read to the end. A split's number says which
+    subtask reads it.
+    """
+
+    def __init__(self, source: TableSource, restored: Json | None) -> None:
+        self._source, self._log = source, source.log()
+        self._version: int | None = None
+        self._whole, self._complete = True, False
+        self._assigned = self._planned = 0
+        self._open: dict[int, SourceSplit] = {}
+        self._ended = False
+        if restored is not None:
+            if restored.get("version") is not None:
+                self._version = position_field(restored, "version", int)
+            self._whole = position_field(restored, "whole", bool)
+            self._complete = position_field(restored, "complete", bool)
+            self._assigned = position_field(restored, "assigned", int)
+            self._planned = position_field(restored, "planned", int)
+            self._ended = position_field(restored, "ended", bool)
+            for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
+                for name, kind in (("number", int), ("path", str), ("size", int)):
+                    position_field(split.properties, name, kind)
+                self._open[split.properties["number"]] = split
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        self._log.refresh()
+        if not self._ended:
+            self._take(self._source.max_files_per_epoch)
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        for number, split in self._open.items():
+            shares[number % parallelism].append(split)
+        return shares
+
+    def _take(self, limit: int | None) -> None:
+        """Takes new files until there are no more, or as many as allowed."""
+        if self._version is None:
+            self._version = self._log.latest()
+        while self._version is not None:
+            if not self._complete and not self._assign(self._version, limit):
+                return
+            following = self._log.after(self._version)
+            if following is None:
+                break
+            self._version, self._whole, self._complete, self._assigned = following, False, False, 0
+        self._ended = self._source.bounded is not False
+
+    def _assign(self, version: int, limit: int | None) -> bool:
+        """Takes files of a version. Returns whether these were the last ones."""
+        files = self._log.all_files(version) if self._whole else self._log.added_files(version)
+        stop = len(files) if limit is None else self._assigned + max(limit - len(self._open), 0)
+        for file in files[self._assigned : stop]:
+            self._open[self._planned] = SourceSplit(file["path"], {**file, "number": self._planned})
+            self._planned += 1
+            self._assigned += 1
+        self._complete = self._assigned == len(files)
+        return self._complete
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        for split in splits:
+            if split.finished:
+                self._open.pop(split.properties["number"], None)
+            else:
+                self._open[split.properties["number"]] = split
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        self._log.refresh()
+        after = self._log.latest() if self._version is None else self._log.after(self._version)
+        return [] if after is None else [f"version {after}"]
+
+    def snapshot_state(self) -> Json:
+        return {
+            "version": self._version,
+            "whole": self._whole,
+            "complete": self._complete,
+            "assigned": self._assigned,
+            "planned": self._planned,
+            "open": [split.to_json() for split in self._open.values()],
+            "ended": self._ended,
+        }

@@ -1,0 +1,199 @@
+"""Delta Lake and Iceberg tables as sources."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from pyiceberg.catalog.sql import SqlCatalog
+
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.connectors import DeltaSource, IcebergSource
+from dagster_flinkpy.connectors.table_source import TableSource
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.testing import run_local
+from tests.connectors.test_delta_sink import commit as commit_delta
+from tests.connectors.test_delta_sink import opened as delta_of
+from tests.connectors.test_delta_sink import stage as stage_delta
+from tests.connectors.test_iceberg_sink import commit as commit_iceberg
+from tests.connectors.test_iceberg_sink import opened as iceberg_of
+from tests.connectors.test_iceberg_sink import sink_in
+from tests.connectors.test_iceberg_sink import stage as stage_iceberg
+
+
+class Target:
+    """A table that is written somehow, and its source."""
+
+    def __init__(self, kind: str, folder: Path, location: Any) -> None:
+        from dagster_flinkpy.connectors import DeltaSink
+
+        self.kind, self.location = kind, location
+        self.sink: Any = (
+            DeltaSink(location, partition_by=["s"])
+            if kind == "delta"
+            else sink_in(folder, location=location, partition_by=["s"])
+        )
+        self._checkpoint = 0
+
+    def add(self, *numbers: int) -> None:
+        self._checkpoint += 1
+        stage, commit = (stage_delta, commit_delta) if self.kind == "delta" else (stage_iceberg, commit_iceberg)
+        for number in numbers:  # a file each, because it is partitioned
+            commit(self.sink, stage(self.sink, number, checkpoint_id=self._checkpoint, execution=str(number)))
+
+    def delete(self, number: int) -> None:
+        if self.kind == "delta":
+            delta_of(self.sink).delete(f"n = {number}")
+        else:
+            iceberg_of(self.sink).delete(f"n = {number}")
+
+    def source(self, **options: Any) -> TableSource:
+        if self.kind == "delta":
+            return DeltaSource(self.location, **options)
+        return IcebergSource("db.t", self.location, properties=self.sink.properties, **options)
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
+    return Target(request.param, tmp_path, str(tmp_path / "t"))
+
+
+def take(source: TableSource, enumerator: SplitEnumerator, parallelism: int = 2) -> list[int]:
+    """Reads an epoch."""
+    plan, found = enumerator.plan_epoch(parallelism), []
+    for split in (split for share in plan for split in share):
+        for column, _ in source.read(split):
+            found += column.field("n").to_pylist()
+            assert column.type == source.produced_type.arrow_type
+        enumerator.on_epoch_read([split.advanced(len(column), finished=True)])
+    return sorted(found)
+
+
+def restored(source: TableSource, enumerator: SplitEnumerator) -> SplitEnumerator:
+    return source.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
+
+
+def test_the_table_is_read_and_then_what_is_added(target: Target) -> None:
+    target.add(1, 2, 3)
+    source = target.source().continuous()
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == [1, 2, 3]
+    assert (take(source, enumerator), enumerator.exhausted, list(enumerator.unread())) == ([], False, [])
+    target.add(4, 5)
+    enumerator = restored(source, enumerator)
+    assert len(enumerator.unread()) == 1
+    assert take(source, enumerator) == [4, 5]
+    assert take(source, restored(source, enumerator)) == []
+
+
+def test_some_files_at_a_time_from_any_state(target: Target) -> None:
+    target.add(1, 2, 3)
+    source = target.source(bounded=True, max_files_per_epoch=2)
+    enumerator = source.create_enumerator(None)
+    found = take(source, enumerator)
+    assert (len(found), enumerator.exhausted) == (2, False)
+    target.add(4)
+    while not enumerator.exhausted:
+        enumerator = restored(source, enumerator)
+        found += take(source, enumerator)
+    assert sorted(found) == [1, 2, 3, 4]
+
+
+def test_a_split_is_read_from_any_row(tmp_path: Path) -> None:
+    target = Target("delta", tmp_path, str(tmp_path / "t"))
+    commit_delta(target.sink, stage_delta(target.sink, 7))
+    write_deltalake(
+        str(tmp_path / "t"), pa.table({"n": list(range(10)), "s": ["a b/ü"] * 10}), mode="append", partition_by=["s"]
+    )
+    source = target.source(batch_rows=3)
+    [[*splits]] = source.create_enumerator(None).plan_epoch(1)
+    [split] = [split for split in splits if "7" not in split.split_id.split("/")[0]]
+    for offset in range(10):
+        parts = list(source.read(split.advanced(offset, finished=False)))
+        assert [n for column, _ in parts for n in column.field("n").to_pylist()] == list(range(offset, 10))
+        assert {s for column, _ in parts for s in column.field("s").to_pylist()} == {"a b/ü"}
+        assert parts[-1][1] == 10
+
+
+def test_deleted_rows_are_an_error_or_skipped(target: Target) -> None:
+    target.add(1, 2)
+    source, skipping = target.source().continuous(), target.source(bounded=False, skip_changes=True)
+    enumerator = source.create_enumerator(None)
+    take(source, enumerator)
+    target.delete(1)
+    target.add(3)
+    other = restored(skipping, enumerator)
+    with pytest.raises(SourceReadError, match=r"skip_changes=True to leave out such"):
+        enumerator.plan_epoch(1)
+    assert take(skipping, other) == [3]
+
+
+def test_a_history_that_does_not_reach_back_is_an_error(target: Target) -> None:
+    target.add(1)
+    source = target.source().continuous()
+    enumerator = source.create_enumerator(None)
+    take(source, enumerator)
+    target.add(2, 3)
+    if target.kind == "delta":
+        table = delta_of(target.sink)
+        table.create_checkpoint()
+        for version in range(3):
+            (Path(target.location) / "_delta_log" / f"{version:020d}.json").unlink()
+    else:
+        table = iceberg_of(target.sink)
+        table.maintenance.expire_snapshots().by_ids([s.snapshot_id for s in table.snapshots()[:2]]).commit()
+    with pytest.raises(SourceReadError, match="start from empty state to read the table as it is now"):
+        enumerator.plan_epoch(1)
+
+
+def test_rewritten_files_are_not_read_again(tmp_path: Path) -> None:
+    target = Target("delta", tmp_path, str(tmp_path / "t"))
+    commit_delta(target.sink, stage_delta(target.sink, 1), stage_delta(target.sink, 1, subtask=1))
+    source = target.source().continuous()
+    enumerator = source.create_enumerator(None)
+    assert take(source, enumerator) == [1, 1]
+    assert DeltaTable(target.location).optimize.compact()["numFilesAdded"] == 1
+    assert take(source, enumerator) == []
+
+
+def test_renamed_and_added_columns_of_iceberg(tmp_path: Path) -> None:
+    catalog = SqlCatalog("default", uri=f"sqlite:///{tmp_path}/catalog.db")
+    catalog.create_namespace("db")
+    rows = pa.table({"n": [1], "old": ["x"]})
+    table = catalog.create_table("db.t", rows.schema, location=f"file://{tmp_path}/t")
+    table.append(rows)
+    with table.update_schema() as update:
+        update.rename_column("old", "s")
+        update.add_column("more", table.schema().find_field("n").field_type)
+    source = IcebergSource(
+        "db.t", str(tmp_path / "t"), properties={"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+    )
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    [(column, _)] = source.read(split)
+    assert column.to_pylist() == [{"n": 1, "s": "x", "more": None}]
+
+
+def test_a_program_on_s3(s3_location: Any, tmp_path: Path) -> None:
+    for kind in ("delta", "iceberg"):
+        target = Target(kind, tmp_path, s3_location.child(kind))
+        target.add(1, 2)
+        env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+        stream = env.from_source(target.source(), WatermarkStrategy.no_watermarks(), "table").uid("table")
+        assert sorted(row.n for row in run_local(env, stream)[0]) == [1, 2]
+
+
+def test_what_is_not_there_is_an_error(target: Target) -> None:
+    with pytest.raises(SourceReadError, match="cannot read"):
+        _ = target.source().produced_type
+    with pytest.raises(ConfigurationError, match="max_files_per_epoch=0"):
+        target.source(max_files_per_epoch=0)
+    target.add(1)
+    source = target.source(row_type=Types.ROW_NAMED(["n"], [Types.INT()]))
+    assert take(source, source.create_enumerator(None)) == [1]
