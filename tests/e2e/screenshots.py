@@ -75,7 +75,7 @@ class Pictures:
         page.goto(f"{self._url}/runs/{run}?logs=asks%20for")
         page.get_by_text("asks for a rescale").first.wait_for()
         page.wait_for_timeout(3000)  # the steps are drawn a moment later, without any event
-        self._save("running-job")
+        self._save("running-job", height=480)
         page.goto(f"{self._url}/runs")
         page.get_by_text("clicks_rescale").first.wait_for()
         self._save("running-job-runs", height=420)

@@ -28,7 +28,12 @@ _LATENCY = "flink_taskmanager_job_latency_operator_id_operator_subtask_index_"
 _DURATIONS = ("checkpointAlignmentTime", "checkpointSyncDuration", "checkpointAsyncDuration")
 _OF_TASK = frozenset(("numBytesIn", "numBytesOut", *TIMES, *_DURATIONS))
 """Metrics that Flink has in the scope of a task. All others have that of an operator."""
-_COUNTERS = frozenset(("numRecordsIn", "numRecordsOut", "numBytesIn", "numBytesOut", "numLateRecordsDropped"))
+_COUNTERS = frozenset(
+    (
+        *("numRecordsIn", "numRecordsOut", "numBytesIn", "numBytesOut", "numLateRecordsDropped"),
+        *("localStateHits", "localStateMisses"),
+    )
+)
 _PERCENTILE = re.compile(r"(.*)\.p(\d+)")
 _NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9:_]")
 
