@@ -89,12 +89,12 @@ class Invariants:
         self._bucket.on_delete = self._on_delete
         self._bucket.on_abort = self._on_abort
         self.head: Head | None = None
-        self.savepoints = SavepointRules(self._bucket, self.completed, self._check_contents, self._fail)
+        self._owners: dict[int, str] = {}
+        """Owners of attempts by fencing token."""
+        self.savepoints = SavepointRules(self._bucket, self.completed, self._owners, self._check_contents, self._fail)
         self.requests = RequestRules(self.completed, self._fail)
         self._prepared: dict[str, _Prepared] = {}
         """What completed checkpoints have to commit, by key."""
-        self._owners: dict[int, str] = {}
-        """Owners of attempts by fencing token."""
 
     # --- changes ------------------------------------------------------------------------------------------------------
 

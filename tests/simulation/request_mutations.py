@@ -53,3 +53,17 @@ def _(real: Wrapped, inbox: RequestInbox, request_id: str) -> Any:
 )
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     return store.put(key, data)
+
+
+@mutation(
+    "a job that restarts carries out a request without taking it over",
+    RequestInbox,
+    "take_over",
+    "had taken",
+    requests=0.8,
+    restarts=1.0,
+    task_fails=0.1,
+)
+def _(real: Wrapped, inbox: RequestInbox, former: RequestInbox) -> None:
+    inbox._taken |= former._taken
+    inbox._known |= set(former._taken)

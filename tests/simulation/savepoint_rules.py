@@ -21,8 +21,8 @@ _NATIVE = "-native"
 @dataclass
 class _Savepoint:
     metadata: CheckpointMetadata
-    claimed_by: set[int] = field(default_factory=set)
-    """Fencing tokens of the attempts that were asked to claim it."""
+    claimed_by: set[str] = field(default_factory=set)
+    """Owners of the attempts that were asked to claim it."""
 
 
 class SavepointRules:
@@ -31,6 +31,7 @@ class SavepointRules:
     Args:
         bucket: The bucket with the savepoints.
         completed: All completed checkpoints.
+        owners: Owners of attempts by fencing token. An attempt that restarts in its run has several tokens.
         check_contents: Checks that the state in a folder is that of a number of splits.
         fail: Reports a violation.
     """
@@ -39,11 +40,12 @@ class SavepointRules:
         self,
         bucket: Bucket,
         completed: Mapping[int, Completed],
+        owners: Mapping[int, str],
         check_contents: Callable[[CheckpointMetadata, int, str, str], None],
         fail: Callable[[str], None],
     ) -> None:
         self._bucket = bucket
-        self._completed = completed
+        self._completed, self._owners = completed, owners
         self._check_contents = check_contents
         self._fail = fail
         self._known: dict[str, _Savepoint] = {}
@@ -69,9 +71,9 @@ class SavepointRules:
         """Records that an actor wants to delete a savepoint."""
         self._disposed.add(url)
 
-    def claim(self, url: str, token: int) -> None:
+    def claim(self, url: str, owner: str) -> None:
         """Records that an attempt will own a savepoint when it has completed its own checkpoint."""
-        self._known[url].claimed_by.add(token)
+        self._known[url].claimed_by.add(owner)
 
     @property
     def there(self) -> list[str]:
@@ -106,7 +108,7 @@ class SavepointRules:
         """Returns whether it was disposed of, or claimed by an attempt that has completed its own checkpoint."""
         claimed_by = self._known[url].claimed_by
         return url in self._disposed or any(
-            done.metadata.fencing_token in claimed_by for done in self._completed.values()
+            self._owners.get(done.metadata.fencing_token) in claimed_by for done in self._completed.values()
         )
 
 

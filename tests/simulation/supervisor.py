@@ -227,7 +227,7 @@ class Supervisor:
         """Does with an attempt what the code of a run does."""
         rng = self._world.rng
         if "restore_from" in run.options and run.options.get("claim_mode") is RecoveryClaimMode.CLAIM:
-            self._claimed(run.restore_from, attempt.token)
+            self._claimed(run.restore_from, attempt._owner)
         if attempt.restored is not None and run.options and not run.partitions:
             attempt.commit_restored()
         for ordinal in run.partitions:
@@ -249,9 +249,9 @@ class Supervisor:
             if self._savepoints(attempt, run, asked):
                 return
 
-    def _claimed(self, path: str, token: int) -> None:
+    def _claimed(self, path: str, owner: str) -> None:
         if not path.startswith("chk-"):
-            self._invariants.savepoints.claim(path, token)
+            self._invariants.savepoints.claim(path, owner)
 
     def _savepoints(self, attempt: SimulatedAttempt, run: _Run, asked: Asked) -> bool:
         """Sometimes takes a savepoint. Returns whether the job was stopped with it."""
