@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, TwoPhaseCommitSinkResource
+from dagster_flinkpy.orchestration import CheckpointStorageResource, FileSinkResource, SparkResource
 
 __all__ = ["CHECKPOINTS", "HOME", "SPARK", "TABLES", "resources"]
 
@@ -24,6 +24,6 @@ _SPARK_REMOTE = os.environ.get("FLINKPY_SPARK_REMOTE")
 
 SPARK = SparkResource(mode="remote", remote=_SPARK_REMOTE) if _SPARK_REMOTE else SparkResource()
 CHECKPOINTS = CheckpointStorageResource(url=f"{_STORAGE}/checkpoints", endpoint_url=_ENDPOINT_URL)
-TABLES = TwoPhaseCommitSinkResource(url=f"{_STORAGE}/tables", endpoint_url=_ENDPOINT_URL)
+TABLES = FileSinkResource(url=f"{_STORAGE}/tables", endpoint_url=_ENDPOINT_URL)
 
 resources = {"spark": SPARK, "checkpoint_storage": CHECKPOINTS, "tables": TABLES}

@@ -181,9 +181,11 @@ class DeltaCommitter(Committer):
             if any(version.get(DIGEST) == digest for version in versions):
                 return True
             oldest = versions[-1]
-            if oldest["version"] == 0 or oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
+            if oldest.get("timestamp", staged_ms) < staged_ms - _CLOCK_SKEW_MS:
                 return False
             if len(versions) < limit:
+                if oldest["version"] <= 0:  # below 0 if somebody has committed meanwhile: delta-rs counts from the end
+                    return False
                 raise SinkCommitError(
                     f"cannot tell whether table {self._sink.location.url} has the rows that sink "
                     f"{self._context.uid!r} staged: its log begins with version {oldest['version']}, which is newer. "

@@ -39,7 +39,6 @@ __all__ = [
     "StagedFileCommitter",
     "StagedUpload",
     "file_name",
-    "job_of_file",
     "partition_folder",
     "partition_values",
     "value_folder",
@@ -294,11 +293,6 @@ def _former_name_start(job_id: str, uid: str) -> str | None:
     """Returns how earlier releases began a file name, or None if a current name of another sink could begin so."""
     start = "".join(quote(text, safe="").replace(".", "%2E") + "." for text in (job_id, uid))
     return None if "~" in start else start
-
-
-def job_of_file(name: str) -> str:
-    """Returns the id of the job that wrote the file with this name."""
-    return unquote(name.partition(".")[0].replace("~", "."))
 
 
 def partition_folder(partition: str | None) -> str:

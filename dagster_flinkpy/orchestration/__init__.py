@@ -9,11 +9,7 @@ from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
 from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
-from dagster_flinkpy.orchestration.resources import (
-    CheckpointStorageResource,
-    SparkResource,
-    TwoPhaseCommitSinkResource,
-)
+from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import (
     DisposeConfig,
     FlinkRunConfig,
@@ -30,6 +26,14 @@ from dagster_flinkpy.orchestration.sensors.restart_sensor import build_restart_s
 from dagster_flinkpy.orchestration.sensors.status_sensors import build_job_status_sensors
 from dagster_flinkpy.orchestration.sensors.supervising_sensor import build_supervising_sensor
 from dagster_flinkpy.orchestration.sensors.upkeep_sensors import build_retention_sensor, build_savepoint_sensor
+from dagster_flinkpy.orchestration.sink_resources import (
+    AssetTransaction,
+    DeltaSinkResource,
+    FileSinkResource,
+    LingeringTransaction,
+    PostgresSinkResource,
+    TwoPhaseCommitSinkResource,
+)
 from dagster_flinkpy.orchestration.table_io_manager import FlinkTableIOManager
 
 if TYPE_CHECKING:
@@ -42,10 +46,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AssetTransaction",
     "CheckpointStorageResource",
+    "DeltaSinkResource",
     "DisposeConfig",
     "ExponentialDelayRestart",
     "FailureRateRestart",
+    "FileSinkResource",
     "FixedDelayRestart",
     "FlinkAssetChecks",
     "FlinkCheckpointMetadataSet",
@@ -55,8 +62,10 @@ __all__ = [
     "FlinkTableIOManager",
     "FlinkTranslator",
     "InspectConfig",
+    "LingeringTransaction",
     "NoRestart",
     "PartitionRetention",
+    "PostgresSinkResource",
     "RescaleConfig",
     "ResetConfig",
     "RestoreConfig",

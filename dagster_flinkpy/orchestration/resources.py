@@ -1,4 +1,4 @@
-"""The resources of a deployment: Spark, checkpoint storage, and storage for committed tables."""
+"""The resources of a deployment: Spark, and storage."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.common import Configuration
 from dagster_flinkpy.common.metric_options import MetricReporterOptions, is_reporter_option, metric_reporters_of
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.storage import StorageLocation, UploadInfo
+from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from dagster_flinkpy.connectors import ParquetSink
     from dagster_flinkpy.spark.sessions import SparkMode, SparkSettings
 
-__all__ = ["CheckpointStorageResource", "SparkResource", "TwoPhaseCommitSinkResource", "storage_location"]
+__all__ = ["CheckpointStorageResource", "SparkResource", "StorageResource", "resolved", "storage_location"]
 
 
 class SparkResource(ConfigurableResource[Any]):
@@ -59,9 +58,9 @@ class SparkResource(ConfigurableResource[Any]):
         """
         from dagster_flinkpy.spark.sessions import SparkSettings
 
-        remote = None if self.remote is None else _resolved(self.remote, "remote")
-        mode = cast("SparkMode", _resolved(self.mode, "mode"))  # SparkSettings checks it
-        return SparkSettings(mode, _resolved(self.master, "master"), remote, dict(self.conf))
+        remote = None if self.remote is None else resolved(self.remote, "remote")
+        mode = cast("SparkMode", resolved(self.mode, "mode"))  # SparkSettings checks it
+        return SparkSettings(mode, resolved(self.master, "master"), remote, dict(self.conf))
 
     def get_session(self) -> SparkSession:
         """Opens a new session for Spark work of your own; the caller stops it.
@@ -74,7 +73,9 @@ class SparkResource(ConfigurableResource[Any]):
         return get_session(self.settings())
 
 
-class _StorageResource(ConfigurableResource[Any]):
+class StorageResource(ConfigurableResource[Any]):
+    """A folder on S3, or a local one."""
+
     url: str = Field(description="'s3://bucket/prefix', or a local directory.")
     endpoint_url: str | None = Field(
         default=None, description="S3 server other than Amazon's, such as 'http://host:9000'."
@@ -89,10 +90,10 @@ class _StorageResource(ConfigurableResource[Any]):
         Raises:
             ConfigurationError: The URL or the credentials are not valid, or an environment variable is not set.
         """
-        return storage_location(self, _resolved(self.url, "url"))
+        return storage_location(self, resolved(self.url, "url"))
 
 
-class CheckpointStorageResource(_StorageResource):
+class CheckpointStorageResource(StorageResource):
     """Where checkpoints are kept. The state of a job is under ``{url}/{job id}/``."""
 
     num_retained: int = Field(
@@ -100,38 +101,6 @@ class CheckpointStorageResource(_StorageResource):
         ge=1,
         description="Number of completed checkpoints to keep for each job. The reset job can go back to any of them.",
     )
-
-
-class TwoPhaseCommitSinkResource(_StorageResource):
-    """Storage for tables whose rows appear only when their checkpoint is complete. Each table is a folder."""
-
-    def sink(self, table: str) -> ParquetSink:
-        """Returns a two-phase-commit sink into a table.
-
-        Raises:
-            PathEscapesPrefixError: The table's name is not a plain relative path.
-        """
-        from dagster_flinkpy.connectors import ParquetSink
-
-        return ParquetSink(self.table(table))
-
-    def table(self, table: str) -> StorageLocation:
-        """Returns the location of a table, for reading it."""
-        return self.location().child(table)
-
-    def lingering(self, job_id: str) -> list[UploadInfo]:
-        """Lists the transactions of a job that are staged but not committed.
-
-        If no run is active, these are left over from the last run. The next run commits the transactions of a completed
-        checkpoint and aborts the others.
-
-        Raises:
-            StorageError: They cannot be listed.
-        """
-        from dagster_flinkpy.connectors.staged_files import job_of_file
-
-        uploads = self.location().open().list_uploads()
-        return [upload for upload in uploads if job_of_file(upload.key.rpartition("/")[2]) == job_id]
 
 
 def storage_location(settings: Any, url: str) -> StorageLocation:
@@ -143,14 +112,19 @@ def storage_location(settings: Any, url: str) -> StorageLocation:
 
     def optional(name: str) -> str | None:
         value = getattr(settings, name)
-        return None if value is None else _resolved(value, name)
+        return None if value is None else resolved(value, name)
 
     return StorageLocation(
         url, optional("endpoint_url"), optional("region"), optional("access_key_id"), optional("secret_access_key")
     )
 
 
-def _resolved(value: str, field: str) -> str:
+def resolved(value: str, field: str) -> str:
+    """Returns the value of a field, which may come from the environment.
+
+    Raises:
+        ConfigurationError: The environment variable is not set.
+    """
     if not isinstance(value, EnvVar):
         return value
     found = value.get_value()

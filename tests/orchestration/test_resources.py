@@ -8,7 +8,7 @@ from dagster import EnvVar, build_resources
 from dagster_flinkpy.common.metric_options import PrometheusOptions
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.errors import ConfigurationError, PathEscapesPrefixError
-from dagster_flinkpy.orchestration import CheckpointStorageResource, SparkResource, TwoPhaseCommitSinkResource
+from dagster_flinkpy.orchestration import CheckpointStorageResource, FileSinkResource, SparkResource
 from dagster_flinkpy.spark.sessions import SparkSettings
 from dagster_flinkpy.storage import StorageLocation
 
@@ -62,27 +62,16 @@ def test_environment_variables_work_in_a_run_and_before(monkeypatch: pytest.Monk
 def test_a_missing_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BUCKET", raising=False)
     with pytest.raises(ConfigurationError, match=r"url .* BUCKET"):
-        TwoPhaseCommitSinkResource(url=EnvVar("BUCKET")).location()
+        FileSinkResource(url=EnvVar("BUCKET")).location()
 
 
 def test_sinks_share_a_place(tmp_path: Path) -> None:
-    tables = TwoPhaseCommitSinkResource(url=str(tmp_path))
+    tables = FileSinkResource(url=str(tmp_path))
     sink = tables.sink("rotations")
     assert isinstance(sink, ParquetSink)
     assert sink.location == tables.table("rotations") == StorageLocation(str(tmp_path / "rotations"))
     with pytest.raises(PathEscapesPrefixError):
         tables.sink("../elsewhere")
-
-
-def test_lingering_transactions_of_a_job(tmp_path: Path) -> None:
-    tables = TwoPhaseCommitSinkResource(url=str(tmp_path))
-    store = tables.location().open()
-    mine = "rotations/a~b.table.0000000001.00000.x.parquet"
-    earlier = "rotations/a%2Eb.table.0000000001.00000.x.parquet"  # the name that an earlier release used
-    for key in (mine, earlier, "rotations/a.table.0000000001.00000.x.parquet"):
-        store.upload_part(key, store.create_upload(key), 1, b"rows")
-    assert [upload.key for upload in tables.lingering("a.b")] == [earlier, mine]
-    assert tables.lingering("c") == []
 
 
 def test_metric_reporters_of_the_deployment() -> None:

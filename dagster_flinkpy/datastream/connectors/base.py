@@ -430,3 +430,16 @@ class TwoPhaseCommittingSink(Sink):
     @abstractmethod
     def create_committer(self, context: CommitterInitContext) -> Committer:
         """Returns a committer for the sink."""
+
+    def for_owner(self, owner: str) -> TwoPhaseCommittingSink:
+        """Returns the sink with which an owner, such as an asset, replaces what it has written, and nothing of others.
+
+        The committer of that sink has a `Committer.replace_partition`, and `WriterInitContext.job_id` is the owner.
+
+        Args:
+            owner: The owner.
+
+        Raises:
+            ConfigurationError: The sink does not support this.
+        """
+        raise ConfigurationError(f"{type(self).__qualname__} cannot be written in a transaction of an asset")

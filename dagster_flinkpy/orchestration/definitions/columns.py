@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dagster import AssetKey, TableColumn, TableColumnDep, TableColumnLineage, TableSchema
+from dagster import AssetKey, TableColumnDep, TableColumnLineage, TableSchema
 
-from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, FilterSpec, SinkSpec, TimestampsSpec
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
+from dagster_flinkpy.orchestration.table_columns import table_columns
 
 __all__ = ["PASS_ON", "column_metadata"]
 
@@ -32,19 +32,10 @@ def column_metadata(graph: JobGraph, uid: str, origins: Sequence[AssetKey]) -> T
     vertex = graph.vertex(uid)
     passes_on = isinstance(vertex.spec, PASS_ON)
     types = {edge.type_info for edge in graph.inputs(uid)} if passes_on else {vertex.output_type}
-    columns = _columns(types.pop()) if len(types) == 1 else []
+    columns = table_columns(types.pop()) if len(types) == 1 else []
     if not columns:
         return TableMetadataSet()
     lineage = None
     if origins:
         lineage = TableColumnLineage({c.name: [TableColumnDep(key, c.name) for key in origins] for c in columns})
     return TableMetadataSet(column_schema=TableSchema(columns), column_lineage=lineage)
-
-
-def _columns(type_info: TypeInformation) -> list[TableColumn]:
-    if isinstance(type_info, PickledBytesTypeInfo):
-        return []
-    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)):
-        fields = zip(type_info.field_names, type_info.field_types, strict=True)
-        return [TableColumn(name, of.arrow_name) for name, of in fields]
-    return [TableColumn("value", type_info.arrow_name)]

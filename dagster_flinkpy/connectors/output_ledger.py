@@ -1,0 +1,212 @@
+"""Which transactions of an output are open: the ledger of what a Dagster asset writes into a table.
+
+An output is what one asset writes into one table. Its ledger is one small object beside the tables, which is only
+replaced with If-Match. A transaction that is not in it any longer can no longer commit.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import quote, unquote
+
+from dagster_flinkpy.datastream.connectors.base import Json
+from dagster_flinkpy.errors import CorruptMetadataError, FencedError, ObjectNotFoundError, PreconditionFailedError
+from dagster_flinkpy.storage import ObjectStore
+from dagster_flinkpy.storage.conditional import put_if
+from dagster_flinkpy.storage.json_fields import integer, items, load_object, text
+
+__all__ = ["LedgerState", "OutputLedger", "StagedRows", "TransactionRecord"]
+
+_FOLDER = ".transactions"
+_VERSION = 1
+_TRIES = 100
+_LONGEST_PAUSE = 0.2
+
+
+@dataclass(frozen=True)
+class StagedRows:
+    """What a writer has staged."""
+
+    partition: str | None
+    rows: int
+    """How many, if its writer ran elsewhere; otherwise 0."""
+    committable: Json
+    """What the sink needs to commit it."""
+
+
+@dataclass(frozen=True)
+class TransactionRecord:
+    """A transaction that has begun and has not ended."""
+
+    token: int
+    """Its number among the transactions of the output. A newer one has a greater one."""
+    partitions: tuple[str, ...] | None
+    """The partitions that it replaces, or None for the whole output."""
+    run_id: str
+    """The Dagster run."""
+    began_ms: int
+    options: Json
+    """The options of the sink."""
+    staged: tuple[StagedRows, ...] | None = None
+    """None while it is open. Otherwise it is being committed: it will not be aborted, whatever happens."""
+    record_type: Json | None = None
+    """The type of the records, if it has any and is being committed."""
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether it has prepared its rows and is being committed."""
+        return self.staged is not None
+
+    def overlaps(self, partitions: tuple[str, ...] | None) -> bool:
+        """Returns whether it replaces some of these partitions; None stands for the whole output."""
+        return self.partitions is None or partitions is None or not set(self.partitions).isdisjoint(partitions)
+
+    def to_json(self) -> Json:
+        """Converts the record to JSON."""
+        staged = (
+            None if self.staged is None else [[each.partition, each.rows, each.committable] for each in self.staged]
+        )
+        return {
+            "token": self.token,
+            "partitions": self.partitions,
+            "run_id": self.run_id,
+            "began_ms": self.began_ms,
+            "options": self.options,
+            "staged": staged,
+            "record_type": self.record_type,
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> TransactionRecord:
+        """Reads what `to_json` wrote.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        staged = None
+        if data.get("staged") is not None:
+            staged = tuple(_staged(each) for each in items(data, "staged"))
+        return TransactionRecord(
+            integer(data, "token", 1),
+            None if data.get("partitions") is None else tuple(str(each) for each in items(data, "partitions")),
+            text(data, "run_id"),
+            integer(data, "began_ms"),
+            dict(data["options"]),
+            staged,
+            data.get("record_type"),
+        )
+
+
+def _staged(data: Any) -> StagedRows:
+    if not isinstance(data, list) or len(data) != 3 or not isinstance(data[2], dict):
+        raise ValueError(f"not staged rows: {data!s:.100}")
+    partition, rows, committable = data
+    return StagedRows(None if partition is None else str(partition), int(rows), committable)
+
+
+@dataclass(frozen=True)
+class LedgerState:
+    """The content of a ledger."""
+
+    last_token: int = 0
+    """The token that was given last."""
+    transactions: tuple[TransactionRecord, ...] = ()
+    """Those that have begun and have not ended, oldest first."""
+    exists: bool = field(default=False, compare=False)
+    """Whether the ledger has been written."""
+
+    def find(self, token: int) -> TransactionRecord | None:
+        """Returns a transaction, or None if it has ended or a newer one has taken over."""
+        return next((each for each in self.transactions if each.token == token), None)
+
+    def without(self, *tokens: int) -> LedgerState:
+        """Returns the state without some transactions."""
+        return replace(self, transactions=tuple(each for each in self.transactions if each.token not in tokens))
+
+    def overlapping(self, partitions: tuple[str, ...] | None) -> list[TransactionRecord]:
+        """Returns the transactions that replace some of these partitions."""
+        return [each for each in self.transactions if each.overlaps(partitions)]
+
+
+class OutputLedger:
+    """The ledger of an output.
+
+    Args:
+        store: Where tables, or the rows for them, are staged.
+        asset: The key of the asset, as text.
+        table: The name of the table.
+    """
+
+    def __init__(self, store: ObjectStore, asset: str, table: str) -> None:
+        self._store = store
+        self.asset, self.table = asset, table
+        self._key = f"{_FOLDER}/{quote(table, safe='')}/{quote(asset, safe='')}.json"
+
+    @staticmethod
+    def all(store: ObjectStore) -> Iterator[OutputLedger]:
+        """Yields all ledgers of a store, by table and asset."""
+        for info in store.list(f"{_FOLDER}/"):
+            _, table, asset = info.key.split("/")
+            yield OutputLedger(store, unquote(asset.removesuffix(".json")), unquote(table))
+
+    def read(self) -> LedgerState:
+        """Returns the content.
+
+        Raises:
+            CorruptMetadataError: It cannot be read.
+        """
+        return self._read()[0]
+
+    def change(self, change: Callable[[LedgerState], LedgerState]) -> LedgerState:
+        """Replaces the content, and returns it.
+
+        Args:
+            change: Returns the new content for the present one. It is called again if somebody else was faster. What
+                it raises ends the change.
+
+        Raises:
+            StorageError: The store failed, so it is unknown whether the content was replaced.
+        """
+        for trial in range(_TRIES):
+            state, etag = self._read()
+            changed = change(state)
+            if state.exists and changed == state:
+                return state
+            try:
+                put_if(self._store, self._key, _encoded(changed), etag)
+                return replace(changed, exists=True)
+            except PreconditionFailedError:
+                time.sleep(random.random() * min(_LONGEST_PAUSE, 0.01 * 2**trial))
+        raise FencedError(f"{self._store.url}/{self._key} is changed by too many others at once; run again")
+
+    def _read(self) -> tuple[LedgerState, str | None]:
+        try:
+            data, etag = self._store.get(self._key)
+        except ObjectNotFoundError:
+            return LedgerState(), None
+        try:
+            record = load_object(data)
+            if integer(record, "version") != _VERSION:
+                raise ValueError(f"version {record['version']} was written by a newer release")
+            transactions = tuple(TransactionRecord.from_json(each) for each in items(record, "transactions"))
+            return LedgerState(integer(record, "last_token"), transactions, exists=True), etag
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise CorruptMetadataError(
+                f"cannot read the transactions of {self._store.url}/{self._key}: {error}"
+            ) from error
+
+
+def _encoded(state: LedgerState) -> bytes:
+    record = {
+        "version": _VERSION,
+        "last_token": state.last_token,
+        "transactions": [each.to_json() for each in state.transactions],
+        "write": uuid.uuid4().hex,  # so that no two writes are equal, see put_if
+    }
+    return json.dumps(record).encode()

@@ -1,0 +1,329 @@
+"""Two-phase-commit sinks as Dagster resources: sinks for programs, and transactions for plain assets."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from dagster import AssetExecutionContext, AssetKey, DagsterInstance, TableSchema
+from pydantic import Field
+
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration.dagster_internals import CoercibleToAssetKey, TableMetadataSet, UriMetadataSet
+from dagster_flinkpy.orchestration.failure import flink_failures
+from dagster_flinkpy.orchestration.resources import StorageResource, resolved
+from dagster_flinkpy.orchestration.table_columns import table_columns
+from dagster_flinkpy.storage import StorageLocation
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors import DeltaSink, PostgresSink
+    from dagster_flinkpy.connectors.output_ledger import OutputLedger, TransactionRecord
+    from dagster_flinkpy.connectors.table_sink import TableSink
+    from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
+    from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, Stages
+
+__all__ = [
+    "AssetTransaction",
+    "DeltaSinkResource",
+    "FileSinkResource",
+    "LingeringTransaction",
+    "PostgresSinkResource",
+    "TwoPhaseCommitSinkResource",
+]
+
+
+@dataclass(frozen=True)
+class LingeringTransaction:
+    """A transaction of an asset whose run has ended, but which was neither committed nor aborted."""
+
+    asset: str
+    table: str
+    token: int
+    partitions: tuple[str, ...] | None
+    """None: the whole output of the asset."""
+    run_id: str
+    began_ms: int
+    is_committing: bool
+    """Whether it has begun to commit. Then it will be committed, otherwise aborted."""
+
+
+class AssetTransaction:
+    """A transaction of an asset, from `TwoPhaseCommitSinkResource.transaction`.
+
+    Args:
+        transaction: The transaction.
+    """
+
+    def __init__(self, transaction: OutputTransaction) -> None:
+        self._transaction = transaction
+
+    @property
+    def partitions(self) -> tuple[str, ...] | None:
+        """The partitions that it replaces, or None if the asset has no partitions."""
+        return self._transaction.record.partitions
+
+    def write(self, rows: Any, *, partition: str | None = None) -> None:
+        """Stages rows. It may be called several times; the first call determines the columns.
+
+        Args:
+            rows: ``pyarrow.Table``, ``RecordBatch`` or ``RecordBatchReader``, ``pandas.DataFrame`` (without its index),
+                ``polars.DataFrame``, or ``pyspark.sql.DataFrame``, whose rows Spark's tasks stage.
+            partition: The partition to which they belong. Required if the run has several.
+
+        Raises:
+            Failure: The target cannot store the rows, they do not have the columns of those before them, or the run
+                does not have this partition.
+        """
+        from dagster_flinkpy.runtime.output_rows import write_rows
+
+        with flink_failures():
+            write_rows(self._transaction, rows, self._partition(partition))
+
+    def _partition(self, partition: str | None) -> str | None:
+        known = self.partitions
+        if partition is None and (known is None or len(known) == 1):
+            return None if known is None else known[0]
+        if partition is None:
+            raise ConfigurationError(
+                f"the run has {len(known or ())} partitions, so write() needs one: partition={(known or ('',))[0]!r}"
+            )
+        if partition not in (known or ()):
+            raise ConfigurationError(f"the run does not have partition {partition!r}: {list(known or ())}")
+        return partition
+
+
+class TwoPhaseCommitSinkResource(StorageResource, ABC):
+    """Tables whose rows appear when they are committed. There is a subclass for each kind of target.
+
+    A program writes into `sink`. A plain asset writes in a `transaction`. A subclass needs a `sink` that has a
+    ``for_owner``, and `stages`.
+    """
+
+    stages: ClassVar[Stages] = "uploads"
+    """How its sinks stage rows: as uploads, which are completed when they commit, or as files."""
+
+    @abstractmethod
+    def sink(self, table: str, **options: Any) -> TwoPhaseCommittingSink:
+        """Returns the sink into a table, for a program.
+
+        Args:
+            table: The name of the table.
+            **options: Further arguments of the sink.
+
+        Raises:
+            ConfigurationError: An argument cannot work.
+        """
+
+    @contextmanager
+    def transaction(
+        self,
+        context: AssetExecutionContext,
+        table: str,
+        *,
+        asset_key: CoercibleToAssetKey | None = None,
+        **options: Any,
+    ) -> Iterator[AssetTransaction]:
+        """Replaces what an asset has written into a table, by what is written inside of the ``with`` block.
+
+        The rows are staged, and committed once at the end of the block. If the block raises, they are deleted. Of an
+        asset with partitions, the partitions of the run are replaced. So a retry, another run of the same partition or
+        a backfill replaces rows and adds none. Rows of other assets in the table stay.
+
+        Of several transactions over the same partitions at once, the one that began last counts. The others fail with a
+        `FencedError` when they commit. If the process dies, the next transaction over these partitions deletes what it
+        has staged, or commits it first if it had begun to commit.
+
+        The materialization gets the number of rows, the columns and the address of the table as metadata.
+
+        Args:
+            context: The context of the asset.
+            table: The name of the table.
+            asset_key: The asset. Required if the step has several.
+            **options: Further arguments of the sink, as JSON has them, such as ``sort_by=["time"]``.
+
+        Yields:
+            The transaction.
+
+        Raises:
+            Failure: A newer transaction over one of the partitions has begun, the target does not take the rows, or the
+                store failed.
+        """
+        from dagster_flinkpy.runtime.output_transaction import OutputTransaction
+
+        with flink_failures():
+            key = _asset_key(context, asset_key)
+            partitions = _partitions(context, key)
+            transaction = OutputTransaction.begin(
+                self._output(key.to_user_string(), table, options), partitions, context.run_id
+            )
+        try:
+            yield AssetTransaction(transaction)
+            with flink_failures():
+                transaction.commit()
+        except BaseException:
+            transaction.abort()
+            raise
+        for partition in (None,) if partitions is None else tuple(partitions):
+            context.add_asset_metadata(_metadata(transaction, partition), key, partition)
+
+    def lingering(self, instance: DagsterInstance) -> list[LingeringTransaction]:
+        """Returns the transactions of runs that have ended, which were neither committed nor aborted.
+
+        Args:
+            instance: The Dagster instance, which knows the runs.
+
+        Raises:
+            StorageError: They cannot be listed.
+        """
+        return [
+            LingeringTransaction(
+                ledger.asset,
+                ledger.table,
+                record.token,
+                record.partitions,
+                record.run_id,
+                record.began_ms,
+                record.is_committing,
+            )
+            for ledger, record in self._lingering(instance)
+        ]
+
+    def end_lingering(self, instance: DagsterInstance) -> list[LingeringTransaction]:
+        """Ends the transactions of runs that have ended: commits those that had begun to commit, and aborts the others.
+
+        Args:
+            instance: The Dagster instance, which knows the runs.
+
+        Returns:
+            The transactions.
+
+        Raises:
+            SinkCommitError: A table does not take the rows. The transaction lingers on.
+            StorageError: The store failed.
+        """
+        from dagster_flinkpy.runtime.output_transaction import abort_transactions
+
+        found = self.lingering(instance)
+        for ledger, record in self._lingering(instance):
+            if record.is_committing:
+                self._output(ledger.asset, ledger.table, record.options).finish(record)
+            else:
+                store = self.location().child(ledger.table).open()
+                abort_transactions(ledger, store, self.stages, {record.token})
+        return found
+
+    def _lingering(self, instance: DagsterInstance) -> list[tuple[OutputLedger, TransactionRecord]]:
+        from dagster_flinkpy.connectors.output_ledger import OutputLedger
+
+        found = []
+        for ledger in OutputLedger.all(self.location().open()):
+            for record in ledger.read().transactions:
+                run = instance.get_run_by_id(record.run_id)
+                if run is None or run.is_finished:
+                    found.append((ledger, record))
+        return found
+
+    def _output(self, asset: str, table: str, options: dict[str, Any]) -> Output:
+        from dagster_flinkpy.runtime.output_transaction import Output
+
+        sink = self.sink(table, **options).for_owner(asset)
+        return Output(asset, table, sink, self.location(), self.stages, options)
+
+
+class FileSinkResource(TwoPhaseCommitSinkResource):
+    """Tables of Parquet, CSV or JSON-lines files. Each table is a folder."""
+
+    file_format: Literal["parquet", "csv", "json"] = Field(default="parquet", description="The format of the files.")
+
+    def sink(self, table: str, **options: Any) -> TableSink:
+        """Returns a sink into a table. The arguments are those of `ParquetSink`, `CsvSink` and `JsonLinesSink`."""
+        from dagster_flinkpy.connectors import CsvSink, JsonLinesSink, ParquetSink
+
+        made: dict[str, type[TableSink]] = {"parquet": ParquetSink, "csv": CsvSink, "json": JsonLinesSink}
+        return made[self.file_format](self.table(table), **options)
+
+    def table(self, table: str) -> StorageLocation:
+        """Returns the location of a table, for reading it.
+
+        Raises:
+            PathEscapesPrefixError: The table's name is not a plain relative path.
+        """
+        return self.location().child(table)
+
+
+class DeltaSinkResource(TwoPhaseCommitSinkResource):
+    """Tables of Delta Lake. Each table is a folder. Needs ``pip install 'dagster-flinkpy[delta]'``.
+
+    Transactions of assets write the partition columns ``dagster_asset_key`` and ``dagster_partition_key``.
+    """
+
+    def sink(self, table: str, **options: Any) -> DeltaSink:
+        """Returns a sink into a table. The arguments are those of `DeltaSink`."""
+        from dagster_flinkpy.connectors import DeltaSink
+
+        return DeltaSink(self.table(table), **options)
+
+    def table(self, table: str) -> StorageLocation:
+        """Returns the location of a table, for reading it.
+
+        Raises:
+            PathEscapesPrefixError: The table's name is not a plain relative path.
+        """
+        return self.location().child(table)
+
+
+class PostgresSinkResource(TwoPhaseCommitSinkResource):
+    """Tables of PostgreSQL. Needs ``pip install 'dagster-flinkpy[postgres]'``.
+
+    Rows are staged under ``url``, and deleted when they are in the table. Transactions of assets create the table if it
+    does not exist; they write the columns ``dagster_asset_key`` and ``dagster_partition_key``.
+    """
+
+    stages: ClassVar[Stages] = "files"
+
+    conninfo: str = Field(
+        description="How to connect, as libpq knows it: 'postgresql://user@host/database'. Take the password from the "
+        "environment (PGPASSWORD) or from ~/.pgpass."
+    )
+
+    def sink(self, table: str, **options: Any) -> PostgresSink:
+        """Returns a sink into ``name`` or ``schema.name``. The arguments are those of `PostgresSink`."""
+        from dagster_flinkpy.connectors import PostgresSink
+
+        staging = None if options.get("prepare_transactions") else self.location().child(table)
+        return PostgresSink(resolved(self.conninfo, "conninfo"), table, staging, **options)
+
+
+def _asset_key(context: AssetExecutionContext, asset_key: CoercibleToAssetKey | None) -> AssetKey:
+    if asset_key is not None:
+        key = AssetKey.from_coercible(asset_key)
+        if key not in context.assets_def.keys:
+            raise ConfigurationError(f"the step does not have asset {key.to_user_string()!r}")
+        return key
+    keys: Sequence[AssetKey] = sorted(context.assets_def.keys)
+    if len(keys) > 1:
+        raise ConfigurationError(
+            f"the step has several assets, so transaction() needs one: asset_key={keys[0].to_user_string()!r}"
+        )
+    return keys[0]
+
+
+def _partitions(context: AssetExecutionContext, key: AssetKey) -> list[str] | None:
+    if context.assets_def.get_asset_spec(key).partitions_def is None:
+        return None
+    return list(context.partition_keys)
+
+
+def _metadata(transaction: OutputTransaction, partition: str | None) -> dict[str, Any]:
+    output, type_info, rows = transaction.output, transaction.type_info, transaction.rows(partition)
+    facts = TableMetadataSet(
+        column_schema=None if type_info is None else TableSchema(table_columns(type_info)),
+        row_count=rows if partition is None else None,
+        partition_row_count=None if partition is None else rows,
+        table_name=output.table,
+        storage_kind=next(iter(sorted(output.sink.kinds())), None),
+    )
+    return {**facts, **UriMetadataSet(uri=output.sink.uri())}
