@@ -13,6 +13,7 @@ from dagster_flinkpy.cli.job_reports import job_history, list_jobs, show_job
 from dagster_flinkpy.cli.leader import leader
 from dagster_flinkpy.cli.savepoint import savepoint
 from dagster_flinkpy.cli.state import state
+from dagster_flinkpy.cli.transactions import transactions
 from dagster_flinkpy.errors import FlinkPyError
 
 __all__ = ["main"]
@@ -40,5 +41,5 @@ def main() -> None:
 
 for _command in (show_job, list_jobs, job_history):
     job.add_command(_command)
-for _command in (job, checkpoints, savepoint, leader, state, doctor):
+for _command in (job, checkpoints, savepoint, leader, state, transactions, doctor):
     main.add_command(_command)

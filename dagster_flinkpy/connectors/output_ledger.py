@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote, unquote
 
 from dagster_flinkpy.datastream.connectors.base import Json
@@ -21,7 +21,10 @@ from dagster_flinkpy.storage import ObjectStore
 from dagster_flinkpy.storage.conditional import put_if
 from dagster_flinkpy.storage.json_fields import integer, items, load_object, text
 
-__all__ = ["LedgerState", "OutputLedger", "StagedRows", "TransactionRecord"]
+__all__ = ["LedgerState", "OutputLedger", "StagedRows", "Stages", "TransactionRecord"]
+
+Stages = Literal["uploads", "files"]
+"""How a sink stages rows: as uploads, which it completes when it commits, or as files, which it deletes then."""
 
 _FOLDER = ".transactions"
 _VERSION = 1
@@ -53,6 +56,7 @@ class TransactionRecord:
     began_ms: int
     options: Json
     """The options of the sink."""
+    stages: Stages
     staged: tuple[StagedRows, ...] | None = None
     """None while it is open. Otherwise it is being committed: it will not be aborted, whatever happens."""
     record_type: Json | None = None
@@ -78,6 +82,7 @@ class TransactionRecord:
             "run_id": self.run_id,
             "began_ms": self.began_ms,
             "options": self.options,
+            "stages": self.stages,
             "staged": staged,
             "record_type": self.record_type,
         }
@@ -98,6 +103,7 @@ class TransactionRecord:
             text(data, "run_id"),
             integer(data, "began_ms"),
             dict(data["options"]),
+            "files" if text(data, "stages") == "files" else "uploads",
             staged,
             data.get("record_type"),
         )

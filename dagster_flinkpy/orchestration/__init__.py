@@ -7,6 +7,7 @@ from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.orchestration.definitions.assets import build_flink_asset_specs, flink_assets
 from dagster_flinkpy.orchestration.definitions.checks import FlinkAssetChecks
 from dagster_flinkpy.orchestration.definitions.jobs import build_flink_jobs
+from dagster_flinkpy.orchestration.definitions.transactions import build_transaction_checks, build_transactions_job
 from dagster_flinkpy.orchestration.definitions.translator import FlinkOperatorData, FlinkTranslator
 from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet, FlinkMetadataSet
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
@@ -82,6 +83,8 @@ __all__ = [
     "build_retention_sensor",
     "build_savepoint_sensor",
     "build_supervising_sensor",
+    "build_transaction_checks",
+    "build_transactions_job",
     "flink_assets",
     "restart_strategy_of",
 ]

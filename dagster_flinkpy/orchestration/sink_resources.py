@@ -20,10 +20,10 @@ from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors import DeltaSink, PostgresSink
-    from dagster_flinkpy.connectors.output_ledger import OutputLedger, TransactionRecord
+    from dagster_flinkpy.connectors.output_ledger import OutputLedger, Stages, TransactionRecord
     from dagster_flinkpy.connectors.table_sink import TableSink
     from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
-    from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, Stages
+    from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction
 
 __all__ = [
     "AssetTransaction",
@@ -157,7 +157,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
             key = _asset_key(context, asset_key)
             partitions = _partitions(context, key)
             transaction = OutputTransaction.begin(
-                self._output(key.to_user_string(), table, options), partitions, context.run_id
+                self._output(key.to_user_string(), table, options), partitions, context.run.run_id
             )
         try:
             yield AssetTransaction(transaction)
@@ -212,7 +212,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
                 self._output(ledger.asset, ledger.table, record.options).finish(record)
             else:
                 store = self.location().child(ledger.table).open()
-                abort_transactions(ledger, store, self.stages, {record.token})
+                abort_transactions(ledger, store, {record.token})
         return found
 
     def _lingering(self, instance: DagsterInstance) -> list[tuple[OutputLedger, TransactionRecord]]:

@@ -18,11 +18,11 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
-from dagster_flinkpy.connectors.output_ledger import LedgerState, OutputLedger, StagedRows, TransactionRecord
+from dagster_flinkpy.connectors.output_ledger import LedgerState, OutputLedger, StagedRows, Stages, TransactionRecord
 from dagster_flinkpy.connectors.staged_files import FileNames
 from dagster_flinkpy.datastream.connectors.base import (
     CommitRequest,
@@ -47,10 +47,7 @@ from dagster_flinkpy.storage import ObjectStore, StorageLocation
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Output", "OutputTransaction", "Stages", "abort_transactions", "writer_context"]
-
-Stages = Literal["uploads", "files"]
-"""How a sink stages rows: as uploads, which it completes when it commits, or as files, which it deletes then."""
+__all__ = ["Output", "OutputTransaction", "abort_transactions", "writer_context"]
 
 _log = logging.getLogger(__name__)
 
@@ -145,28 +142,28 @@ def _discard(store: ObjectStore, asset: str, table: str, stages: Stages, ended: 
     return len(uploads) + len(files)
 
 
-def abort_transactions(ledger: OutputLedger, store: ObjectStore, stages: Stages, tokens: set[int]) -> set[int]:
+def abort_transactions(ledger: OutputLedger, store: ObjectStore, tokens: set[int]) -> set[int]:
     """Aborts open transactions. Those that are being committed are left alone.
 
     Args:
         ledger: The ledger of the output.
         store: The folder of the table.
-        stages: How the sink stages rows.
         tokens: The transactions.
 
     Returns:
         Those that were aborted.
     """
-    aborted: set[int] = set()
+    aborted: dict[int, TransactionRecord] = {}
 
     def remove(state: LedgerState) -> LedgerState:
         nonlocal aborted
-        aborted = {each.token for each in state.transactions if each.token in tokens and not each.is_committing}
+        aborted = {each.token: each for each in state.transactions if each.token in tokens and not each.is_committing}
         return state.without(*aborted)
 
     ledger.change(remove)
-    _discard(store, ledger.asset, ledger.table, stages, lambda token: token in aborted)
-    return aborted
+    for stages in {each.stages for each in aborted.values()}:
+        _discard(store, ledger.asset, ledger.table, stages, lambda token: token in aborted)
+    return set(aborted)
 
 
 class OutputTransaction:
@@ -208,7 +205,7 @@ class OutputTransaction:
                 raise _Busy
             token = max(state.last_token, floor) + 1
             others = state.without(*(each.token for each in state.overlapping(wanted))).transactions
-            record = TransactionRecord(token, wanted, run_id, current_millis(), dict(output.options))
+            record = TransactionRecord(token, wanted, run_id, current_millis(), dict(output.options), output.stages)
             return replace(state, last_token=token, transactions=(*others, record))
 
         while True:

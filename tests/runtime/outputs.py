@@ -14,9 +14,10 @@ from deltalake import DeltaTable
 
 from dagster_flinkpy.connectors import DeltaSink, ParquetSink, PostgresSink
 from dagster_flinkpy.connectors.delta_table import _storage_options
+from dagster_flinkpy.connectors.output_ledger import Stages
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.runtime.output_rows import write_rows
-from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction, Stages
+from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction
 from dagster_flinkpy.storage import StorageLocation
 
 Rows = list[tuple[str, str | None, int]]
@@ -30,6 +31,7 @@ class Target(ABC):
     """
 
     stages: ClassVar[Stages] = "uploads"
+    table = "t"
 
     def __init__(self, location: StorageLocation) -> None:
         self.location = location
@@ -42,7 +44,7 @@ class Target(ABC):
         """Returns asset, partition and value of each row, sorted."""
 
     def output(self, asset: str = "a") -> Output:
-        return Output(asset, "t", self.sink().for_owner(asset), self.location, self.stages)
+        return Output(asset, self.table, self.sink().for_owner(asset), self.location, self.stages)
 
     def begin(self, partitions: Iterable[str] | None = None, asset: str = "a", run: str = "run") -> OutputTransaction:
         wanted = None if partitions is None else list(partitions)
@@ -110,6 +112,7 @@ class Postgres(Target):
         super().__init__(location)
         self.conninfo = conninfo
         self.schema = schema or f"s{uuid.uuid4().hex}"
+        self.table = f"{self.schema}.t"
         self.execute(f"CREATE SCHEMA IF NOT EXISTS {self.schema}")
 
     def execute(self, statement: str) -> list[Any]:
@@ -118,7 +121,7 @@ class Postgres(Target):
             return cursor.fetchall() if cursor.description else []
 
     def sink(self) -> PostgresSink:
-        return PostgresSink(self.conninfo, f"{self.schema}.t", self.location.child("t"))
+        return PostgresSink(self.conninfo, self.table, self.location.child(self.table))
 
     def rows(self) -> Rows:
         if not self.execute(f"SELECT 1 WHERE to_regclass('{self.schema}.t') IS NOT NULL"):
