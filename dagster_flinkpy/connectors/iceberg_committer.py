@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Any
@@ -214,8 +214,22 @@ class PartitionCommitter(IcebergCommitter):
             self._log.check_newest(table, requests[0].checkpoint_id, _partitions(requests))
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
-        """Does nothing: the commit has replaced it."""
-        return 0
+        """Deletes the rows of a partition for which nothing was committed. Otherwise the commit has replaced them."""
+        with _reachable(self._sink):
+            if not self._table.exists():
+                return 0
+            request = CommitRequest(checkpoint_id, 0, {"key": "", "partition": partition})
+            for _ in range(_LOOKS):
+                table = self._table.load()
+                if self._log.has_written(table, checkpoint_id, partition):
+                    return 0
+                change = self._change(table, [request])
+                if not change.removed:
+                    return 0
+                with suppress(CommitFailedException):  # somebody else has changed it
+                    self._swap(table, change, [request], f"{checkpoint_id}-{partition}")
+                    return len(change.removed)
+        raise StorageError(f"Iceberg table {self._sink.table!r} changes faster than a partition can be replaced")
 
 
 class UpsertCommitter(IcebergCommitter):

@@ -224,6 +224,10 @@ class CommitLog:
                     f"of {newer}: {checkpoint_id} must not replace them"
                 )
 
+    def has_written(self, table: Table, checkpoint_id: int, partition: str | None) -> bool:
+        """Returns whether a checkpoint, or a later one, has replaced a partition."""
+        return any(found >= checkpoint_id and partition in keys for found, _, _, keys in self._recent(table))
+
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
         """Returns what the summary of the snapshot says about a commit."""
         return {

@@ -104,8 +104,11 @@ class _PostgresCommitter(Committer):
             )
 
     def last_committed(self) -> int | None:
-        with self._session.connect() as connection:
-            return self._session.last_committed(connection)
+        try:
+            with self._session.connect() as connection:
+                return self._session.last_committed(connection)
+        except psycopg.Error as error:
+            raise _unreachable(self._sink, error) from error
 
     def _refused(self, checkpoint_id: int, error: Exception) -> SinkCommitError:
         return SinkCommitError(
@@ -273,6 +276,12 @@ class PartitionCommitter(LedgerCommitter):
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition that was run again without any rows. Otherwise the commit replaced them."""
+        try:
+            return self._empty(partition, checkpoint_id)
+        except psycopg.Error as error:
+            raise _unreachable(self._sink, error) from error
+
+    def _empty(self, partition: str | None, checkpoint_id: int) -> int:
         if self._context.type_info is None:  # there were no rows at all, so nobody has created the table
             with self._session.connect() as connection:
                 if not self._session.exists(connection, self._session.target):

@@ -19,7 +19,7 @@ from dagster_flinkpy.orchestration.table_columns import table_columns
 from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.connectors import DeltaSink, PostgresSink
+    from dagster_flinkpy.connectors import DeltaSink, IcebergSink, PostgresSink
     from dagster_flinkpy.connectors.output_ledger import OutputLedger, Stages, TransactionRecord
     from dagster_flinkpy.connectors.table_sink import TableSink
     from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
@@ -29,6 +29,7 @@ __all__ = [
     "AssetTransaction",
     "DeltaSinkResource",
     "FileSinkResource",
+    "IcebergSinkResource",
     "LingeringTransaction",
     "PostgresSinkResource",
     "TwoPhaseCommitSinkResource",
@@ -154,6 +155,10 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
         from dagster_flinkpy.runtime.output_transaction import OutputTransaction
 
         with flink_failures():
+            if unfit := sorted({"key", "partition_column", "prepare_transactions"} & set(options)):
+                raise ConfigurationError(
+                    f"a transaction replaces the rows of its asset and partitions by itself: leave out {unfit[0]}"
+                )
             key = _asset_key(context, asset_key)
             partitions = _partitions(context, key)
             transaction = OutputTransaction.begin(
@@ -273,6 +278,28 @@ class DeltaSinkResource(TwoPhaseCommitSinkResource):
             PathEscapesPrefixError: The table's name is not a plain relative path.
         """
         return self.location().child(table)
+
+
+class IcebergSinkResource(TwoPhaseCommitSinkResource):
+    """Tables of Iceberg, ``namespace.name``, each with a folder. Needs ``pip install 'dagster-flinkpy[iceberg]'``.
+
+    Transactions of assets write the columns ``dagster_asset_key`` and ``dagster_partition_key``.
+    """
+
+    catalog: str = Field(default="default", description="The name of the catalog.")
+    properties: dict[str, str] = Field(
+        default_factory=dict,
+        description="Settings of the catalog, as pyiceberg knows them. Default: those in ~/.pyiceberg.yaml or the "
+        "environment, where passwords belong.",
+    )
+
+    def sink(self, table: str, **options: Any) -> IcebergSink:
+        """Returns a sink into a table. The arguments are those of `IcebergSink`."""
+        from dagster_flinkpy.connectors import IcebergSink
+
+        properties = {name: resolved(value, name) for name, value in self.properties.items()}
+        location = self.location().child(table)
+        return IcebergSink(table, location, catalog=self.catalog, properties=properties, **options)
 
 
 class PostgresSinkResource(TwoPhaseCommitSinkResource):

@@ -11,8 +11,9 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
-from dagster_flinkpy.connectors import DeltaSink, ParquetSink, PostgresSink
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
 from dagster_flinkpy.connectors.delta_table import _storage_options
 from dagster_flinkpy.connectors.output_ledger import Stages
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
@@ -95,6 +96,24 @@ class Delta(Target):
         if not DeltaTable.is_deltatable(location.url, _storage_options(location)):
             return []
         table = DeltaTable(location.url, storage_options=_storage_options(location)).to_pyarrow_table()
+        columns = (table[name].to_pylist() for name in ("dagster_asset_key", "dagster_partition_key", "n"))
+        return _sorted(zip(*columns, strict=True))
+
+
+class Iceberg(Target):
+    table = "main.t"
+
+    def sink(self) -> IcebergSink:
+        database = self.location.url.removeprefix("file://") + "/catalog.db"
+        properties = {"type": "sql", "uri": f"sqlite:///{database}"}
+        return IcebergSink(self.table, self.location.child(self.table), catalog="test", properties=properties)
+
+    def rows(self) -> Rows:
+        sink = self.sink()
+        catalog = load_catalog("test", **sink.properties)
+        if not catalog.table_exists(self.table):
+            return []
+        table = catalog.load_table(self.table).scan().to_arrow()
         columns = (table[name].to_pylist() for name in ("dagster_asset_key", "dagster_partition_key", "n"))
         return _sorted(zip(*columns, strict=True))
 

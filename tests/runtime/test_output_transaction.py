@@ -30,7 +30,7 @@ from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_jobs import dying
 from tests.connectors.test_postgres_sink import Crash
-from tests.runtime.outputs import Delta, Files, Postgres, Target, write
+from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target, write
 
 
 @pytest.fixture(autouse=True)
@@ -38,14 +38,15 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_retries, "_sleep", lambda seconds: None)
 
 
-@pytest.fixture(params=["files", "s3", "delta", "postgres"])
+@pytest.fixture(params=["files", "s3", "delta", "iceberg", "postgres"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     if request.param == "s3":
         return Files(request.getfixturevalue("s3_location"))
     location = StorageLocation(str(tmp_path))
     if request.param == "postgres":
         return Postgres(location, request.getfixturevalue("postgres"))
-    return Files(location) if request.param == "files" else Delta(location)
+    made: dict[str, type[Target]] = {"files": Files, "delta": Delta, "iceberg": Iceberg}
+    return made[request.param](location)
 
 
 @pytest.fixture
