@@ -68,7 +68,7 @@ def run(snippets: list[Snippet], name: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "__main__", module)
     for snippet in snippets:
         printed = StringIO()
-        code = compile("\n" * (snippet.line - 1) + snippet.code, name, "exec")
+        code = compile("\n" * (snippet.line - 1) + snippet.code, name, "exec", dont_inherit=True)
         with redirect_stdout(printed):
             exec(code, vars(module))
         assert printed.getvalue() == snippet.output, f"{name}, line {snippet.line}"
