@@ -1,4 +1,4 @@
-"""Whole jobs into Delta Lake and PostgreSQL: tolerated failures, and partitions that run again."""
+"""Whole jobs into Delta Lake, Iceberg and PostgreSQL: tolerated failures, and partitions that run again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common import WatermarkStrategy
-from dagster_flinkpy.connectors import DeltaSink
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink
 from dagster_flinkpy.datastream.connectors.base import Source, TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
@@ -26,7 +27,7 @@ from tests.runtime.programs import EVENT, environment, events
 Target = tuple[Callable[..., TwoPhaseCommittingSink], Callable[[], list[Any]]]
 
 
-@pytest.fixture(params=["delta", "postgres"])
+@pytest.fixture(params=["delta", "iceberg", "postgres"])
 def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
     """Returns what makes a sink, and what reads its table."""
     if request.param == "delta":
@@ -38,6 +39,15 @@ def target(request: pytest.FixtureRequest, tmp_path: Path) -> Target:
             return sorted(zip(*(columns[name] for name in names), strict=True))
 
         return lambda **options: DeltaSink(table, **options), rows
+    if request.param == "iceberg":
+        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+
+        def found() -> list[Any]:
+            columns = load_catalog("default", **catalog).load_table("db.t").scan().to_arrow().to_pydict()
+            names = [name for name in ("value", "day") if name in columns]
+            return sorted(zip(*(columns[name] for name in names), strict=True))
+
+        return lambda **options: IcebergSink("db.t", str(tmp_path / "t"), properties=catalog, **options), found
     database = request.getfixturevalue("database")
     database.create("key text, time bigint, value bigint, day text")
     return database.sink, lambda: database.sql("SELECT value, day FROM {}.t ORDER BY value")
