@@ -8,8 +8,12 @@ from dagster_flinkpy.checkpoint.json_values import Json, extra_fields, integer, 
 from dagster_flinkpy.checkpoint.operator_program import OperatorProgram
 from dagster_flinkpy.state.handles import KeyedSnapshot, OperatorStateHandle
 from dagster_flinkpy.state.state_files import files_of
+from dagster_flinkpy.storage.object_store import check_relative
 
-__all__ = ["OperatorState", "SubtaskState"]
+__all__ = ["EXCHANGE_FOLDER", "OperatorState", "SubtaskState"]
+
+EXCHANGE_FOLDER = "exchange"
+"""The folder of a job's blocking edges, below its prefix."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,8 @@ class OperatorState:
     """State of the operator's coordinator, such as a source's split enumerator."""
     subtasks: tuple[SubtaskState, ...] = ()
     """All subtasks in order of their index, or empty."""
+    in_flight: tuple[Json, ...] = ()
+    """What the operator before a blocking edge has written and this one has not read, by epoch, the oldest first."""
     program: OperatorProgram | None = None
     """What the operator did; None if unknown, as in checkpoints of older releases."""
     extra: dict[str, Json] = field(default_factory=dict)
@@ -113,7 +119,8 @@ class OperatorState:
     @property
     def has_state(self) -> bool:
         """Whether it has anything that could be lost."""
-        return self.coordinator_state is not None or any(subtask.has_state for subtask in self.subtasks)
+        subtasks = any(subtask.has_state for subtask in self.subtasks)
+        return self.coordinator_state is not None or bool(self.in_flight) or subtasks
 
     @property
     def state_bytes(self) -> int:
@@ -122,7 +129,19 @@ class OperatorState:
 
     def files(self) -> set[str]:
         """Returns the paths of the state files, relative to the prefix of the job (or of the savepoint)."""
-        return {path for subtask in self.subtasks for path in subtask.files()}
+        return {path for subtask in self.subtasks for path in subtask.files()} | self.segments()
+
+    def segments(self) -> set[str]:
+        """Returns the paths of the segments of a blocking edge that it has not read, as in :meth:`files`.
+
+        Raises:
+            PathEscapesPrefixError: A path leads outside the prefix.
+        """
+        return {
+            check_relative(f"{EXCHANGE_FOLDER}/{output['edge']}/{segment['key']}")
+            for output in self.in_flight
+            for segment in output["segments"]
+        }
 
     def to_json(self) -> dict[str, Json]:
         """Encodes it for ``_metadata``."""
@@ -136,6 +155,8 @@ class OperatorState:
         }
         if self.coordinator_state is not None:
             data["coordinator_state"] = self.coordinator_state
+        if self.in_flight:
+            data["in_flight"] = list(self.in_flight)
         if self.program is not None:
             data["program"] = self.program.to_json()
         return data
@@ -150,6 +171,7 @@ class OperatorState:
             max_parallelism=integer(data["max_parallelism"]),
             coordinator_state=data.get("coordinator_state"),
             subtasks=tuple(map(SubtaskState.from_json, data["subtasks"])),
+            in_flight=sequence(data.get("in_flight", [])),
             program=OperatorProgram.from_json(data["program"]) if "program" in data else None,
             extra=extra_fields(cls, data),
         )

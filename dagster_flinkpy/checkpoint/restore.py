@@ -68,6 +68,8 @@ class OperatorAssignment:
     subtasks: tuple[SubtaskAssignment, ...]
     """One assignment per subtask, in order."""
     coordinator_state: Any | None = None
+    in_flight: tuple[Any, ...] = ()
+    """What it reads first: segments of a blocking edge, which any parallelism can read."""
     restored: bool = False
     """Whether the checkpoint contains the operator."""
 
@@ -325,6 +327,7 @@ def _restored(spec: RestoreTarget, stored: OperatorState, what: str) -> Operator
             for index in range(spec.parallelism)
         ),
         coordinator_state=stored.coordinator_state,
+        in_flight=stored.in_flight,
         restored=True,
     )
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Any
 
 from dagster_flinkpy.checkpoint.head import read_head
+from dagster_flinkpy.checkpoint.json_values import Json
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata, fetch_metadata
-from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, OperatorState, SubtaskState
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
@@ -85,6 +86,7 @@ def write_savepoint(
     try:
         if not native:
             operators = tuple(replace(o, subtasks=copy_files(o.subtasks, source, store)) for o in metadata.operators)
+            _copy({path: sha256_of(path) for o in operators for path in o.segments()}, source, store)
             savepoint = replace(savepoint, operators=operators)
         store.put(METADATA_NAME, savepoint.to_bytes(), if_none_match=True)
         if native and ((head := read_head(source)) is None or metadata.checkpoint_id not in head[0].kept):
@@ -193,12 +195,20 @@ def import_savepoint(
             "own checkpoint directory."
         )
     checksums = _checksums(subtask for operator in metadata.operators for subtask in operator.subtasks)
+    checksums |= {path: sha256_of(path) for operator in metadata.operators for path in operator.segments()}
     _copy(checksums, files or source, job, written_by)
     properties = {name: value for name, value in metadata.properties.items() if name != _FORMAT_TYPE}
     metadata = replace(metadata, properties=properties)  # the job owns the files now
     if not written_by:
         return metadata
-    operators = (replace(o, subtasks=tuple(_renamed(s, written_by) for s in o.subtasks)) for o in metadata.operators)
+    operators = (
+        replace(
+            o,
+            subtasks=tuple(_renamed(s, written_by) for s in o.subtasks),
+            in_flight=tuple(_segments_renamed(output, written_by) for output in o.in_flight),
+        )
+        for o in metadata.operators
+    )
     return replace(metadata, operators=tuple(operators))
 
 
@@ -292,6 +302,20 @@ def _renamed(subtask: SubtaskState, written_by: str) -> SubtaskState:
     )
 
 
+def _segments_renamed(output: Json, written_by: str) -> Json:
+    segments = [{**segment, "key": _segment_key(segment["key"], written_by)} for segment in output["segments"]]
+    return {**output, "segments": segments}
+
+
+def _segment_key(path: str, written_by: str) -> str:
+    """Returns the new path of a segment: the names of the last folder and of the file differ."""
+    folder, _, name = path.rpartition("/")
+    parent, slash, _ = folder.rpartition("/")
+    token, _, checkpoint_id = written_by.partition("-")
+    # The execution that wrote it does not matter any more, and two segments with the same content are the same.
+    return f"{parent}{slash}{int(token):010d}-{int(checkpoint_id):010d}/{sha256_of(name)}.arrow"
+
+
 def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore, written_by: str = "") -> None:
     def copy(path: str) -> None:
         try:
@@ -301,7 +325,10 @@ def _copy(checksums: Mapping[str, str], source: ObjectStore, target: ObjectStore
         if hashlib.sha256(data).hexdigest() != checksums[path]:
             raise CorruptStateError(f"{source.url}/{path} is damaged: its content does not match its checksum")
         with suppress(PreconditionFailedError):  # named by content, so an existing file is the same
-            name = state_file(checksums[path], written_by) if written_by else path
+            name = path
+            if written_by:
+                segment = path.startswith(f"{EXCHANGE_FOLDER}/")
+                name = _segment_key(path, written_by) if segment else state_file(checksums[path], written_by)
             target.put(name, data, if_none_match=True)
 
     with ThreadPoolExecutor(max_workers=_THREADS) as threads:

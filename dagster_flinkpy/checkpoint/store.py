@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,6 +29,7 @@ from dagster_flinkpy.checkpoint.counter import COUNTER_KEY, Counter, read_counte
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.leadership import take_lead
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointMetadata, fetch_metadata
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd, PartitionRetention
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.traces import (
@@ -58,7 +59,9 @@ _ADVICE = (
     "Restore another checkpoint or a savepoint with restore_from; 'flinkpy checkpoints list' and 'flinkpy checkpoints "
     "recover' show which ones exist"
 )
-_WRITTEN_BY = re.compile(r"shared/(\d+)-\d+-[0-9a-f]{64}\.parquet")
+_WRITTEN_BY = re.compile(
+    rf"shared/(\d+)-\d+-[0-9a-f]{{64}}\.parquet|{EXCHANGE_FOLDER}/.+/(\d+)-\d+/[^/]+\.arrow", re.DOTALL
+)
 
 
 class EntryStatus(str, Enum):
@@ -484,6 +487,16 @@ class CompletedCheckpointStore:
         if unused := {path for path in candidates if path not in attempt.registry}:
             _delete(self.store, unused - self._named_by_savepoints(attempt))
 
+    def unnamed(self, attempt: Attempt, paths: Collection[str]) -> set[str]:
+        """Returns which of some paths no kept checkpoint and no native savepoint names.
+
+        Raises:
+            CorruptMetadataError: One of them cannot be read, so the files that it needs are unknown.
+            ObjectNotFoundError: A kept checkpoint is gone.
+        """
+        self._register(attempt, attempt.head.kept)
+        return {path for path in paths if path not in attempt.registry} - self._named_by_savepoints(attempt)
+
     def delete_checkpoints(self, attempt: Attempt) -> None:
         """Deletes all completed checkpoints that the job owns. Ids and tokens keep growing.
 
@@ -567,14 +580,14 @@ def _claimed(head: Head) -> tuple[int, ...]:
 
 
 def _delete(store: ObjectStore, files: Iterable[str]) -> None:
-    # Handles come from metadata, so only shared state files are deleted, whatever the metadata names.
-    store.delete_many(sorted(path for path in files if path.startswith(SHARED_FOLDER)))
+    # Handles come from metadata, so only shared state files and segments are deleted, whatever the metadata names.
+    store.delete_many(sorted(path for path in files if path.startswith((SHARED_FOLDER, f"{EXCHANGE_FOLDER}/"))))
 
 
 def _written_by(path: str) -> int | None:
     """Returns the token of the attempt that wrote a state file, if its name has one."""
     match = _WRITTEN_BY.fullmatch(path)
-    return None if match is None else int(match[1])
+    return None if match is None else int(match[1] or match[2])
 
 
 def _key(checkpoint_id: int) -> str:

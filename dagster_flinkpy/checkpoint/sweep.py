@@ -9,10 +9,11 @@ from itertools import islice
 
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.requests import REQUESTS_FOLDER
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore, EntryStatus
 from dagster_flinkpy.checkpoint.stored_savepoints import list_savepoints
-from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER, SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
+from dagster_flinkpy.checkpoint.traces import SAVEPOINT_PREFIX, SHARED_FOLDER, head_of_job
 from dagster_flinkpy.errors import ConfigurationError, CorruptMetadataError, ObjectNotFoundError
 from dagster_flinkpy.storage.object_store import ObjectInfo, ObjectStore
 
@@ -47,7 +48,7 @@ def sweep(
     Requests whose asker has not fetched the answer are deleted, too.
 
     It may be called at any time, even while the job runs: the files of a running epoch are younger than the grace time
-    until a checkpoint names them. Segments of blocking edges, and rows of Spark DataFrames, are only needed until the
+    until a checkpoint names them. So are segments of blocking edges; rows of Spark DataFrames are only needed until the
     checkpoint of their epoch is complete, and no checkpoint names them. Objects are listed page by page and deleted in
     batches; only the names in the retained checkpoints are held in memory.
 
@@ -79,7 +80,7 @@ def sweep(
     checkpoints = tuple(sorted(set(stale) - kept))
     # Files are deleted before the metadata, which still shows after a crash that they were orphans of a checkpoint.
     orphans.delete(info for info in store.list(SHARED_FOLDER) if info.key not in named)
-    orphans.delete(store.list(f"{EXCHANGE_FOLDER}/"))
+    orphans.delete(info for info in store.list(f"{EXCHANGE_FOLDER}/") if info.key not in named)
     orphans.delete(info for info in store.list("chk-") if f"{info.key.partition('/')[0]}/" not in folders)
     for folder in store.list_folders(SAVEPOINT_PREFIX):
         # A savepoint gets its metadata last. One without metadata was not finished, or its files were claimed.

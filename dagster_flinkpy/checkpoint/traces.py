@@ -19,7 +19,6 @@ from dagster_flinkpy.storage.object_store import ObjectStore
 
 __all__ = [
     "CHECKPOINT_FOLDER",
-    "EXCHANGE_FOLDER",
     "SAVEPOINT_PREFIX",
     "SHARED_FOLDER",
     "STATISTICS_KEY",
@@ -31,8 +30,6 @@ __all__ = [
 
 SHARED_FOLDER = "shared/"
 """The folder of a job's state files, below its prefix."""
-EXCHANGE_FOLDER = "exchange"
-"""The folder of a job's blocking edges, below its prefix."""
 SAVEPOINT_PREFIX = "savepoint-"
 """Prefix of the names of savepoint folders below the job's prefix."""
 STATISTICS_KEY = "statistics"

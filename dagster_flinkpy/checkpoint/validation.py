@@ -27,6 +27,7 @@ _PARTS = (
     *("parts of in-flight data", "operator states", "partitions of operator state", "types of operator state"),
     *("keyed states", "tables", "tables with time to live", "runs", "rows", "tombstones", "appended rows"),
     *("runs of fired timers", "types of values"),
+    *("epochs in flight", "segments in flight"),
 )
 
 
@@ -42,6 +43,8 @@ def validate(operators: Sequence[OperatorState]) -> None:
         if not 1 <= operator.parallelism <= operator.max_parallelism <= UPPER_BOUND_MAX_PARALLELISM:
             raise ValueError(f"{where} has parallelism {operator.parallelism} of at most {operator.max_parallelism}")
         _validate_subtasks(where, operator)
+        for output in operator.in_flight:
+            _validate_in_flight(where, output)
         _unique(f"split of {where}", [split_id for s in operator.subtasks if s.splits for split_id in _split_ids(s)])
 
 
@@ -71,6 +74,15 @@ def _validate_subtasks(where: str, operator: OperatorState) -> None:
                 raise ValueError(f"{name} has raw keyed state of key group {foreign[0]!r}, which is not its own")
         if subtask.keyed is not None:
             _validate_keyed(name, operator, own, subtask.keyed)
+
+
+def _validate_in_flight(where: str, output: Mapping[str, Any]) -> None:
+    numbers = [output["checkpoint_id"]]
+    numbers += [segment[name] for segment in output["segments"] for name in ("subtask", "bytes", "rows")]
+    watermark = output["watermark"]
+    fits = all(type(number) is int and number >= 0 for number in numbers)
+    if not fits or type(output["end_of_input"]) is not bool or not (watermark is None or type(watermark) is int):
+        raise ValueError(f"{where} has in-flight data of a blocking edge that is not described as it should be")
 
 
 def _validate_keyed(where: str, operator: OperatorState, own: KeyGroupRange, keyed: KeyedSnapshot) -> None:
@@ -164,6 +176,8 @@ def _parts(operator: OperatorState) -> dict[str, int]:
     counts = dict.fromkeys(_PARTS, 0)
     counts["subtasks"] = len(operator.subtasks)
     counts["coordinator states"] = int(operator.coordinator_state is not None)
+    counts["epochs in flight"] = len(operator.in_flight)
+    counts["segments in flight"] = sum(len(output["segments"]) for output in operator.in_flight)
     for subtask in operator.subtasks:
         counts["watermarks"] += subtask.watermark is not None
         counts["splits"] += len(subtask.splits)

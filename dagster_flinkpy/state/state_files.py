@@ -50,8 +50,8 @@ def file_of(partition: Json) -> str | None:
 
 
 def sha256_of(path: str) -> str:
-    """Returns the checksum in the path of a file of operator state."""
-    return path.removesuffix(".parquet")[-64:]
+    """Returns the checksum in the path of a state file or of a segment of a blocking edge."""
+    return path.removesuffix(".parquet").removesuffix(".arrow")[-64:]
 
 
 def files_of(partitions: Iterable[Json]) -> set[str]:

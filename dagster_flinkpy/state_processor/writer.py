@@ -328,7 +328,7 @@ def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _O
     stored = open_checkpoint(path if isinstance(path, StorageLocation) else StorageLocation(path))
     metadata = stored.metadata
     for operator in metadata.operators:
-        if any(subtask.channel_state for subtask in operator.subtasks):
+        if operator.in_flight or any(subtask.channel_state for subtask in operator.subtasks):
             raise RestoreError(
                 f"operator {operator.uid!r} has in-flight data in {metadata.kind.value} {metadata.checkpoint_id} of "
                 f"job {metadata.job_id!r}, an unaligned checkpoint, which only its own job can restore. Take one with "

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,19 @@ def deep(opening: bytes, closing: bytes) -> bytes:
     return sealed(body.replace(b'"HERE"', opening * 1_000_000 + b"1" + closing * 1_000_000))
 
 
+def in_flight(without: Collection[str] = (), **fields: Any) -> bytes:
+    """Returns metadata without an inventory, whose first operator has not read a segment."""
+    segment = {"subtask": 0, "key": "1-1/x.arrow", "bytes": 1, "rows": 1}
+    output = {"edge": "up", "checkpoint_id": 1, "segments": [segment], "watermark": 1, "end_of_input": False, **fields}
+    kept = {name: value for name, value in output.items() if name not in without}
+    return changed(lambda body: [body.pop("inventory"), body["operators"][0].update(in_flight=[kept])])
+
+
+def test_what_is_in_flight_is_read() -> None:
+    (output,) = CheckpointMetadata.from_bytes(in_flight(), "chk-1").operators[0].in_flight
+    assert output["segments"][0]["key"] == "1-1/x.arrow"
+
+
 BAD: dict[str, bytes] = {
     "empty": b"",
     "truncated": GOOD.to_bytes()[:-1],
@@ -146,6 +159,10 @@ BAD: dict[str, bytes] = {
     "a run of fewer key groups": changed(lambda body: run_of(body).update(key_groups=[0, 1])),
     "a run of fewer key groups and rows": changed(lambda body: run_of(body).update(key_groups=[0, 1], rows=4)),
     "key groups narrowed": changed(lambda body: keyed_of(body).update(key_groups=[0, 1])),
+    "what is in flight has no watermark": in_flight({"watermark"}),
+    "what is in flight is of no epoch": in_flight(checkpoint_id=-1),
+    "a segment in flight has no size": in_flight(segments=[{"subtask": 0, "key": "1-1/x.arrow", "rows": 1}]),
+    "a segment in flight leads out": in_flight(edge="../../up"),
     "the position of a source is missing": changed(lambda body: body["operators"][0].pop("coordinator_state")),
     "splits are missing": changed(lambda body: body["operators"][0]["subtasks"][0].pop("splits")),
     "a split twice": changed(

@@ -6,13 +6,13 @@ on to the regions behind the edge. So these read exactly what was acknowledged, 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.common.watermark_strategy import MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import (
@@ -23,12 +23,12 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.datastream.connectors.blocking_edge import BlockingEdgeSink, BlockingEdgeSource
-from dagster_flinkpy.errors import RestoreError, StorageError
+from dagster_flinkpy.errors import CorruptMetadataError, RestoreError, StorageError
 from dagster_flinkpy.runtime.blocking.segments import SegmentWriter, deal_out, open_segments
 from dagster_flinkpy.runtime.task.watermark_valve import WatermarkValve
 from dagster_flinkpy.storage import StorageLocation
 
-__all__ = ["BlockingEdgeEnumerator", "BlockingEdgeWriter", "EdgeOutput", "EdgeSegments"]
+__all__ = ["BlockingEdgeEnumerator", "BlockingEdgeWriter", "EdgeInputs", "EdgeOutput", "EdgeSegments"]
 
 
 class BlockingEdgeWriter(CommittingSinkWriter):
@@ -83,6 +83,22 @@ class EdgeOutput:
             all(part["end_of_input"] for _, part in parts),
         )
 
+    def to_json(self, sink_uid: str) -> Json:
+        """Encodes it for a checkpoint that names it, because it was not read before the barrier."""
+        return {
+            "edge": sink_uid,
+            "checkpoint_id": self.checkpoint_id,
+            "segments": list(self.segments),
+            "watermark": self.watermark,
+            "end_of_input": self.end_of_input,
+        }
+
+    @staticmethod
+    def from_json(data: Json) -> EdgeOutput:
+        """Decodes what :meth:`to_json` returned."""
+        segments, ended = tuple(data["segments"]), data["end_of_input"]
+        return EdgeOutput(data["checkpoint_id"], segments, data["watermark"], ended)
+
 
 def _watermark(times: Sequence[Mapping[str, Json]]) -> int | None:
     """Combines the watermarks of all subtasks, as an input gate does."""
@@ -97,15 +113,19 @@ def _watermark(times: Sequence[Mapping[str, Json]]) -> int | None:
     return None if valve.watermark == MIN_WATERMARK else valve.watermark
 
 
-class BlockingEdgeEnumerator(SplitEnumerator):
-    """Assigns what the region before the edge has written in an epoch.
+EdgeInputs = Sequence[Mapping[str, EdgeOutput]]
+"""What a region reads of blocking edges: by epoch in which it was written, and by uid of the sink."""
 
-    The segments of a subtask go to one subtask. Each subtask gets a split, even without segments, because the split
-    carries the watermark.
+
+class BlockingEdgeEnumerator(SplitEnumerator):
+    """Assigns what the region before the edge has written, in one epoch or in several.
+
+    The segments of a subtask go to one subtask. Each subtask gets a split for each epoch, even without segments,
+    because the split carries the watermark.
 
     Args:
         source: The source side of the edge.
-        restored: State of an earlier enumerator, which must be empty: at a barrier everything before it has been read.
+        restored: State of an earlier enumerator, which must be empty: the region keeps what it has not read.
 
     Raises:
         RestoreError: An earlier release wrote the state.
@@ -119,22 +139,26 @@ class BlockingEdgeEnumerator(SplitEnumerator):
                 "(start_empty, or another checkpoint directory), or finish the jobs with that release."
             )
         self._source = source
-        self._output: EdgeOutput | None = None
+        self._outputs: Sequence[EdgeOutput] = ()
+        self._ended = False
 
     @property
     def sink_uid(self) -> str:
         """The uid of the sink that writes what it reads."""
         return self._source.sink_uid
 
-    def receive(self, output: EdgeOutput) -> None:
-        """Takes what the next epoch reads."""
-        self._output = output
+    def receive(self, outputs: Sequence[EdgeOutput]) -> None:
+        """Takes what the next epoch reads, in its order; nothing if barriers have overtaken all of it."""
+        self._outputs = outputs
+        self._ended = self._ended or any(output.end_of_input for output in outputs)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        output = self._output
-        assert output is not None, "an epoch is planned when its input is there"
-        splits = deal_out(f"{output.checkpoint_id}", self._segments(output), output.watermark, parallelism)
-        return [[split] for split in splits]
+        planned: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        for output in self._outputs:
+            splits = deal_out(f"{output.checkpoint_id}", self._segments(output), output.watermark, parallelism)
+            for subtask, split in zip(planned, splits, strict=True):
+                subtask.append(split)
+        return planned
 
     def _segments(self, output: EdgeOutput) -> Sequence[Json]:
         """Returns the segments that are to be read."""
@@ -145,7 +169,7 @@ class BlockingEdgeEnumerator(SplitEnumerator):
 
     @property
     def exhausted(self) -> bool:
-        return self._output is not None and self._output.end_of_input
+        return self._ended
 
     def snapshot_state(self) -> Json:
         return {}
@@ -167,17 +191,31 @@ class EdgeSegments:
         """Returns whether the job has blocking edges."""
         return bool(self._sink_uids)
 
-    def discard_lingering(self) -> None:
-        """Deletes the segments of earlier attempts, which are dead or fenced."""
-        self._delete("", before=_prefix(self._token, 0))
+    def discard_lingering(self, unnamed: Callable[[Collection[str]], Collection[str]]) -> None:
+        """Deletes the segments of earlier attempts, which are dead or fenced.
 
-    def discard_read(self, checkpoint_id: int) -> None:
-        """Deletes the segments that were read before the barrier of a complete checkpoint."""
-        self._delete(_prefix(self._token, checkpoint_id))
+        Args:
+            unnamed: Returns which of these paths no checkpoint and no native savepoint names.
+        """
+        self._delete("", unnamed, before=_prefix(self._token, 0))
 
-    def _delete(self, prefix: str, before: str | None = None) -> None:
+    def discard_read(self, checkpoint_id: int, named: Collection[str]) -> None:
+        """Deletes the segments of a complete checkpoint's epoch, except those that were not read before its barrier.
+
+        Args:
+            checkpoint_id: The checkpoint.
+            named: The paths that it names. They are deleted with the last checkpoint that names them.
+        """
+        self._delete(_prefix(self._token, checkpoint_id), lambda paths: [path for path in paths if path not in named])
+
+    def _delete(
+        self, prefix: str, unnamed: Callable[[Collection[str]], Collection[str]], before: str | None = None
+    ) -> None:
         for uid in self._sink_uids:
             store = open_segments(self._location, uid)
-            with suppress(StorageError):  # the next attempt or sweep deletes what remains
-                keys = [info.key for info in store.list(prefix)]
-                store.delete_many([key for key in keys if before is None or key < before])
+            # The next attempt or sweep deletes what remains.
+            with suppress(StorageError, CorruptMetadataError):
+                found = [info.key for info in store.list(prefix)]
+                paths = {f"{EXCHANGE_FOLDER}/{uid}/{key}": key for key in found if before is None or key < before}
+                if paths:
+                    store.delete_many([paths[path] for path in unnamed(paths)])

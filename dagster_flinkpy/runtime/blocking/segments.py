@@ -6,6 +6,7 @@ the execution of the task that wrote it. So a reader sees exactly the segments t
 
 from __future__ import annotations
 
+import hashlib
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -73,7 +74,7 @@ class SegmentWriter:
     def _send(self) -> None:
         self._stream.close()
         data = self._buffer.getvalue().to_pybytes()
-        key = f"{self._name}.{len(self._segments):04d}.arrow"
+        key = f"{self._name}.{len(self._segments):04d}-{hashlib.sha256(data).hexdigest()}.arrow"
         self._store.put(key, data)
         self._segments.append({"key": key, "bytes": len(data), "rows": self._rows})
         self._rows = 0

@@ -13,6 +13,7 @@ from dagster_flinkpy.checkpoint.operator_states import OperatorState
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
+from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec
 
 __all__ = ["CheckpointContents"]
 
@@ -35,6 +36,7 @@ class CheckpointContents:
         self.repeated: int | None = None
         """The last checkpoint that has the state of the one before it."""
         self._graph, self._job_id, self._token = graph, job_id, fencing_token
+        self._edges = {v.uid for v in graph.vertices if isinstance(v.spec, BlockingEdgeSourceSpec)}
         # An operator without an explicit uid has a generated one, which another operator may have tomorrow.
         self._programs = {v.uid: operator_program(graph, v.uid) for v in graph.vertices if v.uid_set}
 
@@ -52,8 +54,9 @@ class CheckpointContents:
                 name=v.name,
                 parallelism=v.parallelism,
                 max_parallelism=v.max_parallelism,
-                coordinator_state=write.coordinator_states.get(v.uid),
+                coordinator_state=None if v.uid in self._edges else write.coordinator_states.get(v.uid),
                 subtasks=write.states[v.uid],
+                in_flight=tuple(write.coordinator_states.get(v.uid, ())) if v.uid in self._edges else (),
                 program=self._programs.get(v.uid),
             )
             for v in self._graph.vertices

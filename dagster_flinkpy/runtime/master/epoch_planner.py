@@ -15,7 +15,7 @@ from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSinkSpec, BlockingEdgeSourceSpec
-from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob, SubtaskInput
 from dagster_flinkpy.runtime.master.job_config import JobConfig
 from dagster_flinkpy.runtime.master.partition_input import of_partition
@@ -71,6 +71,8 @@ class EpochPlanner:
         self._context = context
         self._continues_from = None if restored is None else restored.checkpoint_id
         uids = {v.uid for v in graph.vertices}
+        self.in_flight = _in_flight(plan, self.edge_sources)
+        """What the restored checkpoint names of the edges that the region reads."""
         self._inputs = {task: i for task, i in inputs_of_plan(plan).items() if task[0] in uids} if plan else {}
         self._ended = restored is not None and restored.end_of_input
         self._states = {0: (self._continues_from, self._inputs, self._ended)}
@@ -85,15 +87,13 @@ class EpochPlanner:
         self._program, self.partition = of_partition(self._graph, partition), partition
         self.splits = SplitPlanner(self._program, {}, self._context, whole=True)
 
-    def plan(
-        self, checkpoint_id: int, before: Epoch | None, inputs: Mapping[str, EdgeOutput], *, drain: bool = False
-    ) -> Epoch:
+    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool = False) -> Epoch:
         """Plans the input up to a barrier.
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
             before: The previous epoch of the same Spark job, which has not run yet, or None.
-            inputs: What the regions before this one have written in the epoch, by uid of the sink.
+            inputs: What it reads of blocking edges, in its order, by uid of the sink.
             drain: Whether the sources read nothing, and all input ends.
 
         Raises:
@@ -105,12 +105,12 @@ class EpochPlanner:
         self.ended[checkpoint_id] = self.splits.ends(epoch)
         return epoch
 
-    def replan(self, epoch: Epoch, inputs: Mapping[str, EdgeOutput]) -> Epoch:
+    def replan(self, epoch: Epoch, inputs: EdgeInputs) -> Epoch:
         """Returns an epoch again that reads what the regions before this one have written anew.
 
         Args:
             epoch: The epoch. Splits of sources stay as they are.
-            inputs: What they have written in the epoch, by uid of the sink.
+            inputs: What it reads of blocking edges, in its order, by uid of the sink.
         """
         return replace(epoch, splits={**epoch.splits, **self.splits.plan_edges(inputs)})
 
@@ -172,3 +172,12 @@ class EpochPlanner:
     def forget_before(self, checkpoint_id: int) -> None:
         """Forgets the states before a checkpoint that is complete."""
         self._states = {number: state for number, state in self._states.items() if number >= checkpoint_id}
+
+
+def _in_flight(plan: RestorePlan | None, edge_sources: Mapping[str, str]) -> EdgeInputs:
+    outputs: dict[int, dict[str, EdgeOutput]] = {}
+    for uid, sink in edge_sources.items():
+        for stored in plan.operators[uid].in_flight if plan is not None else ():
+            output = EdgeOutput.from_json(stored)
+            outputs.setdefault(output.checkpoint_id, {})[sink] = output
+    return [outputs[checkpoint_id] for checkpoint_id in sorted(outputs)]

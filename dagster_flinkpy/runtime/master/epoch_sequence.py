@@ -14,12 +14,13 @@ class EpochSequence:
     """How far the current request has come.
 
     Args:
-        sources: The regions whose epochs begin when a checkpoint is triggered.
-        readers: The regions that read input from outside the job.
+        regions: The regions of the job.
     """
 
-    def __init__(self, sources: Sequence[RegionExecution], readers: Sequence[RegionExecution]) -> None:
-        self._sources, self._readers = tuple(sources), tuple(readers)
+    def __init__(self, regions: Sequence[RegionExecution]) -> None:
+        self._sources = tuple(region for region in regions if not region.before)
+        self._readers = tuple(region for region in regions if region.planner.splits.uids)
+        self._followers = tuple(region for region in regions if region.before)
         self.request: EpochRequest | None = None
         """The current request, or the last one."""
         self.enough = True
@@ -53,9 +54,15 @@ class EpochSequence:
             return False
         if self.batch is None or self.request is None:
             return True
-        more = self.batch.has_more_behind(self._readers, until_idle=self.request.until_idle)
+        more = self.batch.has_more_behind(self._readers, self._followers, until_idle=self.request.until_idle)
         self.enough |= more is False
         return more is True
+
+    @property
+    def unread(self) -> bool:
+        """Whether barriers have overtaken records, for which no input need come."""
+        batch = self.batch
+        return batch is not None and any(each.has_unread(batch.checkpoint_ids[-1]) for each in self._followers)
 
     def followed(self) -> bool:
         """Returns True once for epochs that are running, as soon as it is certain that others follow if they succeed.
@@ -101,11 +108,18 @@ class EpochSequence:
     def on_planned(self) -> bool:
         """Takes note that an epoch is planned. Returns whether its Spark job reads another one, too."""
         batch, request = self.batch, self.request
-        if batch is None or request is None or batch.closed or not all(each.all_planned for each in self._sources):
+        if batch is None or request is None or batch.ends is not None:
             return False
-        ended = all(region.planner.ended[batch.checkpoint_ids[-1]] for region in self._sources)
+        last = batch.checkpoint_ids[-1]
+        if not all(last in each.planner.ended for each in self._sources):
+            return False
+        ended = all(each.planner.ended[last] for each in self._sources)
+        if batch.closed or not all(each.all_planned for each in self._sources):
+            batch.ends = ended if batch.closed else None
+            return False
         another = self.iterating and not self.at_limit and not ended
         batch.closed = not another or len(batch.checkpoint_ids) >= request.barriers
+        batch.ends = ended if batch.closed else None
         return not batch.closed
 
     def count(self, checkpoint_ids: Sequence[int]) -> int:

@@ -26,11 +26,11 @@ from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
 from dagster_flinkpy.checkpoint.instructions import WriteMetadata
 from dagster_flinkpy.checkpoint.metadata import STOPPED, CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.partitions import PartitionEnd
 from dagster_flinkpy.checkpoint.restore import RestorePlan
 from dagster_flinkpy.checkpoint.statistics import CheckpointStatistics
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
-from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
 from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.common.job_status import JobStatus
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
@@ -266,7 +266,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         self._regions = JobRegions(
             self.graph, self.config, self.token, self._run_id, start, plan, self._spark, self._progress
         )
-        self._regions.discard_lingering(self._watchdog)
+        self._regions.discard_lingering(self._watchdog, partial(self._store.unnamed, self._attempt))
         self._contents = CheckpointContents(self.graph, self.config.job_id, self.token, start)
         self._coordinator = CheckpointCoordinator(
             self.config.job_id,
@@ -312,6 +312,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
                 slots=self._slots,
                 failover=self._failover,
                 timeline=timeline,
+                now=_now,
             ),
             self._failover,
             steps,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
@@ -39,6 +39,7 @@ from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetada
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import (
     CommitFinished,
+    CoordinatorSnapshotted,
     JobStatusChanged,
     MetadataWriteFailed,
     PeriodicTick,
@@ -85,7 +86,7 @@ class JobMaster:
         on_completed: Called with each checkpoint once HEAD names it.
         abort_lingering: Aborts open transactions that no checkpoint names.
         max_ahead: How many checkpoints may be incomplete when the next one is triggered.
-        discard_read: Deletes the segments of an epoch when its checkpoint is complete.
+        discard_read: Deletes the segments of an epoch that a complete checkpoint does not name.
         owner: Who asks for checkpoints, in words for people.
         now: Tells milliseconds since 1970.
         progress: Takes one-line progress messages.
@@ -104,7 +105,7 @@ class JobMaster:
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
         on_completed: Callable[[CheckpointMetadata], object],
         abort_lingering: Callable[[], object],
-        discard_read: Callable[[int], object],
+        discard_read: Callable[[int, Collection[str]], object],
         max_ahead: int,
         owner: str,
         now: Callable[[], int],
@@ -123,7 +124,7 @@ class JobMaster:
         self._requests, self._contents = requests, contents
         self._abort_lingering, self._discard_read = abort_lingering, discard_read
         self._max_ahead, self._owner, self._now, self._progress = max_ahead, owner, now, progress
-        self._epochs = EpochSequence(self._sources, self._readers)
+        self._epochs = EpochSequence(self._regions)
         self._read_up_to = 0
         """The last checkpoint for which all sources have been read."""
         self._incomplete: set[int] = set()
@@ -288,7 +289,7 @@ class JobMaster:
         if now < self._retry_ms or request is None:
             return
         if self._iterating and self._may_trigger():
-            if request.continuous and not self._requests.waiting and not self._takes_over:
+            if request.continuous and not (self._requests.waiting or self._takes_over or self._epochs.unread):
                 self._watch.look()
             elif not request.periodic or (self._requests.waiting and not self.coordinator.pending):
                 self._trigger(request)
@@ -463,6 +464,9 @@ class JobMaster:
         self._chain.outputs.add(region.lane, ended)
         for checkpoint_id, states in sorted(results.acknowledged.items()):
             self._acknowledge(region, checkpoint_id, states)
+        for each in self._regions:
+            for checkpoint_id, uid, in_flight in each.settle():
+                self._drive(CoordinatorSnapshotted(self._now(), checkpoint_id, uid, in_flight))
 
     def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Passes the acknowledgements of all tasks and enumerators of a region to the coordinator."""
@@ -581,7 +585,7 @@ class JobMaster:
             for region in self._regions:
                 region.on_completed(each)
             if len(self._regions) > 1:
-                self._mailbox.submit(Lane.STORE, partial(self._discard_read, each))
+                self._mailbox.submit(Lane.STORE, partial(self._discard_read, each, metadata.files()))
         self._requests.completed(metadata, published.checkpoint_ids)
 
     def _completion(self, metadata: CheckpointMetadata, published: Published) -> Completion:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.checkpoint.pending import CheckpointPlan
 from dagster_flinkpy.checkpoint.restore import RestorePlan
-from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
 from dagster_flinkpy.datastream.connectors.base import SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.datastream.job_graph import JobGraph
@@ -101,6 +101,7 @@ class JobRegions:
         timeline: CheckpointTimeline,
         slots: JobSlots,
         failover: JobFailover,
+        now: Callable[[], int],
     ) -> list[RegionExecution]:
         """Returns the regions for the master; see :class:`JobRunner` for the arguments."""
         regions: list[RegionExecution] = []
@@ -109,7 +110,7 @@ class JobRegions:
                 planner, self.sessions[number], watchdog, run_job, on_results, check_leader, self._progress, timeline
             )
             before = [region for region in regions if region.planner.edge_sinks & {*planner.edge_sources.values()}]
-            regions.append(RegionExecution(runner, Lane.region(number), mailbox, before, slots, failover))
+            regions.append(RegionExecution(runner, Lane.region(number), mailbox, before, slots, failover, now))
         return regions
 
     def checkpoint_plan(self, sinks: Sequence[str], master_hooks: tuple[str, ...]) -> CheckpointPlan:
@@ -121,23 +122,35 @@ class JobRegions:
         """
         tasks = {v.uid: tuple(Subtask(v.uid, i) for i in range(v.parallelism)) for v in self._graph.vertices}
         sources = tuple(uid for planner in self.planners for uid in planner.splits.uids)
+        edges = tuple(uid for planner in self.planners for uid in planner.edge_sources)
         return CheckpointPlan(
             tasks_to_trigger=tuple(t for uid in sources for t in tasks[uid]),
             tasks_to_wait_for=tuple(t for each in tasks.values() for t in each),
             tasks_to_commit=tuple(t for uid in sinks for t in tasks[uid]),
-            coordinators=sources,
+            coordinators=(*sources, *edges),  # of edges: what was not read before the barrier
             master_hooks=master_hooks,
         )
 
-    def discard_lingering(self, watchdog: Watchdog) -> None:
-        """Deletes the segments of earlier attempts."""
-        if self._segments:
-            watchdog.run("deleting the segments of earlier attempts", self._segments.discard_lingering)
+    def discard_lingering(self, watchdog: Watchdog, unnamed: Callable[[Collection[str]], Collection[str]]) -> None:
+        """Deletes the segments of earlier attempts.
 
-    def discard_read(self, watchdog: Watchdog, checkpoint_id: int) -> None:
-        """Deletes the segments that were read before the barrier of a complete checkpoint."""
+        Args:
+            watchdog: Ends the call if the store hangs.
+            unnamed: Returns which of these paths no checkpoint and no native savepoint names.
+        """
+        if self._segments:
+            watchdog.run("deleting the segments of earlier attempts", self._segments.discard_lingering, unnamed)
+
+    def discard_read(self, watchdog: Watchdog, checkpoint_id: int, named: Collection[str]) -> None:
+        """Deletes the segments that were read before the barrier of a complete checkpoint.
+
+        Args:
+            watchdog: Ends the call if the store hangs.
+            checkpoint_id: The checkpoint of their epoch.
+            named: The paths that the complete checkpoint names.
+        """
         with suppress(CheckpointTimeoutError):  # the next attempt deletes what remains
-            watchdog.run("deleting segments that were read", self._segments.discard_read, checkpoint_id)
+            watchdog.run("deleting segments that were read", self._segments.discard_read, checkpoint_id, named)
 
     def end_with(self, checkpoint_id: int) -> bool:
         """Returns whether all input of the job ends with a checkpoint that is not complete yet."""

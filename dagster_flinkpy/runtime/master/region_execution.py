@@ -6,12 +6,14 @@ Only the master's thread calls it. It submits work to the region's lane and neve
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
-from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.common.clock import to_millis
+from dagster_flinkpy.datastream.connectors.base import Json
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
@@ -42,19 +44,30 @@ class EpochBatch:
     """The checkpoints of their barriers, in order."""
     closed: bool
     """Whether no further epoch is added."""
+    ends: bool | None = None
+    """Whether all input of the regions that read no blocking edge ends with them; None if it is not known yet."""
 
-    def has_more_behind(self, readers: Sequence[RegionExecution], *, until_idle: bool) -> bool | None:
+    def has_more_behind(
+        self, readers: Sequence[RegionExecution], followers: Sequence[RegionExecution], *, until_idle: bool
+    ) -> bool | None:
         """Returns whether more input is to be read after these epochs, or None if it is not known yet.
 
         Args:
             readers: The regions that read input from outside the job.
-            until_idle: Whether an epoch that has read nothing is the last one.
+            followers: The regions that read blocking edges.
+            until_idle: Whether an epoch that has read nothing is the last one, unless barriers have overtaken records.
         """
-        known = [region for region in readers if region.acknowledged >= self.checkpoint_ids[-1]]
+        last = self.checkpoint_ids[-1]
+        known = [region for region in readers if region.acknowledged >= last]
         has_input = not until_idle or any(region.has_read for region in known)
         if has_input and not all(region.input_ended for region in known):
             return True
-        return False if len(known) == len(readers) else None
+        if len(known) < len(readers):
+            return None
+        if has_input:
+            return False
+        unread = [region.has_unread(last) for region in followers]
+        return True if True in unread else None if None in unread else False
 
     def will_have_more(self, readers: Sequence[RegionExecution], *, until_idle: bool) -> bool:
         """Returns whether it is known, before these epochs have ended, that there is more input behind them.
@@ -81,6 +94,12 @@ class _RegionEpochs:
     """Whether the enumerators know that they were read."""
     stale: bool = False
     """Whether regions before it may have written what they read anew since they were planned."""
+    since_ms: int = 0
+    """When they were triggered, in milliseconds since 1970."""
+    found: EdgeInputs = ()
+    """What was in flight to the region before them."""
+    reads: Sequence[EdgeInputs] | None = None
+    """What each epoch reads of blocking edges; None if it is not decided yet."""
 
     @property
     def first(self) -> int:
@@ -103,6 +122,7 @@ class RegionExecution:
         before: The regions whose output it reads.
         slots: Tells whether it may run beside the regions that are running.
         failover: Keeps the execution graph.
+        now: Tells milliseconds since 1970.
     """
 
     def __init__(
@@ -113,9 +133,10 @@ class RegionExecution:
         before: Sequence[RegionExecution],
         slots: JobSlots,
         failover: JobFailover,
+        now: Callable[[], int],
     ) -> None:
         self.runner, self.lane, self._mailbox, self.before = runner, lane, mailbox, tuple(before)
-        self._slots, self._failover = slots, failover
+        self._slots, self._failover, self._now = slots, failover, now
         self.at_work = False
         """Whether its lane is planning or running epochs."""
         self.acknowledged = 0
@@ -138,6 +159,12 @@ class RegionExecution:
         self._restarts = 0
         self._to_restart = False
         """Whether it is to run epochs again, and :meth:`restart` has not been called yet."""
+        self._in_flight: EdgeInputs = self.planner.in_flight
+        """What the regions before it have written and it has not read, the oldest first."""
+        self.begun = 0
+        """The last checkpoint for which it reads, or has read, what the regions before it have written."""
+        self._unsettled: _RegionEpochs | None = None
+        """Acknowledged epochs of which it is not known yet what was in flight at their barriers."""
         self._outputs: dict[int, Mapping[str, EdgeOutput]] = {}
         """What it has written to blocking edges, by checkpoint that is not complete yet."""
         self._to_notify: list[int] = []
@@ -168,18 +195,13 @@ class RegionExecution:
         """Whether the epochs of the batch so far are planned."""
         return self._current is not None and len(self._current.planned) == len(self._current.batch.checkpoint_ids)
 
-    @property
-    def begun(self) -> int:
-        """The last checkpoint whose epoch it has begun, or 0."""
-        return self.acknowledged if self._current is None else self._current.last
-
     def has_before(self, checkpoint_id: int) -> bool:
         """Returns whether it runs epochs that are all older than a checkpoint, or such epochs wait."""
         return any(each is not None and each.last < checkpoint_id for each in (self._current, *self._waiting))
 
     def enqueue(self, batch: EpochBatch) -> None:
         """Adds epochs to run when the current ones have ended and the input is there."""
-        self._waiting.append(_RegionEpochs(batch))
+        self._waiting.append(_RegionEpochs(batch, since_ms=self._now()))
 
     def drop_from(self, checkpoint_id: int) -> None:
         """Forgets epochs that do not run yet, unless all of the batch are older than a checkpoint."""
@@ -197,7 +219,7 @@ class RegionExecution:
                 self._mailbox.submit(self.lane, partial(self.runner.notify_complete, number))
             if not self._found:
                 self._to_notify.clear()
-            if not self._waiting or not self._is_ready(self._waiting[0].batch):
+            if not self._waiting or self._unsettled is not None or not self._is_ready(self._waiting[0]):
                 return
             if not self._slots.acquire(self.lane.number):
                 return  # until another region has ended
@@ -224,24 +246,92 @@ class RegionExecution:
         if len(planned) < len(batch.checkpoint_ids):
             checkpoint_id, drain = batch.checkpoint_ids[len(planned)], batch.kind is EpochKind.DRAIN
             last = planned[-1] if planned else None
-            return partial(self.runner.plan, checkpoint_id, last, self._inputs(checkpoint_id), drain=drain)
+            inputs = epochs.reads[len(planned)] if epochs.reads is not None else ()
+            return partial(self.runner.plan, checkpoint_id, last, inputs, drain=drain)
         if not batch.closed:
             return None
         self._failover.graph.switch_to_running(self.lane.number)
-        inputs = {number: self._inputs(number) for number in batch.checkpoint_ids} if epochs.stale else {}
-        return partial(self.runner.run, tuple(planned), self._restarts, rewritten=inputs, was_read=epochs.read)
+        rewritten = dict(zip(batch.checkpoint_ids, epochs.reads or (), strict=True)) if epochs.stale else {}
+        return partial(self.runner.run, tuple(planned), self._restarts, rewritten=rewritten, was_read=epochs.read)
 
-    def _is_ready(self, batch: EpochBatch) -> bool:
-        """Returns whether the regions before have written all that the epochs read."""
+    # --- blocking edges ----------------------------------------------------------------------------------------------
+
+    def _is_ready(self, epochs: _RegionEpochs) -> bool:
+        """Decides what epochs read of blocking edges. Returns False if that is not there yet."""
+        batch = epochs.batch
         if batch.kind is EpochKind.REPEAT or not self.before:
             return True
-        return batch.closed and all(each.acknowledged >= batch.checkpoint_ids[-1] for each in self.before)
+        if not batch.closed or epochs.reads is not None:
+            return batch.closed
+        overtaken = self._overtaken(epochs)
+        if overtaken is True:
+            # One output per epoch, as they were written; the last epoch reads the rest.
+            found, last = self._in_flight, len(batch.checkpoint_ids) - 1
+            epochs.reads = [found[i : i + 1] if i < last else found[i:] for i in range(last + 1)]
+        elif overtaken is False and self._written(epochs):
+            own = [self._input(number) for number in batch.checkpoint_ids]
+            epochs.reads = [[*self._in_flight, own[0]], *([each] for each in own[1:])]
+        else:
+            return False
+        epochs.found = self._in_flight
+        read = (o.checkpoint_id for inputs in epochs.reads for outputs in inputs for o in outputs.values())
+        self.begun = max(self.begun, *read, 0)
+        return True
 
-    def _inputs(self, checkpoint_id: int) -> dict[str, EdgeOutput]:
-        inputs: dict[str, EdgeOutput] = {}
-        for region in self.before:
-            inputs |= region._outputs[checkpoint_id]
-        return inputs
+    def _written(self, epochs: _RegionEpochs) -> bool:
+        """Returns whether the regions before have acknowledged epochs."""
+        return all(each.acknowledged >= epochs.last for each in self.before)
+
+    def _overtaken(self, epochs: _RegionEpochs) -> bool | None:
+        """Returns whether barriers overtake what the regions before write in these epochs; None if it is not known yet.
+
+        An unaligned barrier waits for what the region is reading, but not for what is written meanwhile. It aligns if
+        no later epoch could read what it overtakes.
+        """
+        checkpointing, batch = self.planner.config.checkpointing, epochs.batch
+        if not checkpointing.unaligned or batch.kind is not EpochKind.READ or self.planner.partition is not None:
+            return False
+        if batch.ends is not False:
+            return None if batch.ends is None else False
+        timeout_ms = to_millis(checkpointing.aligned_timeout)
+        if timeout_ms == 0:
+            return True
+        return self._now() > epochs.since_ms + timeout_ms if self._written(epochs) else None
+
+    def _input(self, checkpoint_id: int) -> dict[str, EdgeOutput]:
+        """Returns what the regions before have written in the epoch of a checkpoint."""
+        return {uid: output for region in self.before for uid, output in region._outputs[checkpoint_id].items()}
+
+    def settle(self) -> list[tuple[int, str, list[Json]]]:
+        """Returns what was in flight at the barriers of acknowledged epochs, once the regions before have written it.
+
+        Returns:
+            Checkpoint, uid of the source that reads the edge, and what it has not read, for the metadata.
+        """
+        epochs = self._unsettled
+        if epochs is None or (epochs.reads is not None and not self._written(epochs)):
+            return []
+        self._unsettled = None
+        told: list[tuple[int, str, list[Json]]] = []
+        outputs, read = [*epochs.found], 0
+        for position, number in enumerate(epochs.batch.checkpoint_ids):
+            if epochs.reads is not None:  # else they have read nothing, and nothing was written
+                outputs.append(self._input(number))
+                read += len(epochs.reads[position])
+            for uid, sink in self.planner.edge_sources.items():
+                told.append((number, uid, [each[sink].to_json(sink) for each in outputs[read:] if sink in each]))
+        self._in_flight = outputs[read:]
+        return told
+
+    def has_unread(self, checkpoint_id: int) -> bool | None:
+        """Returns whether records are in flight to it at the barrier of its last epoch; None if it is not known yet."""
+        if not self.before:
+            return False
+        if self.acknowledged < checkpoint_id or self._unsettled is not None:
+            return None
+        return any(output.segments for outputs in self._in_flight for output in outputs.values())
+
+    # --- what the lane reports ---------------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Looks for input, without an epoch."""
@@ -279,12 +369,14 @@ class RegionExecution:
         for each in again:
             for number in each.batch.checkpoint_ids:
                 self._outputs.pop(number, None)
+        if again:
+            self._in_flight, self._unsettled = again[0].found, None
         self._done = self._done[: len(self._done) - len(again)]
         self.acknowledged = self._done[-1].last if self._done else self._settled
         self._waiting.extendleft(reversed(again))
         for epochs in (self._current, *self._waiting):
-            if epochs is not None:
-                epochs.stale |= rewritten and bool(epochs.planned)
+            if epochs is not None and rewritten:
+                epochs.stale, epochs.reads, self.begun = bool(epochs.planned), None, self.acknowledged
         if self.at_work and self._current is not None:
             self.abandoned = True
             self.runner.session.interrupt()
@@ -320,6 +412,10 @@ class RegionExecution:
         assert self._current is not None
         self._current.read, self._current.stale = True, False
         self._done.append(self._current)
+        if self.before:
+            self._unsettled = self._current
+            if self._current.reads is None:
+                self._current.found = self._in_flight
         self.on_ended()
         self.acknowledged, states = ended.checkpoint_ids[-1], ended.results.states
         self.has_read = any(state.splits for state in states.values())

@@ -74,6 +74,8 @@ class RegionRestarts:
     def _unavailable(self, epochs: Mapping[int, int]) -> str:
         """Returns why regions cannot run again from these epochs, or "" if they can."""
         collecting = self._coordinator.collecting
+        if len(epochs) > 1 and self._regions[0].planner.config.checkpointing.unaligned:
+            return "checkpoints are unaligned, so they may name what is lost"
         for index, epoch in sorted(epochs.items()):
             released = [n for n in self._regions[index].acknowledged_from(epoch) if n not in collecting]
             if released:

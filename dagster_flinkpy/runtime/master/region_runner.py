@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from dagster_flinkpy.checkpoint.messages import Subtask
 from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, FencedError, FlinkPyError, StorageError
-from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeOutput
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_session import JobSession
@@ -85,7 +85,7 @@ class JobRunner:
         """
         return InputFound(self.planner.splits.look())
 
-    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: Mapping[str, EdgeOutput], *, drain: bool) -> Epoch:
+    def plan(self, checkpoint_id: int, before: Epoch | None, inputs: EdgeInputs, *, drain: bool) -> Epoch:
         """Plans the input up to a barrier, see :meth:`EpochPlanner.plan`.
 
         Raises:
@@ -99,7 +99,7 @@ class JobRunner:
         epochs: Sequence[Epoch],
         restarts: int = 0,
         *,
-        rewritten: Mapping[int, Mapping[str, EdgeOutput]] = MappingProxyType({}),
+        rewritten: Mapping[int, EdgeInputs] = MappingProxyType({}),
         was_read: bool = False,
     ) -> RegionEnded:
         """Runs the Spark job that reads some epochs.
@@ -107,8 +107,8 @@ class JobRunner:
         Args:
             epochs: The epochs.
             restarts: How often the region has restarted in this execution attempt. Default: 0.
-            rewritten: What the regions before this one have written anew since the epochs were planned, by checkpoint
-                and by uid of the sink. Default: nothing.
+            rewritten: By checkpoint, what an epoch reads of blocking edges that was written anew since the epochs were
+                planned. Default: nothing.
             was_read: Whether an earlier Spark job has read the epochs, so that the enumerators are past them. Default:
                 False.
 

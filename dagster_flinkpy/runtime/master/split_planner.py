@@ -13,7 +13,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, Spli
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import CorruptMetadataError, FlinkPyError, InputAfterEndError, RestoreError
-from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeOutput
+from dagster_flinkpy.runtime.blocking.blocking_edge import BlockingEdgeEnumerator, EdgeInputs
 from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.partition_input import WholeInput
 
@@ -71,12 +71,12 @@ class SplitPlanner:
         """Uids of the sources, without those that read a blocking edge."""
         return tuple(uid for uid in self._enumerators if uid not in self._edges)
 
-    def plan(self, checkpoint_id: int, inputs: Mapping[str, EdgeOutput], *, drain: bool = False) -> Epoch:
+    def plan(self, checkpoint_id: int, inputs: EdgeInputs, *, drain: bool = False) -> Epoch:
         """Assigns the splits up to a barrier.
 
         Args:
             checkpoint_id: The checkpoint of the barrier.
-            inputs: What the regions before this one have written in the epoch, by uid of the sink.
+            inputs: What it reads of blocking edges, in its order, by uid of the sink.
             drain: Whether all input ends with the epoch, and only blocking edges are read.
 
         Raises:
@@ -89,14 +89,14 @@ class SplitPlanner:
         ended_edges = {uid for uid, edge in self._edges.items() if edge.exhausted}
         return Epoch(checkpoint_id, splits | of_edges, frozenset(self._ended | ended_edges))
 
-    def plan_edges(self, inputs: Mapping[str, EdgeOutput]) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
+    def plan_edges(self, inputs: EdgeInputs) -> dict[tuple[str, int], tuple[SourceSplit, ...]]:
         """Returns the splits of the blocking edges that an epoch reads, by source and subtask.
 
         Args:
-            inputs: What the regions before this one have written in the epoch, by uid of the sink.
+            inputs: What it reads of blocking edges, in its order, by uid of the sink.
         """
         for edge in self._edges.values():
-            edge.receive(inputs[edge.sink_uid])
+            edge.receive([outputs[edge.sink_uid] for outputs in inputs if edge.sink_uid in outputs])
         splits, _ = self._assign(tuple(self._edges))
         return splits
 

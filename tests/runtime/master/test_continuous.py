@@ -11,7 +11,7 @@ import pytest
 
 from dagster_flinkpy.checkpoint.coordinator_config import CoordinatorConfig
 from dagster_flinkpy.checkpoint.requests import JobRequests, Order, RequestKind
-from dagster_flinkpy.common import Duration, WatermarkStrategy
+from dagster_flinkpy.common import Duration, Types, WatermarkStrategy
 from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.data_stream import DataStream
 from dagster_flinkpy.errors import SourceReadError
@@ -99,6 +99,18 @@ def test_a_job_waits_for_input_and_takes_no_checkpoint_for_nothing(tmp_path: Pat
         assert attempt.finished and attempt.stopped_with
         # It looks for input every 5 seconds, and for requests every 2 seconds.
         assert attempt.waits < 60
+
+
+def test_what_barriers_have_overtaken_does_not_wait_for_input(tmp_path: Path, waiting: Any) -> None:
+    inbox = tmp_path / "in"
+    script = {12.0: lambda: (inbox / "a").write_text("1\n2\n"), 60.0: asks(tmp_path, DONE)}
+    stream = lines(inbox).map(lambda v: v, Types.STRING()).uid("first").blocking()
+    stream = stream.map(lambda v: v, Types.STRING()).uid("second").blocking()
+    config = {"checkpointing": CoordinatorConfig(unaligned=True)}
+    with waiting(stream.map(lambda v: v, Types.STRING()).uid("third"), script, config=config) as attempt:
+        assert attempt.records() == [[], [], ["1", "2"], []]
+        assert attempt.jobs == 9
+        assert attempt.finished
 
 
 def test_a_job_that_waits_takes_a_checkpoint_on_request(tmp_path: Path, waiting: Any) -> None:
