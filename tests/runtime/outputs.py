@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink, PostgresSink
-from dagster_flinkpy.connectors.delta_table import _storage_options
+from dagster_flinkpy.connectors.delta_table import storage_options
 from dagster_flinkpy.connectors.output_ledger import Stages
 from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.runtime.output_rows import write_rows
@@ -93,9 +93,9 @@ class Delta(Target):
 
     def rows(self) -> Rows:
         location = self.location.child("t")
-        if not DeltaTable.is_deltatable(location.url, _storage_options(location)):
+        if not DeltaTable.is_deltatable(location.url, storage_options(location)):
             return []
-        table = DeltaTable(location.url, storage_options=_storage_options(location)).to_pyarrow_table()
+        table = DeltaTable(location.url, storage_options=storage_options(location)).to_pyarrow_table()
         columns = (table[name].to_pylist() for name in ("dagster_asset_key", "dagster_partition_key", "n"))
         return _sorted(zip(*columns, strict=True))
 
