@@ -210,7 +210,8 @@ def test_a_run_that_is_terminated_keeps_its_checkpoints(words: Words, number: si
     assert leader is not None and not leader.alive(current_millis())
     words.during = lambda checkpoint_id: None
     assert words.run("abcdef", epochs=0).success
-    assert words.checkpoints("table") == [2, 7]
+    first, last = words.checkpoints("table")
+    assert first == 2 and last in (7, 8), "number 3 was abandoned, and 4 may have been taken while its epoch ran"
     assert words.rows() == [2, 6]
 
 
