@@ -173,7 +173,7 @@ def test_the_run_that_began_last_counts(files: Deployment) -> None:
     kind, message = failure(result)
     assert (kind, files.rows()) == (FencedError.__name__, [("inner", None, 2)])
     assert "a newer one over the same partitions has begun" in message
-    assert not result.get_step_retry_events() if hasattr(result, "get_step_retry_events") else True
+    assert not any(event.is_step_up_for_retry for event in result.all_events)
 
 
 @pytest.mark.parametrize(
