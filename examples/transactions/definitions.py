@@ -1,7 +1,7 @@
 """Plain assets that write exactly once: daily orders in Parquet, and their sums as CSV.
 
-Run it with ``dagster dev -f definitions.py``. Materialize a day as often as you like, or a range of days: each day has its
-rows once.
+Run it with ``dagster dev -f definitions.py``. Materialize a day as often as you like, or a range of days: each day has
+its rows once.
 """
 
 import os
