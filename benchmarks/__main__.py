@@ -7,7 +7,18 @@ import json
 from importlib import import_module
 from pathlib import Path
 
-NAMES = ("start", "key_groups", "overhead", "keyed", "state", "state_sql", "coordinator", "continuous", "dagster")
+NAMES = (
+    "start",
+    "key_groups",
+    "overhead",
+    "keyed",
+    "forms",
+    "state",
+    "state_sql",
+    "coordinator",
+    "continuous",
+    "dagster",
+)
 PEERS = ("spark", "pyflink", "flinksql")
 
 

@@ -1,4 +1,4 @@
-"""Pictures of the state benchmark: ``python -m benchmarks.plots LINES.json FOLDER``, with the extra ``bench``."""
+"""Pictures of the state and forms benchmarks: ``python -m benchmarks.plots LINES.json FOLDER``, with ``[bench]``."""
 
 from __future__ import annotations
 
@@ -59,11 +59,28 @@ def draw_rates(lines: list[dict[str, Any]], file: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_forms(lines: list[dict[str, Any]], file: Path) -> None:
+    """Draws the rate of each form, as a share of that of a ``ValueState`` function."""
+    found = {each["metric"].split(".")[1]: each for each in lines if each["metric"].endswith("_vs_value_state")}
+    names = [name.removesuffix("_vs_value_state").replace("_", " ") for name in found][::-1]
+    shares = [each["value"] for each in found.values()][::-1]
+    figure, panel = pyplot.subplots(figsize=(8, 0.6 + 0.42 * len(names)), layout="constrained")
+    panel.bar_label(panel.barh(names, shares, color=_OWN_COLOR), fmt=" %.2f")
+    panel.set(xlabel="rate / rate of a ValueState function, in the same run")
+    panel.margins(x=0.2)
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
 def main() -> None:
     source, folder = (Path(argument) for argument in sys.argv[1:])
     lines = [json.loads(each) for each in source.read_text().splitlines()]
-    draw_cost(lines, folder / "performance-state.png")
-    draw_rates(lines, folder / "performance-rates.png")
+    measured = {each["metric"].split(".")[0] for each in lines}
+    if "state" in measured:
+        draw_cost(lines, folder / "performance-state.png")
+        draw_rates(lines, folder / "performance-rates.png")
+    if "forms" in measured:
+        draw_forms(lines, folder / "performance-forms.png")
 
 
 if __name__ == "__main__":

@@ -210,12 +210,20 @@ class ColumnarKeyedStateBackend:
         self.touch([key], column, hash_keys(self._key_type, column))
         self._keys.set_current(key)
 
-    def get_state(self, descriptor: StateDescriptor, namespace_type: TypeInformation | None = None) -> InternalState:
+    def get_state(
+        self,
+        descriptor: StateDescriptor,
+        namespace_type: TypeInformation | None = None,
+        *,
+        shared_namespaces: bool = False,
+    ) -> InternalState:
         """Returns the state with the descriptor's name, always the same object for the same name.
 
         Args:
             descriptor: The name, kind and types of the state.
             namespace_type: The type of the namespace, or None for state without one.
+            shared_namespaces: Whether many keys share each namespace; values are added to many keys at once then.
+                Default: False.
 
         Raises:
             StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
@@ -227,7 +235,9 @@ class ColumnarKeyedStateBackend:
         if restored is not None and restored.map_key_type is not None and isinstance(descriptor, MapStateDescriptor):
             descriptor = copy.copy(descriptor)
             descriptor.key_type_info = stored_key_type(type_from_json(restored.map_key_type), descriptor.key_type_info)
-        state = make_state(descriptor, namespace_type, self._keys, self._files, handles)
+        state = make_state(
+            descriptor, namespace_type, self._keys, self._files, handles, shared_namespaces=shared_namespaces
+        )
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
             self._states[descriptor.name] = state

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ class _Log:
         self.size = 0
         self.pending = False
         """Whether any timer may exist."""
+        self.queued = False
+        """Whether the moment is in the queue of moments that may be due."""
 
     def add(self, slots: Cells, status: int, *, first: bool = False) -> None:
         """Adds a status to the log; with ``first``, before all known entries."""
@@ -112,11 +115,15 @@ class ColumnTimers(TimerTable):
         self._touch = touch
 
     def moments(self, times: Sequence[int], namespaces: Sequence[Any]) -> list[int]:
-        """Returns a number for each pair of time (milliseconds) and namespace. It is valid until :meth:`clear`."""
-        numbers = self._moments
-        pairs = zip(times, self._codec.encode_all(namespaces), strict=True)
-        found = [numbers.setdefault(pair, len(numbers)) for pair in pairs]
-        self._logs += [_Log() for _ in range(len(numbers) - len(self._logs))]
+        """Returns a number for each pair of time (milliseconds) and namespace. It is valid until timers fire."""
+        found = []
+        for pair in zip(times, self._codec.encode_all(namespaces), strict=True):
+            number = self._moments.get(pair)
+            if number is None:
+                number = self._moments[pair] = self._next_number
+                self._logs[number] = (pair, _Log())
+                self._next_number += 1
+            found.append(number)
         return found
 
     def register(self, slots: Cells, moments: Cells) -> None:
@@ -139,8 +146,10 @@ class ColumnTimers(TimerTable):
         while True:
             due = self._next_moment(min(timestamp, self._unread_from - 1))
             if due is not None:
-                (time, namespace), number = due
-                slots = self._logs[number].fire()
+                (time, namespace), log = self._logs[due]
+                slots = log.fire()
+                if not log.size:
+                    del self._moments[time, namespace], self._logs[due]
                 if len(slots):
                     yield time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
             elif self._unread_from <= timestamp:
@@ -151,16 +160,23 @@ class ColumnTimers(TimerTable):
 
     @property
     def size(self) -> int:
-        return sum(log.size for log in self._logs)
+        return sum(log.size for _, log in self._logs.values())
 
     def clear(self) -> None:
         super().clear()
         self._moments: dict[tuple[int, Hashable], int] = {}
-        self._logs: list[_Log] = []  # By moment.
+        self._logs: dict[int, tuple[tuple[int, Hashable], _Log]] = {}  # By number: the moment, and its log.
+        self._next_number = 0
+        self._queue: list[tuple[int, Any, int]] = []  # A heap of moments: time, rank of the namespace, number.
 
-    def _next_moment(self, timestamp: int) -> tuple[tuple[int, Any], int] | None:
-        due = [item for item in self._moments.items() if item[0][0] <= timestamp and self._logs[item[1]].pending]
-        return min(due, default=None, key=lambda item: (item[0][0], self._codec.rank(item[0][1])))
+    def _next_moment(self, timestamp: int) -> int | None:
+        while self._queue and self._queue[0][0] <= timestamp:
+            number = heapq.heappop(self._queue)[-1]
+            log = self._logs[number][1]
+            log.queued = False
+            if log.pending:
+                return number
+        return None
 
     def _order(self, slots: Cells) -> npt.NDArray[np.int64]:
         keys = self.keys.all()
@@ -171,17 +187,24 @@ class ColumnTimers(TimerTable):
         if not len(slots):
             return
         if (moments == moments[0]).all():
-            self._logs[int(moments[0])].add(slots, status, first=first)
+            self._log(int(moments[0]), slots, status, first)
             return
         order = np.argsort(moments, kind="stable")
         ordered, sorted_slots = moments[order], slots[order]
         bounds = np.flatnonzero(np.diff(ordered)) + 1
         for number, part in zip(ordered[np.r_[0, bounds]].tolist(), np.split(sorted_slots, bounds), strict=True):
-            self._logs[number].add(part, status, first=first)
+            self._log(number, part, status, first)
+
+    def _log(self, number: int, slots: Cells, status: int, first: bool) -> None:
+        (time, namespace), log = self._logs[number]
+        log.add(slots, status, first=first)
+        if log.pending and not log.queued:
+            log.queued = True
+            heapq.heappush(self._queue, (time, self._codec.rank(namespace), number))
 
     def _changes(self) -> pa.Table | None:
         keys = self.keys.all()
-        tidied = [log.tidy() for log in self._logs]
+        tidied = [log.tidy() for _, log in self._logs.values()]
         if keys is None or not tidied:
             return None
         slots = np.concatenate([slots for slots, _ in tidied])
@@ -192,12 +215,14 @@ class ColumnTimers(TimerTable):
         if not len(changed):
             return None
         slots, status, moments = slots[changed], status[changed], moments[changed]
-        namespaces = self._type.to_arrow(self._codec.decode_all([namespace for _, namespace in self._moments]))
+        namespaces = self._type.to_arrow(
+            self._codec.decode_all([namespace for (_, namespace), _ in self._logs.values()])
+        )
         arrays: dict[str, pa.Array[Any]] = {
             "sort_key": pa.array(keys.sort_keys[slots]),
             "key": keys.column.take(pa.array(slots)),
             "namespace": namespaces.take(pa.array(moments)),
-            "time": pa.array(np.array([time for time, _ in self._moments], dtype=np.int64)[moments]),
+            "time": pa.array(np.array([time for (time, _), _ in self._logs.values()], dtype=np.int64)[moments]),
             "deleted": pa.array(status == _DELETED),
         }
         schema = self.layout.local_schema

@@ -18,6 +18,8 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.list_table import ListTable, TtlListTable
+from dagster_flinkpy.state.pane_states import PaneAggregatingState, PaneReducingState
+from dagster_flinkpy.state.pane_table import PaneTable
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
@@ -48,6 +50,8 @@ InternalState = (
     | KeyedReducingState
     | KeyedAggregatingState
     | KeyedMapState
+    | PaneReducingState
+    | PaneAggregatingState
     | TtlValueState
     | TtlListState
     | TtlReducingState
@@ -69,6 +73,8 @@ def make_state(
     keys: TouchedKeys,
     files: RunFiles,
     handles: Sequence[RunHandle],
+    *,
+    shared_namespaces: bool = False,
 ) -> InternalState:
     """Returns the state of a descriptor, with its table.
 
@@ -78,6 +84,8 @@ def make_state(
         keys: The touched keys of the backend.
         files: Where runs are kept.
         handles: The restored runs.
+        shared_namespaces: Whether many keys share each namespace, as with windows that are the same for all keys.
+            Reducing and aggregating state is kept by namespace then. Default: False.
 
     Raises:
         ConfigurationError: The descriptor is not for keyed state.
@@ -107,6 +115,10 @@ def make_state(
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)
     if kind == "VALUE" and namespace_type is None:
         return make_slot_state(SlotTable(*where, kind, **types))
+    if shared_namespaces and isinstance(descriptor, ReducingStateDescriptor):
+        return PaneReducingState(PaneTable(*where, kind, **types), descriptor.reduce_function)
+    if shared_namespaces and isinstance(descriptor, AggregatingStateDescriptor):
+        return PaneAggregatingState(PaneTable(*where, kind, **types), descriptor.agg_function)
     table = CellTable(*where, kind, **types)
     if isinstance(descriptor, ReducingStateDescriptor):
         return KeyedReducingState(table, descriptor.reduce_function)

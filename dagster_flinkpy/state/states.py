@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
@@ -65,14 +65,6 @@ class KeyedValueState(_CellState, ValueState[Any]):
 class _MergingState(_CellState, ABC):
     """State to which values are added, and whose namespaces can merge (Flink: ``InternalMergingState``)."""
 
-    def add(self, value: Any) -> None:
-        """Adds a value for the current key."""
-        self.add_to(self.table.cell, value)
-
-    @abstractmethod
-    def add_to(self, cell: Any, value: Any) -> bool:
-        """Adds a value to a cell, whatever the current key and namespace are; returns whether the cell was empty."""
-
     def merge_namespaces(self, target: Any, sources: Iterable[Any]) -> None:
         """Moves the values of the current key from some namespaces to another one."""
         for source in sources:
@@ -108,11 +100,21 @@ class KeyedListState(ListState[Any]):
     def add(self, value: Any) -> None:
         self.table.extend(self.table.cell, [value])
 
-    def add_to(self, cell: Any, value: Any) -> bool:
-        """Adds a value to a cell, whatever the current key and namespace are; returns whether the cell was empty."""
-        empty = self.table.is_empty(cell)
-        self.table.extend(cell, [value])
-        return empty
+    def add_each(self, slots: Sequence[int], values: Iterable[Any]) -> set[int]:
+        """Adds a value for each slot, in order, which becomes the current key; returns the slots that were empty."""
+        table, keys = self.table, self.table.keys
+        new = set()
+        for keys.slot, value in zip(slots, values, strict=True):
+            cell = table.cell
+            if table.is_empty(cell):
+                new.add(keys.slot)
+            table.extend(cell, [value])
+        return new
+
+    def clear_each(self, slots: Iterable[int]) -> None:
+        """Forgets the lists of several keys, given by their slots."""
+        for self.table.keys.slot in slots:
+            self.clear()
 
     def add_all(self, values: list[Any]) -> None:
         cell = self.table.cell
@@ -146,10 +148,10 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
     def get(self) -> Any:
         return self.table.values.get(self.table.cell)
 
-    def add_to(self, cell: Any, value: Any) -> bool:
+    def add(self, value: Any) -> None:
+        cell = self.table.cell
         stored = self.table.values.get(cell)
         self.table.put_into(cell, value if stored is None else self._reduce(stored, value))
-        return stored is None
 
     def _merged(self, stored: Any, value: Any) -> Any:
         return self._reduce(stored, value)
@@ -166,11 +168,11 @@ class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
         stored = self.table.values.get(self.table.cell)
         return None if stored is None else self._function.get_result(stored)
 
-    def add_to(self, cell: Any, value: Any) -> bool:
+    def add(self, value: Any) -> None:
+        cell = self.table.cell
         stored = self.table.values.get(cell)
         accumulator = self._function.create_accumulator() if stored is None else stored
         self.table.put_into(cell, self._function.add(value, accumulator))
-        return stored is None
 
     def _merged(self, stored: Any, value: Any) -> Any:
         return self._function.merge(stored, value)

@@ -103,3 +103,17 @@ def test_timers_are_used_in_one_way(make_backend):
     backend.get_timers("timers", WINDOWS)
     with pytest.raises(ConfigurationError, match="by record and by column"):
         backend.get_column_timers("timers", WINDOWS)
+
+
+def test_moments_that_have_fired_are_forgotten(make_backend: Any) -> None:
+    backend = make_backend(key_type=KEY)
+    timers = backend.get_column_timers("timers", WINDOWS)
+    column = KEY.to_arrow(["a"])
+    slots = backend.touch_column(column, hash_keys(KEY, column))
+    for time in (3, 1, 2):
+        timers.register(slots, np.array(timers.moments([time], [(0, time)])))
+    assert [time for time, _, _ in timers.advance_to(2)] == [1, 2]
+    assert timers.size == 1
+    timers.register(slots, np.array(timers.moments([2], [(0, 2)])))  # again, in the past
+    assert [time for time, _, _ in timers.advance_to(5)] == [2, 3]
+    assert timers.size == 0

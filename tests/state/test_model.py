@@ -90,7 +90,8 @@ class Subtask:
         self.list = backend.get_state(ListStateDescriptor("list", Types.LONG()))
         self.map = backend.get_state(MapStateDescriptor("map", Types.DOUBLE(), Types.LONG()))
         self.panes = backend.get_state(ListStateDescriptor("panes", Types.STRING()), namespace)
-        self.windows = backend.get_state(ReducingStateDescriptor("windows", Longest(), Types.LONG()), namespace)
+        windows = ReducingStateDescriptor("windows", Longest(), Types.LONG())
+        self.windows = backend.get_state(windows, namespace, shared_namespaces=late)
         self.mean = backend.get_state(
             AggregatingStateDescriptor("mean", Mean(), Types.TUPLE([Types.LONG(), Types.LONG()]))
         )
@@ -229,8 +230,9 @@ class Program(RuleBasedStateMachine):
         subtask, key = self.at(key), key % len(self.pool)
         subtask.panes.set_current_namespace(NAMESPACES[pane])
         if what == "add":
-            empty = subtask.panes.add_to(subtask.panes.table.cell, value)
-            assert empty == (not self.panes.get((key, pane)))
+            slot = subtask.panes.table.require_key()
+            new = subtask.panes.add_each([slot], [value])
+            assert new == (set() if self.panes.get((key, pane)) else {slot})
             self.panes.setdefault((key, pane), []).append(value)
         elif what == "clear":
             subtask.panes.clear()

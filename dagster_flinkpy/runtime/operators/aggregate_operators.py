@@ -18,20 +18,17 @@ from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
 from dagster_flinkpy.datastream.operator_specs import ReduceSpec, RollingAggregateSpec, WindowSpec
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.datastream.window import (
-    EventTimeTrigger,
-    SlidingEventTimeWindows,
     TimeWindowSerializer,
-    TumblingEventTimeWindows,
 )
 from dagster_flinkpy.errors import TypeMismatchError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
+from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows, create_window_operator
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, KeyedStateOperator, ReduceOperator
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.window_contexts import WindowCodec
-from dagster_flinkpy.runtime.operators.window_operator import create_window_operator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
 __all__ = [
@@ -62,9 +59,8 @@ def create_rolling_operator(context: OperatorContext, spec: RollingAggregateSpec
 
 def create_window_operator_or_aggregate(context: OperatorContext, spec: WindowSpec) -> StreamOperator:
     """Creates a window operator: vectorised for aligned windows and a built-in aggregation of numbers."""
-    aligned = type(spec.assigner) in (TumblingEventTimeWindows, SlidingEventTimeWindows)
     function = spec.window_function
-    if aligned and type(spec.trigger) is EventTimeTrigger and (function is None or type(function) is WithKeyAndWindow):
+    if AlignedWindows.has(spec) and (function is None or type(function) is WithKeyAndWindow):
         fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
         if fold is not None:
             return WindowAggregateOperator(context, spec, fold)
@@ -129,9 +125,8 @@ class WindowAggregateOperator(_AggregateOperator):
 
     def __init__(self, context: OperatorContext, spec: WindowSpec, fold: ColumnFold) -> None:
         super().__init__(context, fold)
-        assigner: Any = spec.assigner
-        self._size, self._offset = assigner.size, assigner.offset
-        self._slide = assigner.slide if isinstance(assigner, SlidingEventTimeWindows) else assigner.size
+        self._windows = AlignedWindows(spec)
+        self._size = self._windows.size
         self._lateness, self._late_tag = spec.allowed_lateness, spec.late_tag
         function = spec.window_function
         self._with_key = isinstance(function, WithKeyAndWindow)
@@ -156,20 +151,15 @@ class WindowAggregateOperator(_AggregateOperator):
             )
             raise self.user_error(error, "window")
         slots = self.backend.touch_column(keys.column, keys.hashes)
-        rows, starts = self._windows(times)
-        to_last, watermark = self._size - 1, self.context.watermark
-        some_fired = int(starts.min(initial=MAX_WATERMARK - to_last)) + to_last <= watermark
-        if some_fired or self._slide > self._size:
-            is_open = _later(starts + to_last, self._lateness) > watermark
-            self._skip(batch, rows[is_open])
-            rows, starts = rows[is_open], starts[is_open]
+        rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), self.context.watermark)
+        self._skip(batch, rows)
         if not len(rows):
             return
         cells, slots = self._cells(slots[rows], starts), slots[rows]
         try:
             fired = np.zeros(len(rows), dtype=np.bool_)
             if some_fired:
-                fired = starts + to_last <= watermark
+                fired = starts + (self._size - 1) <= self.context.watermark
             if fired.any():
                 new = np.flatnonzero(~self._state.contains(cells))
                 self._add_late(batch, rows[fired], starts[fired], cells[fired])
@@ -181,17 +171,6 @@ class WindowAggregateOperator(_AggregateOperator):
         if len(new):
             self._register(slots[new], starts[new], fired[new])
 
-    def _windows(self, times: Cells) -> tuple[Cells, Cells]:
-        """Returns rows and the starts of their windows, the newest window of a row first."""
-        first, last = (time - (time - self._offset) % self._slide for time in (int(times.min()), int(times.max())))
-        newest = np.full(len(times), first) if first == last else times - (times - self._offset) % self._slide
-        if self._slide == self._size:
-            return np.arange(len(times)), newest
-        counts = -((times - newest - self._size) // self._slide)
-        rows = np.repeat(np.arange(len(times)), counts)
-        before = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return rows, newest[rows] - before * self._slide
-
     def _cells(self, slots: Cells, starts: Cells) -> Cells:
         distinct, codes = _distinct(starts)
         assert self._state.cells is not None
@@ -200,10 +179,8 @@ class WindowAggregateOperator(_AggregateOperator):
         return cells
 
     def _skip(self, batch: StreamBatch, taken: Cells) -> None:
-        """Counts or emits late records. A record between two sliding windows is in no window, but not late."""
-        skipped = np.ones(len(batch), dtype=np.bool_)
-        skipped[taken] = False
-        late = skipped & (batch.timestamps + self._lateness <= self.context.watermark)
+        """Counts or emits late records."""
+        late = self._windows.late(taken, batch.timestamps, self.context.watermark)
         if self._late_tag is None:
             self._late += int(late.sum())
         elif late.any():
@@ -225,7 +202,7 @@ class WindowAggregateOperator(_AggregateOperator):
         firing = self._timers.moments([end - 1 for _, end in windows], windows)
         self._timers.register(slots[~fired], np.array(firing, dtype=np.int64)[codes[~fired]])
         if self._lateness:
-            cleanup = _later(distinct + (self._size - 1), self._lateness).tolist()
+            cleanup = self._windows.ends(distinct).tolist()
             moments = np.array(self._timers.moments(cleanup, windows), dtype=np.int64)
             self._timers.register(slots, moments[codes])
 
@@ -258,11 +235,6 @@ class WindowAggregateOperator(_AggregateOperator):
         snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
         self._late = 0
         return snapshot
-
-
-def _later(times: Cells, lateness: int) -> Cells:
-    """Adds the allowed lateness, up to the greatest possible watermark."""
-    return np.where(times > MAX_WATERMARK - lateness, MAX_WATERMARK, times + lateness)
 
 
 def _distinct(starts: Cells) -> tuple[Cells, Cells]:

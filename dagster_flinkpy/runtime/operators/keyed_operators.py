@@ -59,7 +59,6 @@ class KeyedTimerService(UnkeyedTimerService):
     def __init__(self, operator: KeyedOperator) -> None:
         super().__init__(operator.context)
         self._operator = operator
-        self._timers = operator.timers
 
     def register_processing_time_timer(self, timestamp: int) -> None:
         """Registers a timer that fires when processing time has passed the timestamp."""
@@ -67,7 +66,7 @@ class KeyedTimerService(UnkeyedTimerService):
 
     def register_event_time_timer(self, timestamp: int) -> None:
         """Registers a timer that fires when the watermark passes the timestamp."""
-        self._timers.register(timestamp)
+        self._operator.timers.register(timestamp)
 
     def delete_processing_time_timer(self, timestamp: int) -> None:
         """Deletes the timer at this time, if there is one."""
@@ -75,7 +74,7 @@ class KeyedTimerService(UnkeyedTimerService):
 
     def delete_event_time_timer(self, timestamp: int) -> None:
         """Deletes the timer at this time, if there is one."""
-        self._timers.delete(timestamp)
+        self._operator.timers.delete(timestamp)
 
 
 class StrictTimerService(KeyedTimerService):
@@ -189,12 +188,15 @@ class KeyedOperator(KeyedStateOperator):
     def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
         super().__init__(context)
         self._namespace_type = namespace_type
-        self.timers = self.backend.get_timers(EVENT_TIMERS, namespace_type)
+        self._open_timers()
         self._processing_timers: TimerQueue | None = None
         restored = context.input.keyed
         if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
             self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
         self.collector = Collector(context)
+
+    def _open_timers(self) -> None:
+        self.timers = self.backend.get_timers(EVENT_TIMERS, self._namespace_type)
 
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
         """Loads the state of the keys of a batch, and yields the slot, value and timestamp of each record."""

@@ -25,12 +25,8 @@ from dagster_flinkpy.datastream.state import (
     StateDescriptor,
 )
 from dagster_flinkpy.datastream.window import (
-    EventTimeTrigger,
     MergingWindowAssigner,
-    SlidingEventTimeWindows,
-    TimeWindow,
     TriggerResult,
-    TumblingEventTimeWindows,
 )
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.failure import UNKNOWN, USER_EXCEPTIONS
@@ -47,9 +43,9 @@ from dagster_flinkpy.runtime.operators.window_contexts import (
     WindowStates,
     evaluator,
 )
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
-__all__ = ["WindowOperator", "create_window_operator"]
+__all__ = ["MergingWindowOperator", "WindowOperator"]
 
 
 class _ReduceCallable(ReduceFunction):
@@ -62,18 +58,11 @@ class _ReduceCallable(ReduceFunction):
         return self._function(value1, value2)
 
 
-def create_window_operator(context: OperatorContext, spec: WindowSpec) -> WindowOperator:
-    """Creates the fastest operator for a window spec."""
-    if isinstance(spec.assigner, MergingWindowAssigner):
-        return MergingWindowOperator(context, spec)
-    aligned = type(spec.assigner) in (TumblingEventTimeWindows, SlidingEventTimeWindows)
-    if aligned and type(spec.trigger) is EventTimeTrigger:
-        return AlignedWindowOperator(context, spec)
-    return WindowOperator(context, spec)
-
-
 class WindowOperator(KeyedOperator):
     """Windows that do not merge, with any trigger. The state of a window is one accumulator, or all its elements."""
+
+    shared_windows = False
+    """Whether the keys have the same windows."""
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         self._codec = WindowCodec(spec.assigner.get_window_serializer())
@@ -81,7 +70,9 @@ class WindowOperator(KeyedOperator):
         self._spec = spec
         self._keeps_elements = spec.aggregate is None and spec.reduce is None
         self._event_time = spec.assigner.is_event_time()
-        self._contents: Any = self.backend.get_state(self._descriptor(spec), self._codec.namespace_type)
+        self._contents: Any = self.backend.get_state(
+            self._descriptor(spec), self._codec.namespace_type, shared_namespaces=self.shared_windows
+        )
         window_states = WindowStates(lambda d: self.backend.get_state(d, self._codec.namespace_type))
         self._states = WindowStates(self.backend.get_state)
         timer_service, runtime = KeyedTimerService(self), self.runtime_context()
@@ -306,74 +297,3 @@ class MergingWindowOperator(WindowOperator):
         if cleans and timestamp == self._cleanup_time(window):
             self._clear(window)
             self._mapping.remove(namespace)
-
-
-class _Panes(dict[tuple[int, int], list[TimeWindow]]):
-    """The windows of records that have the same newest window and the same number of windows."""
-
-    def __init__(self, size: int, slide: int, watermark: int, allowed_lateness: int) -> None:
-        super().__init__()
-        self._size, self._slide = size, slide
-        self._over = watermark - allowed_lateness
-
-    def __missing__(self, pane: tuple[int, int]) -> list[TimeWindow]:
-        start, count = pane
-        windows = [TimeWindow(s, s + self._size) for s in range(start, start - count * self._slide, -self._slide)]
-        self[pane] = open_windows = [window for window in windows if window.end - 1 > self._over]
-        return open_windows
-
-
-class AlignedWindowOperator(WindowOperator):
-    """Tumbling and sliding event-time windows with the default trigger; assigns windows to a whole batch at once."""
-
-    def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
-        super().__init__(context, spec)
-        assigner: Any = spec.assigner
-        self._size, self._offset = assigner.size, assigner.offset
-        self._slide = assigner.slide if isinstance(assigner, SlidingEventTimeWindows) else assigner.size
-
-    def process(self, input_index: int, batch: StreamBatch) -> None:
-        records = self.touch(batch)
-        times = batch.timestamps
-        if (times == NO_TIMESTAMP).any():
-            return super().process(input_index, batch)  # it raises the error
-        newest = times - (times - self._offset) % self._slide
-        counts = -((times - newest - self._size) // self._slide)
-        watermark = self.context.watermark
-        panes = _Panes(self._size, self._slide, watermark, self._spec.allowed_lateness)
-        add_to, keys = self._contents.add_to, self.backend.key_context
-        value: Any = UNKNOWN
-        try:
-            for (keys.slot, value, timestamp), pane in zip(
-                records, zip(newest.tolist(), counts.tolist(), strict=True), strict=True
-            ):
-                windows = panes[pane]
-                for window in windows:
-                    is_new = add_to((keys.slot, window), value)
-                    if is_new or window.end - 1 <= watermark:
-                        self._added(window, timestamp, is_new)
-                if not windows:
-                    self._skip(value, timestamp)
-        except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "window", key=keys.current_key(), value=value) from e
-        self.collector.flush()
-        return None
-
-    def _added(self, window: TimeWindow, timestamp: int, is_new: bool) -> None:
-        """Registers the timers of a new window of the current key; fires at once if its record is late."""
-        self.timers.set_current_namespace(window)
-        if window.end - 1 <= self.context.watermark:
-            self._contents.set_current_namespace(window)
-            self._fire(window, timestamp)
-        elif is_new:
-            self.timers.register(window.end - 1)
-        if is_new and self._spec.allowed_lateness:
-            self.timers.register(self._cleanup_time(window))
-
-    def _on_timer(self, timestamp: int, window: Any, on_time: Callable[..., Any], cleans: bool) -> None:
-        self._contents.set_current_namespace(window)
-        if timestamp == window.end - 1:
-            self._fire(window, timestamp)
-        if timestamp == self._cleanup_time(window):
-            self._contents.clear()
-            self._end(window)  # both timers have fired, so the trigger has nothing to drop

@@ -25,8 +25,8 @@ from dagster_flinkpy.datastream.window import EventTimeSessionWindows, SlidingEv
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.operators import operator_factory
 from dagster_flinkpy.runtime.operators.aggregate_operators import RollingAggregateOperator, WindowAggregateOperator
+from dagster_flinkpy.runtime.operators.aligned_windows import create_window_operator
 from dagster_flinkpy.runtime.operators.keyed_operators import ReduceOperator
-from dagster_flinkpy.runtime.operators.window_operator import create_window_operator
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, collect_all, collect_graph, collected, random_order
 from tests.runtime.programs import environment

@@ -1,0 +1,231 @@
+"""Tumbling and sliding event-time windows with the default trigger: a batch is added window by window.
+
+The timers are in columns, and Python runs per record only for the user's function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import filterfalse, islice
+from operator import is_, length_hint
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.functions import ProcessAllWindowFunction, ProcessWindowFunction
+from dagster_flinkpy.datastream.operator_specs import WindowSpec
+from dagster_flinkpy.datastream.window import (
+    EventTimeTrigger,
+    MergingWindowAssigner,
+    SlidingEventTimeWindows,
+    TimeWindow,
+    TumblingEventTimeWindows,
+)
+from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS
+from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.window_operator import MergingWindowOperator, WindowOperator
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+
+__all__ = ["AlignedWindows", "create_window_operator"]
+
+Ints = npt.NDArray[np.int64]
+
+
+def create_window_operator(context: OperatorContext, spec: WindowSpec) -> WindowOperator:
+    """Creates the fastest operator for a window spec."""
+    if isinstance(spec.assigner, MergingWindowAssigner):
+        return MergingWindowOperator(context, spec)
+    if AlignedWindows.has(spec):
+        return AlignedWindowOperator(context, spec)
+    return WindowOperator(context, spec)
+
+
+class AlignedWindows:
+    """Assigns the windows of many records at once.
+
+    Args:
+        spec: A window spec for which :meth:`has` is true.
+    """
+
+    def __init__(self, spec: WindowSpec) -> None:
+        assigner: Any = spec.assigner
+        self.size, self._offset = assigner.size, assigner.offset
+        self._slide = assigner.slide if isinstance(assigner, SlidingEventTimeWindows) else assigner.size
+        self._lateness = spec.allowed_lateness
+
+    @staticmethod
+    def has(spec: WindowSpec) -> bool:
+        """Returns whether windows are tumbling or sliding ones of event time, with the default trigger."""
+        aligned = type(spec.assigner) in (TumblingEventTimeWindows, SlidingEventTimeWindows)
+        return aligned and type(spec.trigger) is EventTimeTrigger
+
+    def of(self, times: Ints) -> tuple[Ints, Ints]:
+        """Returns rows and the starts of their windows, the newest window of a row first."""
+        first, last = (time - (time - self._offset) % self._slide for time in (int(times.min()), int(times.max())))
+        newest = np.full(len(times), first) if first == last else times - (times - self._offset) % self._slide
+        if self._slide == self.size:
+            return np.arange(len(times)), newest
+        counts = -((times - newest - self.size) // self._slide)
+        rows = np.repeat(np.arange(len(times)), counts)
+        before = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return rows, newest[rows] - before * self._slide
+
+    def open_ones(self, rows: Ints, starts: Ints, watermark: int) -> tuple[Ints, Ints, bool]:
+        """Leaves out windows that are over; also returns whether any of the others has fired before."""
+        fired_before = bool(len(starts)) and int(starts.min()) + self.size - 1 <= watermark
+        if fired_before:
+            is_open = self.ends(starts) > watermark
+            rows, starts = rows[is_open], starts[is_open]
+            fired_before = bool(self._lateness) and len(starts) > 0
+        return rows, starts, fired_before
+
+    def ends(self, starts: Ints) -> Ints:
+        """Returns the times at which windows are over, at most the greatest possible watermark."""
+        lasts = starts + (self.size - 1)
+        return np.where(lasts > MAX_WATERMARK - self._lateness, MAX_WATERMARK, lasts + self._lateness)
+
+    def late(self, rows: Ints, times: Ints, watermark: int) -> npt.NDArray[np.bool_]:
+        """Returns which records are late, if ``rows`` are those with open windows.
+
+        A record between two sliding windows is in no window, but not late.
+        """
+        skipped = np.ones(len(times), dtype=np.bool_)
+        skipped[rows] = False
+        late: npt.NDArray[np.bool_] = skipped & (times + self._lateness <= watermark)
+        return late
+
+
+class AlignedWindowOperator(WindowOperator):
+    """Tumbling and sliding event-time windows with the default trigger."""
+
+    shared_windows = True
+
+    def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
+        super().__init__(context, spec)
+        self._windows = AlignedWindows(spec)
+        function = spec.window_function
+        self._clears = (
+            isinstance(function, ProcessWindowFunction) and type(function).clear is not ProcessWindowFunction.clear
+        ) or (
+            isinstance(function, ProcessAllWindowFunction)
+            and type(function).clear is not ProcessAllWindowFunction.clear
+        )
+
+    def _open_timers(self) -> None:
+        self._column_timers = self.backend.get_column_timers(EVENT_TIMERS, self._codec.namespace_type)
+
+    # --- records -----------------------------------------------------------------------------------------------------
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys, times, watermark = self.bind(batch), batch.timestamps, self.context.watermark
+        slots = self.backend.touch_column(keys.column, keys.hashes)
+        self.backend.key_context.slot = None  # an error before the first record has no key
+        if not len(times):
+            return
+        timeless = np.flatnonzero(times == NO_TIMESTAMP)
+        if len(timeless):
+            self._reject(batch, int(timeless[0]), slots)
+        rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), watermark)
+        values = list(batch.each_value())
+        late = np.flatnonzero(self._windows.late(rows, times, watermark))
+        for row in late.tolist():
+            self._skip(values[row], int(times[row]))
+        if some_fired:
+            fired = starts + (self._windows.size - 1) <= watermark
+            self._add_late(rows[fired], starts[fired], slots, times, values)
+            rows, starts = rows[~fired], starts[~fired]
+        for start, part in _by_window(rows, starts):
+            chosen = values if len(part) == len(values) else [values[row] for row in part.tolist()]
+            self._add_pane(TimeWindow(start, start + self._windows.size), slots[part], chosen)
+        self.collector.flush()
+
+    def _reject(self, batch: StreamBatch, row: int, slots: Ints) -> None:
+        """Raises the assigner's error about a record without event time."""
+        keys, value = self.backend.key_context, next(islice(batch.each_value(), row, None))
+        keys.slot = int(slots[row])
+        try:
+            self._spec.assigner.assign_windows(value, NO_TIMESTAMP, self._assigner)
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "window", key=keys.current_key(), value=value) from e
+
+    def _add_pane(self, window: TimeWindow, slots: Ints, values: Sequence[Any]) -> None:
+        """Adds records to a window that has not fired, and registers the timers of keys that are new in it."""
+        self._contents.set_current_namespace(window)
+        left = iter(values)
+        try:
+            new = self._contents.add_each(slots.tolist(), left)
+        except USER_EXCEPTIONS as e:
+            value = values[len(values) - length_hint(left) - 1]
+            raise self.user_error(e, "window", key=self.backend.key_context.current_key(), value=value) from e
+        if new:
+            added = np.fromiter(new, dtype=np.int64, count=len(new))
+            self._register(window, window.end - 1, added)
+            if self._spec.allowed_lateness:
+                self._register(window, self._cleanup_time(window), added)
+
+    def _add_late(self, rows: Ints, starts: Ints, slots: Ints, times: Ints, values: Sequence[Any]) -> None:
+        """Fires windows that have already fired again, once for each record (Flink: ``EventTimeTrigger``)."""
+        keys = self.backend.key_context
+        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
+            window, slot = TimeWindow(start, start + self._windows.size), int(slots[row])
+            self._contents.set_current_namespace(window)
+            try:
+                new = self._contents.add_each((slot,), (values[row],))
+                self._fire(window, int(times[row]))
+            except USER_EXCEPTIONS as e:
+                raise self.user_error(e, "window", key=keys.current_key(), value=values[row]) from e
+            if new:
+                self._register(window, self._cleanup_time(window), np.array([slot]))
+
+    def _register(self, window: TimeWindow, time: int, slots: Ints) -> None:
+        (moment,) = self._column_timers.moments([time], [window])
+        self._column_timers.register(slots, np.full(len(slots), moment))
+
+    # --- timers ------------------------------------------------------------------------------------------------------
+
+    def on_watermark(self, watermark: int) -> None:
+        if not self._has_keys:
+            return
+        for time, namespace, slots in self._column_timers.advance_to(watermark):
+            window = TimeWindow(*namespace)
+            self._contents.set_current_namespace(window)
+            try:
+                self._on_time(time, window, slots.tolist())
+            except USER_EXCEPTIONS as e:
+                key = self.backend.key_context.current_key()
+                raise self.user_error(e, "window function", key=key) from e
+        self.collector.flush()
+
+    def _on_time(self, time: int, window: TimeWindow, slots: list[int]) -> None:
+        """Fires or drops a window of many keys; with an allowed lateness, it is dropped later than it fires."""
+        keys = self.backend.key_context
+        if time == window.end - 1:
+            if self._spec.window_function is None:
+                results = filterfalse(partial(is_, None), self._contents.get_each(slots))
+                self.collector.collect(results, time)
+            else:
+                for keys.slot in slots:
+                    self._fire(window, time)
+        if time == self._cleanup_time(window):
+            self._contents.clear_each(slots)
+            if self._clears:
+                for keys.slot in slots:
+                    self._end(window)
+
+
+def _by_window(rows: Ints, starts: Ints) -> Iterator[tuple[int, Ints]]:
+    """Yields the start of each window, newest first, and its rows in order."""
+    if not len(rows):
+        return
+    if starts[0] == starts[-1] and (starts == starts[0]).all():
+        yield int(starts[0]), rows
+        return
+    order = np.argsort(-starts, kind="stable")
+    ordered = starts[order]
+    bounds = np.flatnonzero(np.diff(ordered)) + 1
+    firsts = ordered[np.concatenate([[0], bounds])].tolist()
+    yield from zip(firsts, np.split(rows[order], bounds), strict=True)
