@@ -90,15 +90,18 @@ def run(program: Program, settings: Settings, folder: Path) -> Outcome:
         folder: An empty folder for all files.
     """
     graph = build(program, settings.parallelism, folder / "sinks")
-    late, state = _run_job(graph, program, settings, folder)
+    late, state, named = _run_job(graph, program, settings, folder)
     sinks = {leg.name: FolderSink(folder / "sinks" / leg.name) for leg in program.legs}
     for name, sink in sinks.items():
         assert sink.staged() == [], f"{name}: files are left that no checkpoint commits"
-    assert [path for path in (folder / "job" / "exchange").rglob("*") if path.is_file()] == [], "segments are left"
+    left = {*(folder / "job" / "exchange").rglob("*.arrow")}
+    assert left == {folder / "job" / path for path in named}, "segments are left, or missing"
     return Outcome({name: Counter(map(repr, sink.rows())) for name, sink in sinks.items()}, late, state)
 
 
-def _run_job(graph: JobGraph, program: Program, settings: Settings, folder: Path) -> tuple[int, dict[str, list[str]]]:
+def _run_job(
+    graph: JobGraph, program: Program, settings: Settings, folder: Path
+) -> tuple[int, dict[str, list[str]], set[str]]:
     policy = CoordinatorConfig(
         mode=CheckpointingMode.AT_LEAST_ONCE if settings.at_least_once else CheckpointingMode.EXACTLY_ONCE,
         unaligned=settings.unaligned,
@@ -146,7 +149,8 @@ def _run_job(graph: JobGraph, program: Program, settings: Settings, folder: Path
         for operator in checkpoint.operators
         for subtask in operator.subtasks
     )
-    return late, _state(folder / "job" / f"chk-{metadata[-1].checkpoint_id}")
+    named = {path for checkpoint in metadata for operator in checkpoint.operators for path in operator.segments()}
+    return late, _state(folder / "job" / f"chk-{metadata[-1].checkpoint_id}"), named
 
 
 def _partition(ordinal: int) -> TimePartition:

@@ -186,6 +186,8 @@ class EdgeSegments:
 
     def __init__(self, location: StorageLocation, sink_uids: Sequence[str], fencing_token: int) -> None:
         self._location, self._sink_uids, self._token = location, tuple(sink_uids), fencing_token
+        self._has_copies = True
+        """Whether there may be copies of the segments of a restored savepoint."""
 
     def __bool__(self) -> bool:
         """Returns whether the job has blocking edges."""
@@ -202,11 +204,15 @@ class EdgeSegments:
     def discard_read(self, checkpoint_id: int, named: Collection[str]) -> None:
         """Deletes the segments of a complete checkpoint's epoch, except those that were not read before its barrier.
 
+        The first time, it also deletes the copies that were made of the segments of a restored savepoint.
+
         Args:
             checkpoint_id: The checkpoint.
             named: The paths that it names. They are deleted with the last checkpoint that names them.
         """
-        self._delete(_prefix(self._token, checkpoint_id), lambda paths: [path for path in paths if path not in named])
+        for number in (0, checkpoint_id) if self._has_copies else (checkpoint_id,):
+            self._delete(_prefix(self._token, number), lambda paths: [path for path in paths if path not in named])
+        self._has_copies = False
 
     def _delete(
         self, prefix: str, unnamed: Callable[[Collection[str]], Collection[str]], before: str | None = None
