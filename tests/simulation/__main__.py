@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -55,7 +57,7 @@ def main() -> int:
 
 
 def _break_rules(seeds: range, workers: int) -> int:
-    missed = 0
+    missed, started = 0, time.monotonic()
     with ProcessPoolExecutor(workers) as pool:
         for name, outcome in zip(MUTATIONS, pool.map(_first_violation, MUTATIONS, repeat(seeds)), strict=True):
             found = (
@@ -63,17 +65,23 @@ def _break_rules(seeds: range, workers: int) -> int:
             )
             print(f"{name}: {found}", flush=True)
             missed += outcome is None
-    print(f"{len(MUTATIONS) - missed} of {len(MUTATIONS)} broken rules were noticed within {len(seeds)} seeds")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(
+        f"{len(MUTATIONS) - missed} of {len(MUTATIONS)} broken rules were noticed within {len(seeds)} seeds, in "
+        f"{time.monotonic() - started:.0f} s, with {used.ru_utime + used.ru_stime:.0f} s of processor time"
+    )
     return 1 if missed else 0
 
 
 def _first_violation(mutation: str, seeds: range) -> Outcome | None:
     for seed in seeds:
         outcome = simulate(seed, mutation)
-        if outcome.violation is not None and not outcome.violation.startswith("Violation"):
-            raise RuntimeError(f"{mutation!r} breaks more than its rule: {outcome.violation}")
-        if outcome.violation is not None and MUTATIONS[mutation].noticed in outcome.violation:
+        if outcome.violation is None:
+            continue
+        if re.search(MUTATIONS[mutation].noticed, outcome.violation):
             return outcome
+        if not outcome.violation.startswith("Violation"):
+            raise RuntimeError(f"{mutation!r} breaks more than its rule: {outcome.violation}")
     return None
 
 

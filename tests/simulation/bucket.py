@@ -48,6 +48,8 @@ class Bucket:
         self.uploads: dict[str, _Upload] = {}
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
+        self.lost: dict[str, int] = {}
+        """Segments whose loss a Spark job has reported, and how often its region had restarted then."""
         self.looked_at = 0
         """Uploads that existed when the job that ended last began to look for open uploads."""
         self.on_put: Callable[[str, bytes | None, bytes], None] = lambda key, old, new: None

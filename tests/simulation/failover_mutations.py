@@ -14,15 +14,15 @@ from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.storage import lease
-from tests.simulation.mutations import CALM, Wrapped, mutation
+from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.request_mutations import MUTATIONS
 
 __all__ = ["MUTATIONS"]
 
 _TWICE = "which no uninterrupted run would"
-_FAILING = {"task_fails": 0.1, "restarts": 1.0}
+_FAILING = {**ONE_STREAM, "task_fails": 0.1, "restarts": 1}
 
-_TOLERANT = {**CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 1}
+_TOLERANT = {**ONE_STREAM, "fail_before": 0.04, "savepoint": 0.1, "tolerates": 1, "regions": 0}
 
 
 @mutation(
@@ -50,8 +50,9 @@ def _(real: Wrapped, master: JobMaster, *args: Any) -> Any:
 
 
 @mutation("a region that restarts does not read its input again", JobRunner, "run", "but counted", **_FAILING)
-def _(real: Wrapped, runner: JobRunner, epochs: Sequence[Epoch], restarts: int = 0) -> Any:
-    return real(runner, [replace(epoch, splits={}) for epoch in epochs] if restarts else epochs, restarts)
+def _(real: Wrapped, runner: JobRunner, epochs: Sequence[Epoch], restarts: int = 0, **options: Any) -> Any:
+    read = [replace(epoch, splits={}) for epoch in epochs] if restarts else epochs
+    return real(runner, read, restarts, **options)
 
 
 @mutation(
@@ -59,8 +60,9 @@ def _(real: Wrapped, runner: JobRunner, epochs: Sequence[Epoch], restarts: int =
     Restore,
     "continue_run",
     _TWICE,
-    restore=1.0,
-    **_FAILING,
+    restore=1,
+    task_fails=0.1,
+    restarts=1,
 )
 def _(real: Wrapped, restore: Restore) -> None:
     pass
@@ -72,7 +74,8 @@ def _(real: Wrapped, restore: Restore) -> None:
     "acquire",
     _TWICE,
     pause=0.03,
-    **_FAILING,
+    task_fails=0.1,
+    restarts=1,
 )
 def _(real: Wrapped, *args: Any, after: Any = None, **options: Any) -> Any:
     return real(*args, **options)

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
+from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
 from dagster_flinkpy.connectors.staged_files import StagedFile
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
-from tests.simulation.job import read_counts, read_held, read_seen
 from tests.simulation.partition_rules import expected_ends
 from tests.simulation.program import (
     JOB,
@@ -28,10 +28,12 @@ from tests.simulation.program import (
 )
 from tests.simulation.request_rules import RequestRules
 from tests.simulation.savepoint_rules import SavepointRules
+from tests.simulation.task_state import read_counts, read_held, read_seen
 from tests.simulation.world import World
 
 __all__ = ["Asked", "Completed", "Invariants"]
 
+_SEGMENT = re.compile(rf"{JOB}/{EXCHANGE_FOLDER}/[^/]+/(\d+)-(\d+)/.+")
 _CHECKPOINT = re.compile(rf"{JOB}/chk-(\d+)/{METADATA_NAME}")
 
 
@@ -122,6 +124,10 @@ class Invariants:
             self._fail(f"{key} was deleted")
         if key.startswith(f"{OUT}/"):
             self._on_replaced(key)
+        if found := _SEGMENT.fullmatch(key):
+            token, checkpoint_id = int(found[1]), int(found[2])
+            if checkpoint_id not in self.completed and token == max(self._owners, default=0):
+                self._fail(f"{key} was deleted, but checkpoint {checkpoint_id} is not complete")
 
     def _on_replaced(self, key: str) -> None:
         """Rows may only be deleted when all newer rows of the same time partition exist."""
@@ -304,7 +310,8 @@ class Invariants:
         metadata = done.metadata
         all_read = done.read == SPLITS and not self.scenario.partitioned
         inherited = parent is not None and parent.metadata.end_of_input
-        drained = metadata.stopped and self._asked(metadata).ends_input
+        asked_to = self._asked(metadata).ends_input or metadata.fencing_token in self.requests.draining
+        drained = metadata.stopped and asked_to
         if metadata.end_of_input and not (all_read or inherited or drained):
             self._fail(f"checkpoint {metadata.checkpoint_id} ends the input after {done.read} splits")
         stopped = parent is not None and parent.metadata.stopped and not self._asked(metadata).start

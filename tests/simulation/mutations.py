@@ -16,27 +16,24 @@ from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head, read_head
 from dagster_flinkpy.checkpoint.instructions import NotifyAborted
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
-from dagster_flinkpy.checkpoint.partitions import PartitionRetention
 from dagster_flinkpy.checkpoint.pending import AcknowledgeResult, PendingCheckpoint
 from dagster_flinkpy.checkpoint.shared_state_registry import SharedStateRegistry
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, MetadataWriteFailed
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.checkpoint.traces import Traces
-from dagster_flinkpy.connectors.staged_files import FileNames, StagedFileCommitter
+from dagster_flinkpy.connectors.staged_files import FileNames
 from dagster_flinkpy.errors import CorruptMetadataError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master import savepoints
 from dagster_flinkpy.runtime.master import starting_point as restoring
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
-from dagster_flinkpy.runtime.master.committers import Committers
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from dagster_flinkpy.runtime.master.job_master import JobMaster
 from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_runner import JobRunner
 from dagster_flinkpy.runtime.master.split_planner import SplitPlanner
-from dagster_flinkpy.runtime.master.starting_point import Restore
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.storage import ObjectStore, lease
 from tests.simulation import upkeep
@@ -53,8 +50,10 @@ CALM = dict.fromkeys(
     0.0,
 )
 """Nothing fails: a rule about a rare event is noticed sooner where that event is the only trouble."""
-ONE_STREAM = {**CALM, "partitioned": 0, "restore": 0, "retry": 0, "savepoint": 0, "upkeep": 0}
+ONE_STREAM = {**CALM, **dict.fromkeys(("partitioned", "restore", "retry", "savepoint", "upkeep", "requests"), 0.0)}
 """Attempts only run epochs."""
+GOES_BACK = {**ONE_STREAM, "goes_back": 0.9, "regions": 0}
+"""Nothing fails, and attempts start from kept checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +62,8 @@ class Mutation:
 
     apply: Callable[[], AbstractContextManager[Any]]
     noticed: str
-    """A part of the message of the violation, to prove that this rule is missed and not another one."""
-    chaos: Mapping[str, float] = field(default_factory=dict)
+    """Matches a part of the message of the violation, to prove that this rule is missed and not another one."""
+    chaos: Mapping[str, Any] = field(default_factory=dict)
     """Chances of events, to create worlds in which the rule matters more often."""
 
 
@@ -72,7 +71,7 @@ MUTATIONS: dict[str, Mutation] = {}
 """The mutations, by what they break."""
 
 
-def mutation(what: str, owner: Any, name: str, noticed: str, **chaos: float) -> Callable[[Wrapped], Wrapped]:
+def mutation(what: str, owner: Any, name: str, noticed: str, **chaos: Any) -> Callable[[Wrapped], Wrapped]:
     """Registers a function that replaces a method. Its first argument is the original method."""
 
     def register(function: Wrapped) -> Wrapped:
@@ -100,7 +99,13 @@ def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | 
     return store.put(key, data)
 
 
-@mutation("a takeover leaves HEAD as it is", leadership, "put_if", "has to commit it")
+@mutation(
+    "a takeover leaves HEAD as it is",
+    leadership,
+    "put_if",
+    "has to commit it",
+    **{**ONE_STREAM, "crash": 0.01, "pause": 0.02, "regions": 0},
+)
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     if key == HEAD_KEY and if_match is not None:
         found = read_head(store)
@@ -109,7 +114,7 @@ def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | 
     return real(store, key, data, if_match)
 
 
-def _unfenced(owner: Any, name: str, value: Any, noticed: str) -> Mutation:
+def _unfenced(owner: Any, name: str, value: Any, noticed: str, **chaos: Any) -> Mutation:
     """Registers a mutation that also never checks whether a newer attempt took over."""
 
     def broken() -> AbstractContextManager[Any]:
@@ -118,12 +123,12 @@ def _unfenced(owner: Any, name: str, value: Any, noticed: str) -> Mutation:
         stack.enter_context(mock.patch.object(owner, name, value))
         return stack
 
-    return Mutation(broken, noticed)
+    return Mutation(broken, noticed, chaos)
 
 
 MUTATIONS |= {
     "state files are named by content only, and who deletes them is not fenced": _unfenced(
-        EpochJob, "written_by", "", "names it"
+        EpochJob, "written_by", "", "names it", **{**ONE_STREAM, "crash": 0.005, "pause": 0.05, "regions": 0}
     ),
     "an attempt aborts what newer ones have staged, and is not fenced": _unfenced(
         FileNames, "mine", lambda names, key: True, "whose upload is gone"
@@ -171,9 +176,8 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any, *args: Any, 
     "an unknown outcome is taken for a failure",
     CheckpointSteps,
     "_finalize",
-    "was aborted, but completed checkpoint",
-    fail_after=0.1,
-    outage=1,
+    "was aborted, but completed checkpoint|whose upload is gone",
+    **{**ONE_STREAM, "fail_after": 0.1, "outage": 1, "regions": 0},
 )
 def _(real: Wrapped, steps: CheckpointSteps, *args: Any) -> Any:
     outcome = real(steps, *args)
@@ -186,9 +190,8 @@ def _(real: Wrapped, steps: CheckpointSteps, *args: Any) -> Any:
     "transactions are aborted although HEAD may name them",
     JobMaster,
     "_on_outcome",
-    "was aborted, but completed checkpoint",
-    fail_after=0.1,
-    outage=1,
+    "was aborted, but completed checkpoint|whose upload is gone",
+    **{**ONE_STREAM, "fail_after": 0.1, "outage": 1, "regions": 0},
 )
 def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
     real(master, outcome)
@@ -199,8 +202,8 @@ def _(real: Wrapped, master: JobMaster, outcome: Any) -> None:
     "transactions of a checkpoint that is being completed are aborted",
     JobMaster,
     "_perform",
-    "was aborted, but completed checkpoint",
-    **{**ONE_STREAM, "task_fails": 0.2, "switch": 0.95},
+    "was aborted, but completed checkpoint|whose upload is gone",
+    **{**ONE_STREAM, "task_fails": 0.05, "switch": 0.95, "restarts": 0, "tolerates": 0, "regions": 1},
 )
 def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     real(master, instruction)
@@ -213,7 +216,7 @@ def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
     CompletionChain,
     "end",
     "but the files have",
-    **{**CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 0},
+    **{**CALM, "fail_before": 0.04, "partitioned": 0, "tolerates": 0, "requests": 0, "regions": 0},
 )
 def _(real: Wrapped, chain: CompletionChain) -> None:
     waiting = list(chain.waiting)
@@ -238,6 +241,7 @@ def _(real: Wrapped, registry: SharedStateRegistry, retained: Any) -> set[str]:
     shared_state_registry,
     "_written_for",
     "was deleted, but retained checkpoint",
+    **{**GOES_BACK, "savepoint": 0.3, "stop": 0.5},
 )
 def _(real: Wrapped, path: str, checkpoint_id: int) -> int:
     return checkpoint_id
@@ -275,10 +279,7 @@ def _(real: Wrapped, *args: Any) -> Any:
     savepoint,
     "read_head",
     "which does not exist",
-    pause=0.03,
-    late_list=0,
-    savepoint=0.8,
-    stop=0,
+    **{**ONE_STREAM, "crash": 0.005, "pause": 0.03, "upkeep": 0.6, "verbs": ("trigger_savepoint",), "native": 1},
 )
 def _(real: Wrapped, store: ObjectStore) -> Any:
     return Head(0, unclaimed=tuple(range(1_000))), ""
@@ -308,8 +309,7 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
     restoring,
     "dispose_savepoint",
     "was deleted",
-    late_list=0,
-    restore=0.8,
+    **{**ONE_STREAM, "savepoint": 0.5, "stop": 0.5, "drain": 0, "native": 1, "restore": 1, "regions": 0},
 )
 def _(real: Wrapped, location: Any, **options: Any) -> None:
     files = savepoint.load_savepoint(location.open()).files()
@@ -317,7 +317,13 @@ def _(real: Wrapped, location: Any, **options: Any) -> None:
     replace(location, url=location.url.rpartition("/")[0]).open().delete_many(sorted(files))
 
 
-@mutation("a restored checkpoint is claimed though it was not to be", Attempt, "leave_unclaimed", "to its owner")
+@mutation(
+    "a restored checkpoint is claimed though it was not to be",
+    Attempt,
+    "leave_unclaimed",
+    "to its owner",
+    **{**GOES_BACK, "crash": 0.003, "savepoint": 0.2, "stop": 0.5},
+)
 def _(real: Wrapped, attempt: Attempt, checkpoint_id: int) -> None:
     attempt.claim(checkpoint_id)
 
@@ -327,7 +333,7 @@ def _(real: Wrapped, attempt: Attempt, checkpoint_id: int) -> None:
     CompletedCheckpointStore,
     "dispose",
     "was deleted, but retained checkpoint",
-    upkeep=0.8,
+    **{**GOES_BACK, "upkeep": 0.8, "verbs": ("dispose_checkpoint",)},
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, checkpoint_id: int) -> None:
     files = store.load(checkpoint_id).files()
@@ -351,7 +357,7 @@ def _(real: Wrapped, attempt: JobAttempt, *args: Any, **options: Any) -> None:
     JobAttempt,
     "_begin",
     "continues a job that was stopped",
-    partitioned=0,
+    **{**ONE_STREAM, "savepoint": 0.5, "stop": 1, "drain": 0},
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     real(attempt)
@@ -359,7 +365,11 @@ def _(real: Wrapped, attempt: JobAttempt) -> None:
 
 
 @mutation(
-    "a fenced attempt calls what others have deleted damaged", JobRunner, "_cause", "CorruptStateError", pause=0.03
+    "a fenced attempt calls what others have deleted damaged",
+    JobRunner,
+    "_cause",
+    "CorruptStateError",
+    **{**ONE_STREAM, "task_hangs": 0.3, "regions": 0},
 )
 def _(real: Wrapped, region: JobRunner, error: Any) -> Any:
     return error
@@ -370,7 +380,7 @@ def _(real: Wrapped, region: JobRunner, error: Any) -> Any:
     upkeep,
     "sweep",
     "which does not exist",
-    **{**CALM, "upkeep": 0.8},
+    **{**ONE_STREAM, "upkeep": 0.8, "verbs": ("sweep",)},
 )
 def _(real: Wrapped, store: ObjectStore, grace: timedelta, **options: Any) -> Any:
     return real(store, timedelta(0), **options)
@@ -385,100 +395,24 @@ def _(real: Wrapped, *args: Any, **options: Any) -> Any:
     "draining does not end the input of the tasks",
     SplitPlanner,
     "plan",
-    "still holds",
-    partitioned=0,
-    stop=0.5,
-    drain=1,
+    "does not end the input",
+    **{**ONE_STREAM, "savepoint": 0.5, "stop": 1, "drain": 1},
 )
 def _(real: Wrapped, planner: SplitPlanner, *args: Any, drain: bool) -> Any:
     epoch = real(planner, *args, drain=drain)
     return replace(epoch, ended_sources=frozenset()) if drain else epoch
 
 
-# --- partitions of time -----------------------------------------------------------------------------------------------
-
-
-@mutation(
-    "retention drops the end state from which an active run has started",
-    PartitionRetention,
-    "kept",
-    "is not kept, though its run is at work",
-    partitioned=1,
-)
-def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | None, started_from: int | None) -> Any:
-    return real(retention, ends, newest)
-
-
-@mutation(
-    "retention drops the end state that the next partition starts from",
-    PartitionRetention,
-    "kept",
-    "is not kept, though the next partition starts from it",
-)
-def _(real: Wrapped, retention: PartitionRetention, ends: Any, newest: int | None, started_from: int | None) -> Any:
-    return real(retention, ends, started_from)
-
-
-@mutation(
-    "a partition continues from the latest checkpoint, not from the previous partition",
-    Restore,
-    "load",
-    "which no uninterrupted run would",
-)
-def _(real: Wrapped, restore: Restore, config: Any, graph: Any, store: Any, attempt: Attempt) -> Any:
-    return attempt.latest
-
-
-@mutation(
-    "rows of a partition are deleted before the new ones exist",
-    Committers,
-    "commit",
-    "its partition was not written again",
-)
-def _(real: Wrapped, committers: Committers, metadata: CheckpointMetadata) -> Any:
-    if metadata.partition is not None:
-        for committer in committers:
-            committer.replace_partition(metadata.partition, metadata.checkpoint_id)
-    return real(committers, metadata)
-
-
-@mutation(
-    "rows of a partition stay when it is run again",
-    StagedFileCommitter,
-    "replace_partition",
-    "though its partition was written again",
-)
-def _(real: Wrapped, committer: StagedFileCommitter, partition: str, checkpoint_id: int) -> int:
-    return 0
-
-
-@mutation(
-    "a checkpoint that reads nothing replaces the rows of a partition",
-    JobAttempt,
-    "_create_metadata",
-    "its partition was not written again",
-)
-def _(real: Wrapped, attempt: JobAttempt, write: Any) -> CheckpointMetadata:
-    metadata: CheckpointMetadata = real(attempt, write)
-    parent = attempt._contents.parent
-    return metadata if metadata.partition or parent is None else replace(metadata, partition=parent.partition)
-
-
-@mutation(
-    "a fenced attempt takes rows that were replaced for lost",
-    JobAttempt,
-    "_commit",
-    "CommittableLostError",
-    **{**CALM, "crash": 0.01, "pause": 0.03, "partitioned": 1},
-)
-def _(real: Wrapped, attempt: JobAttempt, metadata: CheckpointMetadata) -> Any:
-    return attempt._committers.commit(metadata)
-
-
 # --- what becomes of checkpoints when a run ends ----------------------------------------------------------------------
 
 
-@mutation("checkpoints of a stopped job are deleted", job_loop, "discards_checkpoints", "knows any more", deleting=1)
+@mutation(
+    "checkpoints of a stopped job are deleted",
+    job_loop,
+    "discards_checkpoints",
+    "knows any more",
+    **{**ONE_STREAM, "savepoint": 0.5, "stop": 1, "drain": 0, "deleting": 1},
+)
 def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
     return finished and bool(retention.discards_on_finish)
 
@@ -538,6 +472,7 @@ def _(real: Wrapped, pending: PendingCheckpoint, task: Any, state: Any) -> Ackno
     CompletedCheckpointStore,
     "assign_checkpoint_id",
     "although only this attempt may use its id",
+    **{**ONE_STREAM, "crash": 0.01, "tolerates": 0, "regions": 0},
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any) -> int:
     return (attempt.head.checkpoint_id or 0) + 1
@@ -548,6 +483,7 @@ def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Any) -> int:
     CompletedCheckpointStore,
     "begin_attempt",
     "no completed checkpoint names it",
+    **{**ONE_STREAM, "crash": 0.01, "fail_before": 0.02, "regions": 0},
 )
 def _(real: Wrapped, store: CompletedCheckpointStore, *args: Any, **kwargs: Any) -> Any:
     attempt = real(store, *args, **kwargs)
@@ -564,7 +500,11 @@ def _(real: Wrapped, attempt: JobAttempt, latest: Any) -> None:
 
 
 @mutation(
-    "what a finished job has left open is not aborted", JobAttempt, "_abort_left_open", "neither committed nor aborted"
+    "what a finished job has left open is not aborted",
+    JobAttempt,
+    "_abort_left_open",
+    "neither committed nor aborted",
+    **{**ONE_STREAM, "speculation": 0.5},
 )
 def _(real: Wrapped, attempt: JobAttempt) -> None:
     pass
@@ -580,6 +520,12 @@ def _(real: Wrapped, planner: SplitPlanner, graph: Any, restored: Any, *args: An
     real(planner, graph, {}, *args, **kwargs)
 
 
-@mutation("a rescale hands all rows of a file to each subtask", RunHandle, "clip", "has key groups 0 to")
+@mutation(
+    "a rescale hands all rows of a file to each subtask",
+    RunHandle,
+    "clip",
+    "has key groups 0 to",
+    **{**ONE_STREAM, "crash": 0.01, "restarts": 0, "tolerates": 0, "regions": 0},
+)
 def _(real: Wrapped, handle: RunHandle, key_groups: Any) -> RunHandle:
     return handle

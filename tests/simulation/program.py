@@ -1,12 +1,13 @@
-"""The simulated program: numbers -> count per key -> files, in one region or two.
+"""The simulated program: numbers -> count per key -> files, in one region, in two, or in four.
 
-It reads a stream of splits, or time partitions.
+Of four regions, two are side by side: one passes on the even numbers, the other the odd ones. The program reads a
+stream of splits, or time partitions.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from functools import cache
@@ -37,6 +38,8 @@ from tests.simulation.bucket import URL, SimulatedStore
 from tests.simulation.world import Chaos, World
 
 __all__ = [
+    "EXCHANGE",
+    "FILTERS",
     "JOB",
     "KEYS",
     "MAX_PARALLELISM",
@@ -63,6 +66,10 @@ SPLIT_RECORDS = 4
 PARTITION_SPLITS = 2
 PARTITIONS = SPLITS // PARTITION_SPLITS
 KEYS = 5
+EXCHANGE = ".exchange"
+"""The end of the uids of operators that write a blocking edge."""
+FILTERS: dict[str, Callable[[int], bool]] = {"evens": lambda n: n % 2 == 0, "odds": lambda n: n % 2 == 1}
+"""The operators of the regions that are side by side."""
 MAX_PARALLELISM = 6
 
 _FIRST_DAY = datetime(2024, 3, 1, tzinfo=timezone.utc)
@@ -106,7 +113,7 @@ class Scenario:
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
         return Scenario(
             partitioned=rng.random() < chaos.partitioned,
-            regions=2 if chaos.regions and rng.random() < chaos.regions else 1,
+            regions=(4 if rng.random() < chaos.diamond else 2) if rng.random() < chaos.regions else 1,
             num_retained=rng.choice((1, 1, 2, 3)),
             partition_retention=rng.choice(
                 (
@@ -209,12 +216,15 @@ class _Files(TwoPhaseCommittingSink):
 
 @cache
 def program(parallelism: int, regions: int) -> JobGraph:
-    """Returns the program at a parallelism, in one region or two."""
+    """Returns the program at a parallelism, in one region, in two, or in four."""
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
     env.set_max_parallelism(MAX_PARALLELISM)
     numbers = env.from_source(_Numbers(), WatermarkStrategy.no_watermarks(), "numbers").uid("numbers")
     if regions > 1:
         numbers = numbers.blocking()
+    if regions > 2:
+        evens, odds = (numbers.filter(keep).uid(uid).blocking() for uid, keep in FILTERS.items())
+        numbers = evens.union(odds)
     counts = numbers.key_by(lambda n: n % KEYS, Types.LONG()).process(_Count(), Types.LONG()).uid("count")
     counts.sink_to(_Files()).uid("files")
     return env.get_job_graph()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
 from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.mailbox import Lane
 from dagster_flinkpy.runtime.master.region_execution import RegionExecution
-from tests.simulation.mutations import MUTATIONS, ONE_STREAM, Wrapped, mutation
+from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts
+from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
+from tests.simulation.partition_mutations import MUTATIONS
 
 __all__ = ["MUTATIONS"]
 
 _TWO_REGIONS = {**ONE_STREAM, "regions": 1}
+_LOSING = {**_TWO_REGIONS, "segment_loss": 0.05, "restarts": 1}
 
 
 @mutation("a region does not wait for its input", RegionExecution, "_written", "KeyError", **_TWO_REGIONS)
@@ -30,3 +38,44 @@ def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
     if not region.before:
         real(master, region, checkpoint_id, states)
+
+
+@mutation("segments are deleted when they are read", JobMaster, "_acknowledge", "is not complete", **_TWO_REGIONS)
+def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
+    real(master, region, checkpoint_id, states)
+    if region.before:
+        master._mailbox.submit(Lane.STORE, partial(master._discard_read, checkpoint_id))
+
+
+@mutation("a lost segment does not restart its producer", RegionRestarts, "_failure", "though it is lost", **_LOSING)
+def _(real: Wrapped, restarts: RegionRestarts, *args: Any) -> Any:
+    return replace(real(restarts, *args), lost={})
+
+
+@mutation(
+    "a region reads the former segments of a producer that runs again",
+    RegionExecution,
+    "rewind",
+    "though it is lost",
+    **_LOSING,
+)
+def _(real: Wrapped, region: RegionExecution, checkpoint_id: int, *, rewritten: bool) -> None:
+    real(region, checkpoint_id, rewritten=False)
+
+
+@mutation(
+    "what all have acknowledged is run again without the others",
+    RegionRestarts,
+    "_unavailable",
+    "",
+    **{**_LOSING, "diamond": 1},
+)
+def _(real: Wrapped, restarts: RegionRestarts, epochs: Mapping[int, int]) -> str:
+    return ""
+
+
+@mutation("checkpoints complete side by side", CompletionChain, "proceed", "complete in their order", **_TWO_REGIONS)
+def _(real: Wrapped, chain: CompletionChain) -> None:
+    current, chain.current = chain.current, None
+    real(chain)
+    chain.current = chain.current or current

@@ -9,7 +9,7 @@ from dagster_flinkpy.checkpoint.request_inbox import RequestInbox
 from dagster_flinkpy.checkpoint.requests import Answer, answer_key
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.storage import ObjectStore
-from tests.simulation.mutations import Wrapped, mutation
+from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
 from tests.simulation.region_mutations import MUTATIONS
 
 __all__ = ["MUTATIONS"]
@@ -48,8 +48,7 @@ def _(real: Wrapped, inbox: RequestInbox, request_id: str) -> Any:
     request_inbox,
     "put_if",
     "and is",
-    requests=0.8,
-    pause=0.03,
+    **{**ONE_STREAM, "requests": 0.8, "pause": 0.03, "regions": 0},
 )
 def _(real: Wrapped, store: ObjectStore, key: str, data: bytes, if_match: str | None) -> str:
     return store.put(key, data)

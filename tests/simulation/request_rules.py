@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from dagster_flinkpy.checkpoint.requests import Answer, AnswerState, Order, RequestKind, id_of
+from dagster_flinkpy.checkpoint.requests import Answer, AnswerState, Order, Request, RequestKind, id_of
 from tests.simulation.program import JOB
 
 if TYPE_CHECKING:
@@ -24,13 +24,26 @@ class RequestRules:
 
     def __init__(self, completed: Mapping[int, Completed], fail: Callable[[str], None]) -> None:
         self._completed, self._fail = completed, fail
+        self._drains: set[str] = set()
+        """Requests to stop with draining."""
+        self.draining: set[int] = set()
+        """Fencing tokens of the attempts that have taken one."""
 
     def on_put(self, key: str, old: bytes | None, new: bytes) -> None:
         """Checks a write of an answer."""
         found = id_of(key.removeprefix(f"{JOB}/"))
-        if found is None or found[1] or old is None:
+        if found is None:
             return
-        before, after = Answer.from_bytes(old, found[0]), Answer.from_bytes(new, found[0])
+        if found[1]:
+            if Request.from_bytes(new, found[0]).order.drain:
+                self._drains.add(found[0])
+            return
+        after = Answer.from_bytes(new, found[0])
+        if found[0] in self._drains and after.state is AnswerState.ACCEPTED:
+            self.draining.add(after.attempt)
+        if old is None:
+            return
+        before = Answer.from_bytes(old, found[0])
         if before.final:
             self._fail(f"request {found[0]} was {before.state.value}, and is {after.state.value} now")
         elif after.state is AnswerState.DONE and before.attempt != after.attempt:

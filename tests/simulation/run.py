@@ -54,7 +54,8 @@ def _one_thread(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(commit_retries, "_sleep", world.sleep))
         stack.enter_context(mock.patch.object(job_loop, "JobMaster", SimulatedMaster))
         token_hex = SimpleNamespace(token_hex=lambda n: f"{world.rng.getrandbits(8 * n):0{2 * n}x}")
-        stack.enter_context(mock.patch.object(request_desk, "LOOK_INTERVAL", timedelta(milliseconds=30)))
+        look_interval = timedelta(milliseconds=100) if world.chaos.requests else timedelta(minutes=1)
+        stack.enter_context(mock.patch.object(request_desk, "LOOK_INTERVAL", look_interval))
         for module in (savepoint, lease, requests):
             stack.enter_context(mock.patch.object(module, "secrets", token_hex))
         simulate_in(world)

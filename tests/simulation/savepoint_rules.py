@@ -51,8 +51,13 @@ class SavepointRules:
         self._known: dict[str, _Savepoint] = {}
         self._disposed: set[str] = set()
 
-    def add(self, url: str) -> None:
-        """Adds a savepoint, which must stay complete from now on."""
+    def add(self, url: str, *, drained: bool = False) -> None:
+        """Adds a savepoint, which must stay complete from now on.
+
+        Args:
+            url: The savepoint.
+            drained: Whether it is of a job that was stopped with draining. Default: False.
+        """
         if url in self._disposed:
             return  # swept as an old one before it was reported
         key = f"{_folder(url)}/{METADATA_NAME}"
@@ -65,6 +70,8 @@ class SavepointRules:
         if any(s.committables for operator in metadata.operators for s in operator.subtasks):
             self._fail(f"savepoint {url} has something to commit")
         of = self._completed[metadata.checkpoint_id]
+        if drained and not of.metadata.end_of_input:
+            self._fail(f"savepoint {url} was taken with draining, but does not end the input")
         self._check_contents(metadata, of.read, _files_of(url), f"savepoint {url}")
 
     def dispose(self, url: str) -> None:

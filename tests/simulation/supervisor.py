@@ -119,7 +119,7 @@ class Supervisor:
             url = rng.choice(savepoints.there)
             options |= {"restore_from": url, "claim_mode": claim_mode}
             asked = Asked(savepoints.checkpoint_id(url))
-        elif self._invariants.kept and rng.random() < 0.15:
+        elif self._invariants.kept and rng.random() < self._world.chaos.goes_back:
             checkpoint_id = rng.choice(self._invariants.kept)
             options |= {"restore_from": f"chk-{checkpoint_id}", "claim_mode": claim_mode}
             leaves = None if claim_mode is RecoveryClaimMode.CLAIM else checkpoint_id
@@ -262,7 +262,9 @@ class Supervisor:
         self._world.current.process.sluggish = 10
         if rng.random() < chaos.stop:
             asked.ends_input = rng.random() < chaos.drain
-            savepoints.add(attempt.stop_with_savepoint(target, format_type, drain=asked.ends_input))
+            savepoints.add(
+                attempt.stop_with_savepoint(target, format_type, drain=asked.ends_input), drained=asked.ends_input
+            )
             return True
         savepoints.add(attempt.savepoint(target, format_type))
         self._world.current.process.sluggish = 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
@@ -49,7 +49,7 @@ class Upkeep:
 
     def start(self) -> None:
         """Begins a random action."""
-        verbs = (
+        verbs: Sequence[Callable[[str], None]] = (
             self._sweep,
             self._dispose_savepoint,
             self._dispose_old_savepoints,
@@ -59,7 +59,8 @@ class Upkeep:
             self._restore,
             self._release,
         )
-        self._spawn(self._world.rng.choice(verbs))
+        only = self._world.chaos.verbs
+        self._spawn(self._world.rng.choice([each for each in verbs if not only or each.__name__.strip("_") in only]))
 
     def ask(self) -> None:
         """Begins to ask the attempt that is about to run for something."""
@@ -68,7 +69,7 @@ class Upkeep:
     def draw_savepoint(self) -> tuple[str | None, SavepointFormatType]:
         """Draws target and format of a savepoint. Native ones need listings that are never late."""
         rng = self._world.rng
-        if not self._world.lists_late and rng.random() < 0.5:
+        if not self._world.lists_late and rng.random() < self._world.chaos.native:
             return None, SavepointFormatType.NATIVE
         return rng.choice((None, _ELSEWHERE)), SavepointFormatType.CANONICAL
 
@@ -164,7 +165,8 @@ class Upkeep:
         order = Order(kind, parallelism=rng.randint(1, 3) if kind is RequestKind.RESCALE else None)
         if kind in (RequestKind.SAVEPOINT, RequestKind.STOP):
             target, format_type = self.draw_savepoint()
-            order = replace(order, target=target, format_type=format_type)
+            drain = kind is RequestKind.STOP and rng.random() < world.chaos.drain
+            order = replace(order, target=target, format_type=format_type, drain=drain)
         asker = JobRequests(self._job, name, now=world.clock, sleep=world.sleep)
         for _ in range(20):
             if asker.running() is not None:
@@ -174,7 +176,7 @@ class Upkeep:
         world.note(f"{kind.value}: {answer.checkpoint_id} {answer.savepoint}")
         self._invariants.requests.answered(order, answer)
         if answer.savepoint is not None:
-            self._invariants.savepoints.add(answer.savepoint)
+            self._invariants.savepoints.add(answer.savepoint, drained=order.drain)
 
     # --- shared -------------------------------------------------------------------------------------------------------
 

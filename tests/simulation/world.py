@@ -66,12 +66,16 @@ class Chaos:
     """Per task that reads a segment of a blocking edge: somebody has deleted it."""
     regions: float = 0.3
     """Per world: a blocking edge divides the program."""
+    diamond: float = 0.3
+    """Per world with blocking edges: two of its regions are side by side."""
     partitioned: float = 0.35
     """Per world: its runs read time partitions, instead of continuing after the last run."""
     deleting: float = 0.2
     """Per world: checkpoints may be deleted when a run ends."""
     restore: float = 0.35
     """Per attempt: it starts from a savepoint, if there is one."""
+    goes_back: float = 0.15
+    """Per attempt that starts from no savepoint: it starts from a kept checkpoint."""
     restarts: float = 0.6
     """Per attempt: it restarts in the run after a failure."""
     tolerates: float = 0.5
@@ -86,6 +90,10 @@ class Chaos:
     """Per stop: it ends the input."""
     upkeep: float = 0.5
     """Per attempt: an actor sweeps, disposes or the like at the same time."""
+    verbs: tuple[str, ...] = ()
+    """The only actions of that actor; empty for any."""
+    native: float = 0.5
+    """Per savepoint, if listings are never late: it names the files of the job."""
     requests: float = 0.4
     """Per attempt: somebody asks for a checkpoint, a savepoint or the like."""
     lost_head: float = 0.2
@@ -169,10 +177,10 @@ class World:
 
     Args:
         seed: Determines everything that happens.
-        chaos: Probabilities that replace drawn ones.
+        chaos: What replaces drawn values of :class:`Chaos`.
     """
 
-    def __init__(self, seed: int, **chaos: float) -> None:
+    def __init__(self, seed: int, **chaos: Any) -> None:
         self.rng = random.Random(seed)
         self.chaos = replace(Chaos.draw(self.rng), **chaos)
         self.lists_late = self.chaos.late_list > 0

@@ -378,6 +378,9 @@ class ExecutionFailureHandler:
         return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
 
     def succeeded(self) -> None:
-        """Notes that an epoch was acknowledged, which ends a series of failures for strategies that count in a row."""
+        """Notes that a checkpoint is complete, which ends a series of failures for strategies that count in a row.
+
+        An acknowledged epoch does not: what the next region reads or what the checkpoint names may fail each time.
+        """
         if self._config.restart.success_ends_series:
             self._failures_ms.clear()

@@ -94,8 +94,8 @@ class JobFailover:
         self.graph.schedule(region)
         self.graph.deploy(region)
 
-    def acknowledged(self, region: int) -> None:
-        """Notes that the Spark job of a region has succeeded."""
+    def completed(self) -> None:
+        """Notes that a checkpoint is complete and committed."""
         self._handler.succeeded()
 
     def region_failed(

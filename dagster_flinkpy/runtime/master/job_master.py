@@ -455,7 +455,6 @@ class JobMaster:
         if ended.error is not None:
             self._on_region_failed(region, ended, ended.error)
             return
-        self._failover.acknowledged(region.lane.number)
         results = ended.results
         region.on_acknowledged(ended)
         if region in self._sources and min(each.acknowledged for each in self._sources) >= last > self._read_up_to:
@@ -580,6 +579,7 @@ class JobMaster:
         self._timeouts.pop(number, None)
         self._coordinators.pop(number, None)
         self._incomplete.discard(number)
+        self._failover.completed()
         self._completed.append(self._completion(metadata, published))
         for each in published.checkpoint_ids:
             for region in self._regions:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+from dagster_flinkpy.checkpoint.stimuli import MetadataWriteFailed
 from dagster_flinkpy.common import JobStatus
 from dagster_flinkpy.datastream import DataStream
 from dagster_flinkpy.datastream.functions import MapFunction
@@ -25,6 +27,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master import job
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
 from dagster_flinkpy.runtime.master.failover import (
     FailoverConfig,
     FailoverStrategy,
@@ -194,6 +197,28 @@ def test_when_the_strategy_gives_up_the_root_cause_is_reported(tmp_path: Path) -
     assert raised.value.suppressed_by == "all 2 restarts of the fixed-delay strategy are used up"
     assert attempt._failover.graph.status is JobStatus.FAILED
     assert sink.staged() == []
+
+
+def test_epochs_whose_checkpoints_never_complete_do_not_end_a_series_of_failures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, _ = program(tmp_path)
+    written = CheckpointSteps.write_metadata
+    refused = iter([StorageError("the quota is used up") for _ in range(9)])
+
+    def write_metadata(steps: CheckpointSteps, metadata: CheckpointMetadata) -> Outcome:
+        for error in refused:
+            return Outcome(MetadataWriteFailed(0, metadata.checkpoint_id, unknown_outcome=False), error)
+        return written(steps, metadata)
+
+    monkeypatch.setattr(CheckpointSteps, "write_metadata", write_metadata)
+    with (
+        pytest.raises(StorageError, match="quota") as raised,
+        Watched(graph, tmp_path, **restarting(FixedDelayRestart(2, timedelta(0)))) as attempt,
+    ):
+        list(attempt.run_epochs())
+    assert attempt._failover.graph.restarts == 2
+    assert raised.value.suppressed_by == "all 2 restarts of the fixed-delay strategy are used up"
 
 
 @pytest.mark.parametrize(
