@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from dagster_flinkpy.checkpoint.coordinator_config import DEFAULT_NUM_RETAINED
 from dagster_flinkpy.checkpoint.head import HEAD_KEY, Head
 from dagster_flinkpy.checkpoint.metadata import METADATA_NAME, CheckpointKind, CheckpointMetadata
-from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER
 from dagster_flinkpy.connectors.staged_files import StagedFile
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from tests.simulation.partition_rules import expected_ends

@@ -9,8 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dagster_flinkpy.checkpoint.operator_states import SubtaskState
-from dagster_flinkpy.checkpoint.traces import EXCHANGE_FOLDER
+from dagster_flinkpy.checkpoint.operator_states import EXCHANGE_FOLDER, SubtaskState
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name, partition_folder
 from dagster_flinkpy.datastream.connectors.base import WriterInitContext
 from dagster_flinkpy.datastream.operator_specs import BlockingEdgeSourceSpec, SourceSpec
