@@ -22,7 +22,7 @@ class FailingSpark:
     def __init__(self, message: str) -> None:
         self._message = message
 
-    def range(self, *args: Any) -> FailingSpark:
+    def range(self, *args: Any, **options: Any) -> FailingSpark:
         return self
 
     mapInArrow = range
