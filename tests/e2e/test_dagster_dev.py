@@ -306,7 +306,7 @@ def test_backfill_of_a_week_from_the_page(deployment: Deployment, page: Page) ->
     )
     start = "Partition 2024-03-04 starts from the end state of 2024-03-03: checkpoint 3"
     assert start in deployment.log(run["runId"])
-    page.goto(f"{deployment.url}/runs/{run['runId']}?logs=starts")
+    page.goto(f"{deployment.url}/runs/{run['runId']}?logs=2024-03-03")
     expect(page.get_by_text(start)).to_be_visible()
     deployment.until("its end", lambda: deployment.backfills()[0]["status"] == "COMPLETED_SUCCESS")
     page.goto(f"{deployment.url}/runs/b/{backfill}")

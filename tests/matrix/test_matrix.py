@@ -10,7 +10,7 @@ from tests.matrix.programs import Program
 from tests.matrix.run import Settings, check
 
 properties = settings(
-    max_examples=examples(100),
+    max_examples=examples(60),
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     print_blob=True,
 )

@@ -422,8 +422,7 @@ def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: 
     job_loop,
     "discards_checkpoints",
     "was committed",
-    deleting=1,
-    fail_before=0.05,
+    **{**ONE_STREAM, "deleting": 1, "fail_before": 0.05, "outage": 0.9, "restarts": 0, "tolerates": 0, "regions": 0},
 )
 def _(real: Wrapped, retention: Any, attempt: Attempt, error: Any, *, finished: bool) -> bool:
     return error is not None and bool(retention.discards_on_failure)

@@ -23,7 +23,7 @@ from tests.simulation.invariants import Invariants
 from tests.simulation.job import SimulatedMaster
 from tests.simulation.program import Scenario, simulate_in
 from tests.simulation.supervisor import Supervisor
-from tests.simulation.world import SerialExecutor, World
+from tests.simulation.world import SerialExecutor, Violation, World
 
 __all__ = ["Outcome", "simulate"]
 
@@ -101,7 +101,7 @@ def simulate(seed: int, mutation: str | None = None) -> Outcome:
     with _one_thread(world), broken.apply() if broken else nullcontext():
         try:
             world.run()
-        except AssertionError as error:
+        except Violation as error:
             violation = f"{type(error).__name__}: {error}"
         except Exception:
             violation = f"unexpected {traceback.format_exc()}"

@@ -410,6 +410,8 @@ class JobMaster:
         self._failover.stopped(region.lane.number)
 
     def _on_planned(self, region: RegionExecution, epoch: Epoch) -> None:
+        if region.batch is None:  # telling it of a checkpoint has failed before it planned, so the attempt ends
+            return
         abandoned = region.abandoned
         region.on_planned(epoch)
         if abandoned:
