@@ -464,7 +464,8 @@ class JobMaster:
             self._requests.epoch_ended(last)
         self._chain.outputs.add(region.lane, ended)
         for checkpoint_id, states in sorted(results.acknowledged.items()):
-            self._acknowledge(region, checkpoint_id, states)
+            if self._fails_from is None or checkpoint_id < self._fails_from:  # one before it may have expired just now
+                self._acknowledge(region, checkpoint_id, states)
         for each in self._regions:
             for checkpoint_id, uid, in_flight in each.settle():
                 self._drive(CoordinatorSnapshotted(self._now(), checkpoint_id, uid, in_flight))
