@@ -50,7 +50,7 @@ def postgres() -> Iterator[str]:
         server = PostgresServer(data, cleanup_mode="stop")
         server.ensure_pgdata_inited()
         with (data / "postgresql.conf").open("a") as settings:
-            settings.write("max_prepared_transactions = 64\nfsync = off\n")
+            settings.write("max_prepared_transactions = 64\nwal_level = logical\nfsync = off\nautovacuum = off\n")
         server.start()
         try:
             yield server.get_uri()

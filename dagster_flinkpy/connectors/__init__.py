@@ -8,6 +8,7 @@ from dagster_flinkpy.connectors.iceberg_source import IcebergSource
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
+from dagster_flinkpy.connectors.postgres_source import PostgresSource
 from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "ParquetSink",
     "ParquetSource",
     "PostgresSink",
+    "PostgresSource",
 ]

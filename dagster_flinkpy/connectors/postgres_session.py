@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
+from dagster_flinkpy.connectors.postgres_connection import connect
+
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_sink import PostgresSink
 
@@ -27,7 +29,6 @@ _LEDGER_COLUMNS = """
     committed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (job, uid, checkpoint, digest)
 """
-_CONNECT_SECONDS = 10
 
 
 def gid_of(job_id: str, uid: str) -> str:
@@ -53,13 +54,7 @@ class Session:
 
     def connect(self) -> psycopg.Connection[Any]:
         """Returns a connection without an open transaction. As a context it is closed at the end."""
-        defaults = {
-            "connect_timeout": str(_CONNECT_SECONDS),
-            "application_name": f"flinkpy {self._job_id} {self._uid}"[:63],
-        }
-        given = {name: str(value) for name, value in psycopg.conninfo.conninfo_to_dict(self._conninfo).items()}
-        conninfo = psycopg.conninfo.make_conninfo("", **{**defaults, **given, "client_encoding": "utf8"})
-        return psycopg.connect(conninfo, autocommit=True)
+        return connect(self._conninfo, f"flinkpy {self._job_id} {self._uid}")
 
     def create_ledger(self, connection: psycopg.Connection[Any]) -> None:
         """Creates the table of committed checkpoints, if it does not exist."""

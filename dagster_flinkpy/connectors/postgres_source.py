@@ -1,0 +1,141 @@
+"""A table of PostgreSQL as a source, read in the order of a column."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["PostgresSource"]
+
+
+class PostgresSource(PartitionedSource):
+    """Reads the rows of a table in PostgreSQL, and then those that are added to it.
+
+    Needs ``pip install 'dagster-flinkpy[postgres]'``. The position is the last value of a column, or of several, that
+    only grows: a ``bigint`` from a sequence, or a time of insertion. The column needs an index. Each epoch reads the
+    rows after the position, in ranges that subtasks read side by side.
+
+    **Rows are never missed because their transaction commits late**, if a transaction takes the value while it runs, as
+    ``GENERATED AS IDENTITY``, ``nextval()`` and ``DEFAULT now()`` do: rows are read only when all transactions have
+    ended that were in flight when their values were the newest ones. So a transaction that stays open, even one that
+    only reads, holds the source back; a message names its process. Refused are a sequence with ``CACHE`` above 1, a
+    standby server, and nulls in the column. If values come from elsewhere, such as the clock of a client, choose
+    ``delay`` so that rows are committed by then. Rows that appear behind the position in the range of the last epoch
+    are an error.
+
+    Rows that are changed or deleted after they were read are not read again; `PostgresChangeSource` does that. If they
+    are changed while an epoch reads them, the epoch fails.
+
+    Args:
+        conninfo: How to connect, as libpq knows it: ``postgresql://user@host/database`` or ``host=... dbname=...``.
+            Take the password from the environment (``PGPASSWORD``) or from ``~/.pgpass``.
+        table: The table, ``name`` or ``schema.name``. It may be partitioned, but not a view.
+        column: The column that only grows, or several that do so together, such as ``["created_at", "id"]``. Types:
+            whole numbers, text, ``uuid``, ``date``, ``timestamp`` (in UTC) and ``timestamptz``.
+        row_type: Columns to read, by name, with their types. Default: all columns of the table.
+        bounded: Whether the input ends with the rows that are committed when the first epoch is planned. Default: it
+            ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
+        max_records_per_epoch: Maximum number of rows between two barriers. Rows of the same value are never torn apart,
+            so there can be more. Default: all that exist.
+        delay: How old a time must be before its rows are read. Only for a column of times, if the input does not end.
+            Default: 1 second.
+        discovery_interval: How long a job that runs on waits before it looks for rows again. Default: 1 second.
+        batch_rows: Maximum number of records in a batch.
+
+    In a job with ``partitions_def``, a partition reads the rows whose time is in it. The column must be a time then.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or psycopg is not installed.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        table: str,
+        column: str | Sequence[str],
+        *,
+        row_type: RowTypeInfo | None = None,
+        bounded: bool | None = None,
+        max_records_per_epoch: int | None = None,
+        delay: timedelta | None = None,
+        discovery_interval: timedelta = Source.discovery_interval,
+        batch_rows: int = 8192,
+    ) -> None:
+        self.columns = (column,) if isinstance(column, str) else tuple(column)
+        check_name("PostgresSource() as conninfo", conninfo)
+        check_name("PostgresSource() as table", table)
+        check_argument("row_type of PostgresSource()", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        check_argument("delay of PostgresSource()", delay, (timedelta, type(None)), "a timedelta")
+        check_argument("discovery_interval of PostgresSource()", discovery_interval, timedelta, "a timedelta")
+        if find_spec("psycopg") is None:
+            raise ConfigurationError("PostgresSource needs psycopg: pip install 'dagster-flinkpy[postgres]'")
+        if not self.columns or not all(isinstance(name, str) and name for name in self.columns):
+            raise ConfigurationError(f"PostgresSource() needs the name of a column that only grows, not {column!r}")
+        schema, _, name = table.rpartition(".")
+        if not name or "." in schema:
+            raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
+        for what, number in (("batch_rows", batch_rows), ("max_records_per_epoch", max_records_per_epoch)):
+            if number is not None:
+                check_number(f"{what} of PostgresSource()", number, "rows")
+                if number < 1:
+                    raise ConfigurationError(f"{what}={number} of PostgresSource() must be at least 1")
+        if (delay is not None and delay < timedelta(0)) or discovery_interval <= timedelta(0):
+            raise ConfigurationError(
+                f"delay={delay} of PostgresSource() must not be negative, and "
+                f"discovery_interval={discovery_interval} must be positive"
+            )
+        self.conninfo, self.schema, self.table = conninfo, schema or None, name
+        self.bounded, self.max_records_per_epoch, self.delay = bounded, max_records_per_epoch, delay
+        self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
+        self.partition: TimePartition | None = None
+        self._row_type = row_type
+
+    @cached_property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records. Without ``row_type`` it is read from the table.
+
+        Raises:
+            SourceReadError: The table cannot be read.
+            ConfigurationError: A column of the table has no counterpart.
+        """
+        if self._row_type is not None:
+            return self._row_type
+        found: RowTypeInfo = resolve("postgres_row_type")(self)
+        return found
+
+    def continuous(self) -> PostgresSource:
+        if self.bounded is not None:
+            return self
+        source = copy.copy(self)
+        source.bounded = False
+        return source
+
+    def for_partition(self, partition: TimePartition) -> PostgresSource:
+        part = copy.copy(self)
+        part.bounded, part.max_records_per_epoch, part.partition = True, None, partition
+        return part
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator: SplitEnumerator = resolve("postgres_enumerator")(self, restored)
+        return enumerator
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        rows: Iterator[tuple[pa.Array, int]] = resolve("postgres_reader")(self, split)
+        return rows
+
+    def kinds(self) -> set[str]:
+        return {"postgres"}
