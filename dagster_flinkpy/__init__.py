@@ -65,3 +65,8 @@ register("postgres_preparing_writer", "dagster_flinkpy.connectors.postgres_write
 register("postgres_ledger_committer", "dagster_flinkpy.connectors.postgres_committer:LedgerCommitter")
 register("postgres_partition_committer", "dagster_flinkpy.connectors.postgres_committer:PartitionCommitter")
 register("postgres_prepared_committer", "dagster_flinkpy.connectors.postgres_committer:PreparedTransactionCommitter")
+register("check_json_type", "dagster_flinkpy.connectors.column_types:check_json_type")
+register("record_decoder", "dagster_flinkpy.connectors.record_formats:record_decoder")
+register("record_encoder", "dagster_flinkpy.connectors.record_formats:record_encoder")
+register("kafka_enumerator", "dagster_flinkpy.connectors.kafka_enumerator:KafkaEnumerator")
+register("kafka_reader", "dagster_flinkpy.connectors.kafka_reader:read_partition")

@@ -20,6 +20,7 @@ __all__ = [
     "HeadLostError",
     "IllegalStateTransitionError",
     "InputAfterEndError",
+    "InputExpiredError",
     "JavaNotFoundError",
     "JobCancelledError",
     "JobGraphError",
@@ -299,6 +300,10 @@ class SourceReadError(FlinkPyError):
 
 class SegmentLostError(SourceReadError):
     """A segment of a blocking edge is gone. The region that wrote it has to run again."""
+
+
+class InputExpiredError(SourceReadError):
+    """Input that a source has not read yet is gone: its retention has passed."""
 
 
 class InputAfterEndError(FlinkPyError):

@@ -43,6 +43,13 @@ def postgres() -> Iterator[str]:
         yield conninfo
 
 
+@pytest.fixture(scope="session")
+def kafka() -> Iterator[str]:
+    """Starts a mock cluster of Kafka for the session, or uses FLINKPY_TEST_KAFKA, and returns how to connect."""
+    with servers.kafka() as brokers:
+        yield brokers
+
+
 def fresh_bucket(endpoint: str, access_key: str, secret_key: str) -> StorageLocation:
     bucket = f"flinkpy-{uuid.uuid4().hex}"
     s3_client(endpoint, "us-east-1", access_key, secret_key).create_bucket(Bucket=bucket)

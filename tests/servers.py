@@ -59,6 +59,23 @@ def postgres() -> Iterator[str]:
 
 
 @contextmanager
+def kafka() -> Iterator[str]:
+    """The brokers of ``FLINKPY_TEST_KAFKA``, or else librdkafka's mock cluster. Yields how to connect.
+
+    The mock cluster lives in a producer of this process. It creates topics with four partitions, and knows neither
+    aborted transactions nor fencing nor offsets in transactions.
+    """
+    if given := os.environ.get("FLINKPY_TEST_KAFKA"):
+        yield given
+        return
+    from confluent_kafka import Producer
+
+    cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
+    yield ",".join(f"{each.host}:{each.port}" for each in cluster.list_topics(timeout=10).brokers.values())
+    del cluster
+
+
+@contextmanager
 def delayed(endpoint: str, seconds: float) -> Iterator[str]:
     """A proxy in front of an S3 server: each request reaches the server that much later, beside the others."""
     host, port = urlsplit(endpoint).hostname, urlsplit(endpoint).port

@@ -6,7 +6,7 @@ import codecs
 from abc import ABC, abstractmethod
 from typing import Any
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError
 
 __all__ = [
@@ -47,6 +47,10 @@ class DeserializationSchema(ABC):
     def deserialize(self, message: bytes) -> Any:
         """Returns the record of these bytes."""
 
+    def get_produced_type(self) -> TypeInformation:
+        """Returns the type of the records (Flink: ``ResultTypeQueryable``). Default: they are pickled."""
+        return Types.PICKLED_BYTE_ARRAY()
+
 
 class SimpleStringSchema(SerializationSchema, DeserializationSchema):
     """Converts strings, in a charset.
@@ -65,6 +69,9 @@ class SimpleStringSchema(SerializationSchema, DeserializationSchema):
     def deserialize(self, message: bytes) -> str:
         return message.decode(self.charset)
 
+    def get_produced_type(self) -> TypeInformation:
+        return Types.STRING()
+
 
 class ByteArraySchema(SerializationSchema, DeserializationSchema):
     """Keeps bytes unchanged."""
@@ -74,6 +81,9 @@ class ByteArraySchema(SerializationSchema, DeserializationSchema):
 
     def deserialize(self, message: bytes) -> bytes:
         return message
+
+    def get_produced_type(self) -> TypeInformation:
+        return Types.PRIMITIVE_ARRAY(Types.BYTE())
 
 
 class Encoder:

@@ -26,6 +26,7 @@ __all__ = [
     "Committer",
     "CommitterInitContext",
     "CommittingSinkWriter",
+    "DeliveryGuarantee",
     "Sink",
     "SinkWriter",
     "Source",
@@ -39,6 +40,17 @@ __all__ = [
 
 Json = dict[str, Any]
 T = TypeVar("T")
+
+
+class DeliveryGuarantee(Enum):
+    """How often the records of a sink arrive (Flink: ``DeliveryGuarantee``)."""
+
+    EXACTLY_ONCE = 0
+    """Once. They are written when the checkpoint is complete."""
+    AT_LEAST_ONCE = 1
+    """At least once. They are written at once, and again if the epoch runs again."""
+    NONE = 2
+    """Flink does not wait for the records at a checkpoint. Here it is the same as ``AT_LEAST_ONCE``."""
 
 
 def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) -> T:
@@ -160,12 +172,19 @@ class SplitEnumerator(ABC):
     def snapshot_state(self) -> Json:
         """Returns the state of the enumerator, as JSON, for the checkpoint."""
 
+    def on_snapshot(self, checkpoint_id: int) -> None:  # noqa: B027 - few enumerators tell others how far they are
+        """Is called after `snapshot_state`, with the checkpoint that has the state. It may be called again for it."""
+
 
 class Source(ABC):
     """A source of records."""
 
     discovery_interval: timedelta = timedelta(seconds=1)
     """How long a job that runs on waits for new input before it asks the enumerator again. Default: 1 second."""
+    splits_side_by_side: bool = False
+    """Whether the splits of an epoch have records of the same time, such as the partitions of a topic. Then a subtask's
+    watermark is the least over its splits, and advances when all are read (Flink: ``WatermarkOutputMultiplexer``).
+    Default: a later split has later records."""
 
     @property
     @abstractmethod
@@ -177,11 +196,12 @@ class Source(ABC):
         """Returns an enumerator, either new or restored from what `SplitEnumerator.snapshot_state` returned."""
 
     @abstractmethod
-    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int] | tuple[pa.Array, int, pa.Array]]:
         """Reads a split from its offset on, in a subtask.
 
         Yields:
-            Batch by batch, a column of records (of ``produced_type.arrow_type``) and the offset after it.
+            Batch by batch, a column of records (of ``produced_type.arrow_type``) and the offset after it. A source that
+            knows when records happened adds these times: 64-bit integers, milliseconds since 1970, as many as records.
 
         Raises:
             SourceReadError: The input cannot be read; the message names it.

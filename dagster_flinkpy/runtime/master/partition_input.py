@@ -84,3 +84,6 @@ class WholeInput(SplitEnumerator):
 
     def snapshot_state(self) -> Json:
         return {}
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        self._inner.on_snapshot(checkpoint_id)

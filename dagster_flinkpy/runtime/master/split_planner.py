@@ -181,6 +181,8 @@ class SplitPlanner:
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the current state of the enumerators for a checkpoint."""
         self._states[checkpoint_id] = {uid: self._enumerators[uid].snapshot_state() for uid in self.uids}
+        for uid in self.uids:
+            self._enumerators[uid].on_snapshot(checkpoint_id)
 
     def take_states(self, checkpoint_id: int) -> dict[str, Any]:
         """Returns and forgets the state of the enumerators at the barrier of a checkpoint, by uid.

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.operator_specs import SourceSpec
 from dagster_flinkpy.errors import FlinkPyError, SourceReadError
@@ -29,6 +30,7 @@ class SourceOperator(StreamOperator):
         self._source = spec.source
         self._idle_timeout = spec.watermark_strategy.idle_timeout
         self._makes_watermarks = spec.watermark_strategy.max_out_of_orderness is not None
+        self._strategy = spec.watermark_strategy
         self._time = EventTime(spec.watermark_strategy, self, context.watermark)
         self._splits: list[SourceSplit] = []
 
@@ -42,11 +44,14 @@ class SourceOperator(StreamOperator):
         """Reads all splits of an epoch, and yields the watermark after each batch."""
         vertex = self.context.vertex
         self._splits = list(epoch.splits.get((vertex.uid, self.context.subtask), ()))
+        side_by_side = self._source.splits_side_by_side
+        watermarks: list[int] = []
         for i, split in enumerate(self._splits):
             batches = iter(self._source.read(split))
+            split_time = EventTime(self._strategy, self, MIN_WATERMARK) if side_by_side else self._time
             while True:
                 try:
-                    column, offset = next(batches)
+                    column, offset, *times = next(batches)
                 except StopIteration:
                     break
                 except FlinkPyError:
@@ -57,11 +62,18 @@ class SourceOperator(StreamOperator):
                     raise self.user_error(e, f"read() of split {split.split_id!r}") from e
                 split = split.advanced(offset, finished=False)
                 batch = self._to_batch(column)
-                self._time.assign(batch)
+                if times:
+                    batch.timestamps = pc.fill_null(times[0], NO_TIMESTAMP).to_numpy(zero_copy_only=False)
+                split_time.assign(batch)
                 self.context.emit(None, batch)
                 yield self._time.watermark
             self._splits[i] = split.advanced(split.offset, finished=True)
             self._end_split(split)
+            if side_by_side and split_time.watermark != MIN_WATERMARK:
+                watermarks.append(split_time.watermark)
+            yield self._time.watermark
+        if watermarks:
+            self._time.watermark = max(self._time.watermark, min(watermarks))
             yield self._time.watermark
         if vertex.uid in epoch.ended_sources:
             yield MAX_WATERMARK

@@ -1,0 +1,156 @@
+"""Clients of Kafka, and what is asked of brokers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+
+from dagster_flinkpy.datastream.connectors.kafka_source import KafkaTopicPartition
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.datastream.connectors.kafka_source import KafkaSource
+
+__all__ = ["BEGINNING", "END", "NO_GROUP", "PartitionLookup", "consumer_of", "new_client", "shown"]
+
+BEGINNING, END = -2, -1
+"""What Kafka's ListOffsets takes instead of a timestamp."""
+NO_GROUP = "flinkpy"
+"""A consumer must have a group. This one never joins it, and never commits for it."""
+_SECONDS = 30.0
+_WARNINGS = "4"
+
+
+def shown(each: KafkaTopicPartition) -> str:
+    """Returns the name of a partition for messages, as brokers write it."""
+    return f"{each.topic}-{each.partition}"
+
+
+def new_client(kind: Any, settings: Mapping[str, str], where: str) -> Any:
+    """Returns a client of librdkafka.
+
+    Raises:
+        ConfigurationError: librdkafka does not know a setting, or not its value.
+    """
+    try:
+        return kind({"log_level": _WARNINGS, **settings})
+    except KafkaException as error:
+        raise ConfigurationError(
+            f"{where}: {error.args[0].str()}. Properties have the names and values of librdkafka."
+        ) from error
+
+
+def consumer_of(source: KafkaSource, role: str) -> Any:
+    """Returns a consumer for a source, with errors instead of silent jumps."""
+    fixed = {
+        "bootstrap.servers": source.bootstrap_servers,
+        "group.id": source.group_id or NO_GROUP,
+        "client.id": f"{source.client_id_prefix or 'flinkpy'}-{role}",
+        "enable.auto.commit": "false",
+        "enable.auto.offset.store": "false",
+        "enable.partition.eof": "true",
+        "auto.offset.reset": "error",
+    }
+    return new_client(Consumer, {"isolation.level": "read_committed", **source.properties, **fixed}, "KafkaSource")
+
+
+class PartitionLookup:
+    """Asks brokers about partitions. The connection is made with the first question.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: KafkaSource) -> None:
+        self._source = source
+        self._opened: Any = None
+
+    @property
+    def consumer(self) -> Any:
+        """The consumer that asks."""
+        if self._opened is None:
+            self._opened = consumer_of(self._source, "enumerator")
+        return self._opened
+
+    @contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaException as error:
+            raise SourceReadError(
+                f"cannot read {what} from Kafka at {self._source.bootstrap_servers}: {error.args[0].str()}"
+            ) from error
+
+    def partitions(self) -> set[KafkaTopicPartition]:
+        """Returns the partitions that the source reads.
+
+        Raises:
+            SourceReadError: A topic or partition does not exist, or Kafka does not answer.
+        """
+        source = self._source
+        with self._asking("the list of topics"):
+            topics = self.consumer.list_topics(timeout=_SECONDS).topics
+        pattern = source.topic_pattern
+        if pattern is not None:
+            wanted = [name for name in topics if re.fullmatch(pattern, name)]
+        else:
+            wanted = list(source.topics or dict.fromkeys(each.topic for each in source.partitions))
+        found = set()
+        for name in wanted:
+            topic = topics.get(name)
+            if topic is None or topic.error is not None or not topic.partitions:
+                why = "does not exist" if topic is None or topic.error is None else topic.error.str()
+                raise SourceReadError(
+                    f"topic {name!r} at {source.bootstrap_servers} cannot be read: {why}. Create it first."
+                )
+            found |= {KafkaTopicPartition(name, number) for number in topic.partitions}
+        if not source.partitions:
+            return found
+        if missing := [each for each in source.partitions if each not in found]:
+            raise SourceReadError(f"partition {shown(missing[0])} at {source.bootstrap_servers} does not exist")
+        return set(source.partitions)
+
+    def offsets(self, partitions: Iterable[KafkaTopicPartition], when: int) -> dict[KafkaTopicPartition, int]:
+        """Returns an offset of each partition: `BEGINNING`, `END`, or the first one of a timestamp or later.
+
+        The end is behind the last record of which it is decided whether it is committed.
+
+        Raises:
+            SourceReadError: One is unknown.
+        """
+        asked = [TopicPartition(each.topic, each.partition, when) for each in partitions]
+        if not asked:
+            return {}
+        with self._asking("offsets"):
+            answers = self.consumer.offsets_for_times(asked, timeout=_SECONDS)
+        found = {}
+        for answer in answers:
+            each = KafkaTopicPartition(answer.topic, answer.partition)
+            if answer.error is not None:
+                raise SourceReadError(
+                    f"Kafka at {self._source.bootstrap_servers} does not know the offsets of {shown(each)}: "
+                    f"{answer.error.str()}"
+                )
+            found[each] = answer.offset
+        late = [each for each, offset in found.items() if offset < 0 and when >= 0]  # no record is that new
+        return found if not late else found | self.offsets(late, END)
+
+    def committed(self, partitions: Iterable[KafkaTopicPartition]) -> dict[KafkaTopicPartition, int]:
+        """Returns what the group has committed; partitions without are left out.
+
+        Raises:
+            SourceReadError: It is unknown.
+        """
+        asked = [TopicPartition(each.topic, each.partition) for each in partitions]
+        with self._asking(f"the committed offsets of group {self._source.group_id!r}"):
+            answers = self.consumer.committed(asked, timeout=_SECONDS)
+        return {KafkaTopicPartition(a.topic, a.partition): a.offset for a in answers if a.offset >= 0}
+
+    def commit(self, offsets: Mapping[KafkaTopicPartition, int]) -> None:
+        """Commits offsets for the group, without waiting for it."""
+        committed = [TopicPartition(each.topic, each.partition, offset) for each, offset in offsets.items()]
+        self.consumer.commit(offsets=committed, asynchronous=True)

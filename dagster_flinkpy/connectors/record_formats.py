@@ -1,0 +1,245 @@
+"""Messages of queues as columns of records, and the other way round. Whole batches at a time where that is possible."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import date, datetime, time
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pa_json
+
+from dagster_flinkpy.common.serialization import (
+    ByteArraySchema,
+    DeserializationSchema,
+    SerializationSchema,
+    SimpleStringSchema,
+)
+from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.connectors.column_types import columns_of, is_binary
+from dagster_flinkpy.connectors.json_values import to_json_text
+from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
+from dagster_flinkpy.errors import TypeMismatchError
+
+__all__ = ["Decoder", "Encoder", "UndecodableMessage", "record_decoder", "record_encoder"]
+
+Messages = Sequence["bytes | None"]
+Decoder = Callable[[Messages], pa.Array]
+"""Makes a column of messages. What is null or skipped is null."""
+Encoder = Callable[[pa.Array], pa.Array]
+"""Makes a column of binary messages of a column of records. A null stays null."""
+
+_IN_COLUMNS = (
+    Types.STRING(),
+    Types.BOOLEAN(),
+    Types.BYTE(),
+    Types.SHORT(),
+    Types.INT(),
+    Types.LONG(),
+    Types.FLOAT(),
+    Types.DOUBLE(),
+)
+"""What PyArrow's JSON reader understands as `_value` does."""
+
+
+class UndecodableMessage(Exception):
+    """A message is not what the schema says.
+
+    Args:
+        index: Its index in the batch.
+        reason: What is wrong.
+    """
+
+    def __init__(self, index: int, reason: str) -> None:
+        super().__init__(reason)
+        self.index = index
+
+
+def record_decoder(schema: DeserializationSchema) -> Decoder:
+    """Returns what decodes batches of messages by a schema. It raises `UndecodableMessage`."""
+    if isinstance(schema, ByteArraySchema):
+        return lambda messages: pa.array(messages, pa.binary())
+    if isinstance(schema, SimpleStringSchema):
+        return lambda messages: _strings(schema, messages)
+    if isinstance(schema, JsonRowDeserializationSchema):
+        return _JsonDecoder(schema)
+    kind = schema.get_produced_type()
+    return lambda messages: kind.to_arrow(_each(messages, schema.deserialize))
+
+
+def _strings(schema: SimpleStringSchema, messages: Messages) -> pa.Array:
+    if schema.charset.lower().replace("-", "") == "utf8":
+        try:
+            return pa.array(messages, pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            pass  # said below, with the message
+    return pa.array(_each(messages, schema.deserialize), pa.string())
+
+
+def _each(messages: Messages, function: Callable[[bytes], Any]) -> list[Any]:
+    values = []
+    for index, message in enumerate(messages):
+        try:
+            values.append(None if message is None else function(message))
+        except (ValueError, UnicodeError) as error:
+            raise UndecodableMessage(index, str(error)) from error
+    return values
+
+
+class _JsonDecoder:
+    """Decodes JSON objects: with PyArrow, or one by one if there is something that it does not understand."""
+
+    def __init__(self, schema: JsonRowDeserializationSchema) -> None:
+        self._schema, self._type = schema, schema.type_info
+        self._columnar = not schema.fails_on_missing_field and _in_columns(schema.type_info)
+        fields = list(schema.type_info.arrow_type)
+        self._parse = pa_json.ParseOptions(explicit_schema=pa.schema(fields), unexpected_field_behavior="ignore")
+
+    def __call__(self, messages: Messages) -> pa.Array:
+        if self._columnar and messages and None not in messages:
+            # No string of JSON has a line break, so one between values can become a space.
+            lines = b"\n".join([message.replace(b"\n", b" ") for message in messages if message is not None])
+            try:
+                return self._read(lines, len(messages))
+            except pa.ArrowInvalid:
+                pass  # said below, with the message
+        return self._one_by_one(messages)
+
+    def _read(self, lines: bytes, count: int) -> pa.Array:
+        options = pa_json.ReadOptions(use_threads=False, block_size=min(len(lines) + 1, 2**31 - 1))
+        table = pa_json.read_json(pa.BufferReader(lines), read_options=options, parse_options=self._parse)
+        if table.num_rows != count:
+            raise pa.ArrowInvalid("not one object for each message")
+        table.validate(full=True)
+        columns = [table.column(field.name).combine_chunks() for field in self._type.arrow_type]
+        return pa.StructArray.from_arrays(columns, fields=list(self._type.arrow_type))
+
+    def _one_by_one(self, messages: Messages) -> pa.Array:
+        values: list[Any] = []
+        for index, message in enumerate(messages):
+            try:
+                values.append(None if message is None else self._value(message))
+            except (ValueError, InvalidOperation) as error:
+                if not self._schema.ignores_parse_errors:
+                    raise UndecodableMessage(index, str(error)) from error
+                values.append(None)
+        return pa.array(values, self._type.arrow_type)
+
+    def _value(self, message: bytes) -> Any:
+        value = json.loads(message, parse_float=Decimal)
+        return _value("record", self._type, value, self._schema.fails_on_missing_field)
+
+
+def _in_columns(type_info: TypeInformation) -> bool:
+    if isinstance(type_info, ListTypeInfo):
+        return _in_columns(type_info.elem_type)
+    if isinstance(type_info, RowTypeInfo):
+        return bool(type_info.field_names) and all(map(_in_columns, type_info.field_types))
+    return type_info in _IN_COLUMNS
+
+
+_TEXTS: dict[TypeInformation, Callable[[str], Any]] = {
+    Types.SQL_DATE(): date.fromisoformat,
+    Types.SQL_TIME(): time.fromisoformat,
+    Types.SQL_TIMESTAMP(): lambda text: _datetime(text, zone=False),
+    Types.INSTANT(): lambda text: _datetime(text, zone=True),
+}
+_RANGES = {Types.BYTE(): 7, Types.SHORT(): 15, Types.INT(): 31, Types.LONG(): 63}
+
+
+def _datetime(text: str, *, zone: bool) -> datetime:
+    value = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith(("Z", "z")) else text)
+    if zone == (value.tzinfo is None):
+        raise ValueError(f"{text!r} has {'no' if zone else 'a'} time zone")
+    return value
+
+
+def _value(name: str, type_info: TypeInformation, value: Any, fails: bool) -> Any:
+    """Returns a value of JSON as `pyarrow.array` takes it.
+
+    Raises:
+        ValueError: It is not of the type.
+    """
+    if value is None:
+        return None
+    if isinstance(type_info, RowTypeInfo) and isinstance(value, dict):
+        columns = columns_of(type_info)
+        if fails and (missing := [field for field in columns if field not in value]):
+            raise ValueError(f"{name} has no field {missing[0]!r}")
+        return {field: _value(f"{name}.{field}", kind, value.get(field), fails) for field, kind in columns.items()}
+    if isinstance(type_info, ListTypeInfo) and isinstance(value, list):
+        return [_value(f"{name}[]", type_info.elem_type, each, fails) for each in value]
+    if isinstance(type_info, MapTypeInfo) and isinstance(value, dict):
+        key, item = type_info.key_type, type_info.value_type
+        return [
+            (_value(f"{name}.key", key, _key(key, k), fails), _value(f"{name}.value", item, v, fails))
+            for k, v in value.items()
+        ]
+    return _scalar(name, type_info, value)
+
+
+def _key(type_info: TypeInformation, key: str) -> Any:
+    textual = type_info == Types.STRING() or type_info in _TEXTS
+    return key if textual else json.loads(key, parse_float=Decimal)
+
+
+def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
+    number = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
+    if type_info == Types.STRING() and isinstance(value, str):
+        return value
+    if type_info == Types.BOOLEAN() and isinstance(value, bool):
+        return value
+    if type_info in _RANGES and number and isinstance(value, int):
+        if not -(2 ** _RANGES[type_info]) <= value < 2 ** _RANGES[type_info]:
+            raise ValueError(f"{name} is {value}, which is no {type_info}")
+        return value
+    if type_info in (Types.FLOAT(), Types.DOUBLE()) and (number or isinstance(value, float)):  # NaN, Infinity
+        return float(value)
+    if type_info in _TEXTS and isinstance(value, str):
+        return _TEXTS[type_info](value)
+    if pa.types.is_decimal(type_info.arrow_type) and (number or isinstance(value, str)):
+        return _decimal(name, type_info, value)
+    raise ValueError(f"{name} is {value!r:.100}, but must be {type_info}")
+
+
+def _decimal(name: str, type_info: TypeInformation, value: Any) -> Decimal:
+    kind = type_info.arrow_type
+    try:
+        pa.scalar(Decimal(value), kind)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{name} is {value}, which does not fit {type_info}: {error}") from error
+    return Decimal(value)
+
+
+def record_encoder(schema: SerializationSchema, type_info: TypeInformation) -> Encoder:
+    """Returns what encodes columns of records by a schema.
+
+    Args:
+        schema: The schema.
+        type_info: The type of the records.
+
+    Raises:
+        TypeMismatchError: The schema does not take such records.
+    """
+    if isinstance(schema, ByteArraySchema):
+        if not is_binary(type_info):
+            raise TypeMismatchError(f"ByteArraySchema writes bytes, not {type_info}")
+        if pa.types.is_binary(type_info.arrow_type) and type_info == Types.PRIMITIVE_ARRAY(Types.BYTE()):
+            return lambda column: column.cast(pa.binary())
+    if isinstance(schema, SimpleStringSchema):
+        if type_info != Types.STRING():
+            raise TypeMismatchError(f"SimpleStringSchema writes text, not {type_info}: map() it to str")
+        if schema.charset.lower().replace("-", "") == "utf8":
+            return lambda column: column.cast(pa.binary())
+    if isinstance(schema, JsonRowSerializationSchema):
+        if schema.type_info.arrow_type != type_info.arrow_type:
+            raise TypeMismatchError(f"JsonRowSerializationSchema writes {schema.type_info}, not {type_info}")
+        return lambda column: pa.array(
+            [None if v is None else to_json_text("record", type_info, v).encode() for v in column.to_pylist()],
+            pa.binary(),
+        )
+    return lambda column: pa.array(
+        [None if each is None else schema.serialize(each) for each in type_info.from_arrow(column)], pa.binary()
+    )
