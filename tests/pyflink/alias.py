@@ -39,7 +39,10 @@ _WITHOUT = {
     "pyflink.util": NO_JVM,
     "pyflink.fn_execution": NO_JVM,
     "pyflink.find_flink_home": NO_JVM,
-    "pyflink.datastream.formats": "Spark reads and writes formats",
+    "pyflink.datastream.formats.avro": "Spark reads and writes formats",
+    "pyflink.datastream.formats.csv": "Spark reads and writes formats",
+    "pyflink.datastream.formats.orc": "Spark reads and writes formats",
+    "pyflink.datastream.formats.parquet": "Spark reads and writes formats",
 }
 _ABSENT = {path: why for why, paths in ABSENT.items() for path in paths.split()}
 _RESULTS: dict[int, list[Any]] = {}
