@@ -10,6 +10,7 @@ from pathlib import Path
 NAMES = (
     "start",
     "key_groups",
+    "sources",
     "overhead",
     "keyed",
     "forms",

@@ -1,28 +1,38 @@
-"""Executes :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSource`: reads text files line by line."""
+"""Finds files for :class:`~dagster_flinkpy.datastream.connectors.file_system.FileSource`."""
 
 from __future__ import annotations
 
-import io
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import contextmanager
+from itertools import pairwise
 
+import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
-from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.datastream.connectors.base import Json, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.connectors.known_files import KnownFiles, some_of, version_of
+from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter
+from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
 from dagster_flinkpy.errors import SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, StorageLocation
 
-__all__ = ["FileEnumerator", "read_lines"]
+__all__ = ["FileEnumerator"]
 
-_BATCH_LINES = 8192
-_BUFFER_BYTES = 1 << 20
+_SPLIT_BYTES = 4 << 20
+"""The smallest part of a file that is worth a split."""
+
+_SPLITS_PER_SUBTASK = 4
+"""How many splits a file has at most per subtask. Each is listed in the checkpoint of its epoch."""
+
+_OPEN_SCANS = 8
+"""How many files are kept open between two epochs, because they would have to be unpacked again."""
 
 
 class FileEnumerator(SplitEnumerator):
-    """Finds files; each becomes one split, whatever its name.
+    """Finds files; each becomes a split, or several, whatever its name.
 
     A file with an unknown name is new. If the size or version of a known file differs, it was changed after it was
     read, which is an error. A known file that was deleted is forgotten, so a later file with its name is new.
@@ -39,17 +49,20 @@ class FileEnumerator(SplitEnumerator):
         self._known = KnownFiles()
         self._names: frozenset[str] = frozenset()
         """Names of all files ever found, if an earlier release stored the position. Otherwise empty."""
-        self._open: dict[str, SourceSplit] = {}
+        self._open = OpenSplits(
+            EpochLimits(source.max_records_per_epoch, source.max_bytes_per_epoch), _TextMeter(source)
+        )
         self._bounded = source.bounded is not False
         self._listed = self._ended = False
         if restored is not None:
             self._restore(restored)
 
     def _restore(self, position: Json) -> None:
-        for split in map(SourceSplit.from_json, position_field(position, "open", list)):
-            for name, kind in (("root", str), ("key", str), ("size", int)):
-                position_field(split.properties, name, kind)
-            self._open[split.split_id] = split
+        stored = position_field(position, "open", list)
+        if "planned" not in position:
+            stored = [_without_lines(split) for split in stored]
+        fields = (("root", str), ("key", str), ("size", int))
+        self._open.restore(stored, position_field({"planned": 0, **position}, "planned", int), fields)
         self._listed = position_field(position, "listed", bool)
         # A position that an earlier release stored does not say so.
         self._ended = position.get("ended", self._bounded and self._listed) is True
@@ -60,13 +73,10 @@ class FileEnumerator(SplitEnumerator):
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
-            self._find()
-        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
-        for number, split in enumerate(self._open.values()):
-            shares[number % parallelism].append(split)
-        return shares
+            self._find(parallelism)
+        return self._open.shares(parallelism)
 
-    def _find(self) -> None:
+    def _find(self, parallelism: int) -> None:
         files = self._files(needed=self._bounded)
         for name in self._names & files.keys():
             self._known.add(name, files[name][1])
@@ -81,9 +91,19 @@ class FileEnumerator(SplitEnumerator):
         for name, (root, info) in files.items():
             if name not in self._known:
                 self._known.add(name, info)
-                properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
-                self._open[name] = SourceSplit(name, properties)
+                self._divide(name, root, info, parallelism)
         self._listed, self._ended = True, self._bounded
+
+    def _divide(self, name: str, root: StorageLocation, info: ObjectInfo, parallelism: int) -> None:
+        properties = {"root": root.url, "key": info.key, "size": info.size, "version": version_of(info)}
+        count = min(_SPLITS_PER_SUBTASK * parallelism, info.size // _SPLIT_BYTES)
+        file = TextFile(root.open(), info.key, info.size, self._source.stream_format)
+        if parallelism == 1 or count < 2 or not file.is_divisible:
+            self._open.open(name, properties)
+            return
+        ends = [info.size * i // count for i in range(count + 1)]
+        for start, end in pairwise(ends):
+            self._open.open(f"{name}[{start}:{end}]", {**properties, "end": end}, start)
 
     def _files(self, *, needed: bool, gone: bool = False) -> dict[str, tuple[StorageLocation, ObjectInfo]]:
         return {
@@ -93,15 +113,14 @@ class FileEnumerator(SplitEnumerator):
         }
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        for split in splits:
-            if split.finished:
-                self._open.pop(split.split_id, None)
-            else:
-                self._open[split.split_id] = split
+        self._open.take_back(splits)
 
     @property
     def exhausted(self) -> bool:
-        return self._ended
+        return self._ended and not self._open.rest
+
+    def lag(self) -> SourceLag:
+        return self._open.lag(len({(s.properties["root"], s.properties["key"]) for s in self._open.left()}))
 
     def unread(self) -> Sequence[str]:
         files = self._files(needed=False, gone=True)  # files that were read may be deleted
@@ -110,12 +129,19 @@ class FileEnumerator(SplitEnumerator):
 
     def snapshot_state(self) -> Json:
         position: Json = {
-            "open": [split.to_json() for split in self._open.values()],
+            "open": self._open.to_json(),
+            "planned": self._open.planned,
             "listed": self._listed,
             "ended": self._ended,
         }
         # If there are names, nothing has been listed since the position of an earlier release was restored.
         return position | ({"found": sorted(self._names)} if self._names else {"files": self._known.to_json()})
+
+
+def _without_lines(split: Json) -> Json:
+    """Converts a split of an earlier release, whose offset is a number of lines."""
+    lines = position_field(split, "offset", int)
+    return split if not lines else {**split, "properties": {**split["properties"], "lines": lines}, "offset": 0}
 
 
 def _files(path: str, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
@@ -150,22 +176,84 @@ def _hidden(key: str) -> bool:
     return any(part.startswith((".", "_")) for part in key.split("/"))
 
 
-def read_lines(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
-    """Yields the lines of a file from an offset on, batch by batch.
+class _TextMeter(SplitMeter):
+    """Measures splits of text. Their offsets are bytes. Records are counted by reading them.
 
-    Raises:
-        SourceReadError: The file cannot be read; the message names it.
+    Args:
+        source: The source.
     """
-    properties, offset = split.properties, split.offset
-    charset = source.stream_format.charset_name
-    store, key = StorageLocation(properties["root"]).open(), properties["key"]
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+        self._scans: OrderedDict[tuple[int, int], _Scan] = OrderedDict()
+        """By split and offset."""
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        file = self._file(split)
+        end = split.properties.get("end", file.size)
+        return Quantity(None, end - split.offset if file.is_divisible else file.size)
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity) -> tuple[int | None, Quantity]:
+        file = self._file(split)
+        if file.is_divisible and most.records is None and most.bytes is not None:
+            end = split.properties.get("end", file.size)
+            stop = min(offset + most.bytes, end)
+            return None if stop == end else stop, Quantity(None, stop - offset)
+        number = split.properties["number"]
+        with _reading(split):
+            scan = self._scans.pop((number, offset), None) or _Scan(file, offset, split.properties.get("end"))
+            ended, used = scan.take(most)
+        if ended:
+            return None, used
+        self._scans[number, scan.position] = scan
+        if len(self._scans) > _OPEN_SCANS:
+            self._scans.popitem(last=False)
+        return scan.position, used
+
+    def _file(self, split: SourceSplit) -> TextFile:
+        properties = split.properties
+        store = StorageLocation(properties["root"]).open()
+        return TextFile(store, properties["key"], properties["size"], self._source.stream_format)
+
+
+class _Scan:
+    """Counts the records of a file from a position on."""
+
+    def __init__(self, file: TextFile, position: int, end: int | None) -> None:
+        self.position = position
+        self._blocks = file.blocks(position, end)
+        self._quote = file.quote
+        self._rest = b""
+
+    def take(self, most: Quantity) -> tuple[bool, Quantity]:
+        """Moves on. Returns whether the end was reached, and how much that was."""
+        records = size = 0
+        while self._rest or self._fetch():
+            ends = ends_of_records(self._rest, self._quote)
+            if not len(ends) or ends[-1] < len(self._rest):  # the last line of a file needs no end
+                ends = np.append(ends, len(self._rest))
+            count = len(ends) if most.records is None else min(len(ends), most.records - records)
+            if most.bytes is not None:
+                count = min(count, sum(1 for end in ends if end <= most.bytes - size))
+            count = max(count, 0 if records else 1)
+            if count:
+                length = int(ends[count - 1])
+                self._rest = self._rest[length:]
+                self.position += length
+                records, size = records + count, size + length
+            if self._rest:
+                return False, Quantity(records, size)
+        return True, Quantity(records, size)
+
+    def _fetch(self) -> bool:
+        self._rest, end = next(self._blocks, (b"", self.position))
+        self.position = end - len(self._rest)
+        return bool(self._rest)
+
+
+@contextmanager
+def _reading(split: SourceSplit) -> Iterator[None]:
     try:
-        check_unchanged(store, key, properties["size"], properties.get("version"))
-        raw = RangedFile(store, key, properties["size"])
-        with io.TextIOWrapper(io.BufferedReader(raw, _BUFFER_BYTES), encoding=charset) as text:
-            lines = (line.rstrip("\n") for line in islice(text, offset, None))
-            while batch := list(islice(lines, _BATCH_LINES)):
-                offset += len(batch)
-                yield pa.array(batch, type=pa.string()), offset
-    except (StorageError, OSError, UnicodeError, SourceReadError) as error:
-        raise SourceReadError(f"cannot read {split.split_id}: {error}") from error
+        yield
+    except (StorageError, OSError, UnicodeError, pa.ArrowException, SourceReadError) as error:
+        raise SourceReadError(f"cannot read {split.properties['root']}/{split.properties['key']}: {error}") from error

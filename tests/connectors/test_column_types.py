@@ -25,6 +25,9 @@ from dagster_flinkpy.datastream.connectors.base import (
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
+from dagster_flinkpy.datastream.connectors.file_system import FileSource
+from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
+from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from tests.connectors.test_postgres_sink import database as database  # a fixture
@@ -148,6 +151,25 @@ def test_values_come_back(target: str, tmp_path: Path) -> None:
             assert column.to_pylist() == ["{}", None]
             continue
         assert list(type_info.from_arrow(column.cast(type_info.arrow_type))) == [value, None], kind
+
+
+@pytest.mark.parametrize("target", ["CSV", "JSON lines"])
+def test_text_that_was_written_is_read_back(target: str, tmp_path: Path) -> None:
+    names, _ = written(target, tmp_path)
+    kept = {kind: name for kind, name in names.items() if kind not in ("BIG_DEC", "MAP", "ROW without fields")}
+    row = Types.ROW_NAMED(list(kept.values()), [VALUES[kind][0] for kind in kept])
+    csv = CsvReaderFormat.for_row_type(row, newlines_in_values=True)
+    text = csv if target == "CSV" else JsonLinesReaderFormat.for_row_type(row)
+    source = FileSource.for_record_stream_format(text, str(tmp_path / "t")).build()
+    [[split]] = source.create_enumerator(None).plan_epoch(1)
+    [(column, _)] = source.read(split)
+    values = [tuple(found) for found in row.from_arrow(column)]
+    assert values == [tuple(VALUES[kind][1] for kind in kept), (None,) * len(kept)]
+    for kind in set(names) - set(kept):
+        refused = Types.ROW_NAMED(["c"], [VALUES[kind][0]])
+        if kind != "ROW without fields":
+            with pytest.raises(ConfigurationError, match="'c'"):
+                (CsvReaderFormat if target == "CSV" else JsonLinesReaderFormat).for_row_type(refused)
 
 
 @pytest.mark.parametrize("target", TARGETS)

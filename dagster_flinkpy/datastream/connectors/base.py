@@ -29,6 +29,7 @@ __all__ = [
     "Sink",
     "SinkWriter",
     "Source",
+    "SourceLag",
     "SourceSplit",
     "SplitEnumerator",
     "SplitEnumeratorContext",
@@ -69,7 +70,7 @@ class SourceSplit:
     properties: Json = field(default_factory=dict)
     """What the reader needs to find the input."""
     offset: int = 0
-    """The number of records of the split that have been read."""
+    """Where reading goes on, in the unit of the source: as a rule, the number of records that have been read."""
     finished: bool = False
     """Whether the split has been read to its end."""
 
@@ -116,6 +117,22 @@ class SplitEnumeratorContext:
     """Receives one-line messages for people. Default: messages are dropped."""
 
 
+@dataclass(frozen=True)
+class SourceLag:
+    """What exists and is read by no epoch planned so far. What a source does not count is None."""
+
+    files: int | None = None
+    """Files, with those that are read in part."""
+    bytes: int | None = None
+    """Bytes of input, as they are stored."""
+    versions: int | None = None
+    """Versions of a table, or other steps in which the input grows, such as materializations of an asset."""
+
+    def to_json(self) -> Json:
+        """Returns the lag as part of a position."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+
 class SplitEnumerator(ABC):
     """Finds splits and assigns them to subtasks, on the driver (Flink: ``SplitEnumerator``)."""
 
@@ -155,6 +172,10 @@ class SplitEnumerator(ABC):
             SourceReadError: The input cannot be listed.
         """
         return ()
+
+    def lag(self) -> SourceLag | None:
+        """Returns what was not planned when `plan_epoch` was called last, for metadata and checks. Default: unknown."""
+        return None
 
     @abstractmethod
     def snapshot_state(self) -> Json:

@@ -29,6 +29,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
@@ -53,9 +54,18 @@ def _absolute(path: str) -> str:
 
 @dataclass(frozen=True)
 class StreamFormat:
-    """How a file becomes records."""
+    """How a file becomes records: lines of text, or what a subclass makes of them."""
 
     charset_name: str
+
+    @property
+    def produced_type(self) -> TypeInformation:
+        """The type of the records."""
+        return Types.STRING()
+
+    def kinds(self) -> set[str]:
+        """Dagster kinds of a source with this format."""
+        return {"file"}
 
     @staticmethod
     def text_line_format(charset_name: str = "UTF-8") -> StreamFormat:
@@ -92,6 +102,26 @@ class FileSourceBuilder:
         self._source = replace(self._source, bounded=True)
         return self
 
+    def set_max_records_per_epoch(self, records: int) -> FileSourceBuilder:
+        """Sets the maximum number of lines between two barriers, over all subtasks. Default: all that exist.
+
+        The driver reads the input of each epoch to count its lines, so `set_max_bytes_per_epoch` is cheaper. Flink has
+        no such method.
+        """
+        EpochLimits.checked("FileSource", records, None)
+        self._source = replace(self._source, max_records_per_epoch=records)
+        return self
+
+    def set_max_bytes_per_epoch(self, size: int) -> FileSourceBuilder:
+        """Sets the maximum number of bytes between two barriers, over all subtasks. Default: all that exist.
+
+        They are counted in unpacked files. The driver unpacks the input of an epoch itself to count them; files that
+        are not compressed it does not read. Flink has no such method.
+        """
+        EpochLimits.checked("FileSource", None, size)
+        self._source = replace(self._source, max_bytes_per_epoch=size)
+        return self
+
     def build(self) -> FileSource:
         """Returns the source."""
         return self._source
@@ -99,7 +129,12 @@ class FileSourceBuilder:
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """Reads text files, one split per file. Files in folders are skipped if their name starts with ``.`` or ``_``."""
+    """Reads text files. Files in folders are skipped if their name starts with ``.`` or ``_``.
+
+    Names that end with ``.gz`` or ``.zst`` are unpacked. With a parallelism above 1, a file of 8 MiB or more is read by
+    several subtasks, in splits that begin and end with a line, unless it is compressed, has a charset in which a line
+    end is not one byte, or is CSV with line ends in values.
+    """
 
     stream_format: StreamFormat
     paths: tuple[str, ...]
@@ -109,6 +144,8 @@ class FileSource(Source):
     program, and continues from run to run in Dagster."""
 
     discovery_interval: timedelta = Source.discovery_interval
+    max_records_per_epoch: int | None = None
+    max_bytes_per_epoch: int | None = None
 
     @staticmethod
     def for_record_stream_format(stream_format: StreamFormat, *paths: str) -> FileSourceBuilder:
@@ -124,7 +161,7 @@ class FileSource(Source):
 
     @property
     def produced_type(self) -> TypeInformation:
-        return Types.STRING()
+        return self.stream_format.produced_type
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
         enumerator: SplitEnumerator = resolve("file_enumerator")(self, restored)
@@ -138,7 +175,7 @@ class FileSource(Source):
         return replace(self, bounded=False) if self.bounded is None else self
 
     def kinds(self) -> set[str]:
-        return {"file"}
+        return self.stream_format.kinds()
 
 
 _MINUTE = 60 * 1000

@@ -1,1 +1,1 @@
-"""Formats of records (``pyflink.datastream.formats``)."""
+"""Formats of records and files (``pyflink.datastream.formats``)."""

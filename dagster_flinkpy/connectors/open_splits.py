@@ -1,0 +1,236 @@
+"""The splits that a source has opened and not read to the end, and how much of them an epoch reads."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, position_field
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+from dagster_flinkpy.storage import ObjectInfo
+
+__all__ = ["OpenSplits", "Quantity", "SplitMeter", "share_of_rows"]
+
+_STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Records and bytes; what is not known is None."""
+
+    records: int | None = None
+    bytes: int | None = None
+
+    def minus(self, other: Quantity) -> Quantity:
+        """Returns the difference, not below 0. What one of them does not know stays as it is."""
+        return Quantity(_less(self.records, other.records), _less(self.bytes, other.bytes))
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is left of one of them."""
+        return self.records == 0 or self.bytes == 0
+
+
+def _less(one: int | None, other: int | None) -> int | None:
+    return one if one is None or other is None else max(one - other, 0)
+
+
+class SplitMeter(ABC):
+    """Measures splits, so that an epoch can stop amid one."""
+
+    @abstractmethod
+    def amount(self, split: SourceSplit) -> Quantity:
+        """Returns what is left of a split, as far as that is known without reading it."""
+
+    @abstractmethod
+    def advance(self, split: SourceSplit, offset: int, most: Quantity) -> tuple[int | None, Quantity]:
+        """Finds where to stop, so that at most so much is read, but at least one record.
+
+        Args:
+            split: The split.
+            offset: Where reading begins.
+            most: The most to read. None is no limit.
+
+        Returns:
+            The offset to stop at, or None for the end of the split, and how much that is.
+        """
+
+
+class OpenSplits:
+    """The open splits in the order of their numbers. The number says which subtask reads a split, also later.
+
+    A split that an epoch reads in part is given out with the property ``stop``. When that is read, it stays open from
+    there on.
+
+    Args:
+        limits: How much an epoch reads.
+        meter: Measures splits, if there are limits.
+    """
+
+    def __init__(self, limits: EpochLimits, meter: SplitMeter) -> None:
+        self._limits, self._meter = limits, meter
+        self._splits: dict[int, SourceSplit] = {}
+        self._planned = 0
+        self._stops: dict[int, int | None] = {}
+        """Where the last plan stops in the splits that it reads. None: at the end."""
+        self.rest = False
+        """Whether something stays open when all that was planned last is read."""
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    def __iter__(self) -> Iterator[SourceSplit]:
+        return iter(self._splits.values())
+
+    @property
+    def planned(self) -> int:
+        """The number of splits ever opened, which is the number of the next one."""
+        return self._planned
+
+    def restore(self, splits: Sequence[Any], planned: int, fields: Sequence[tuple[str, type]]) -> None:
+        """Takes over the splits of a stored position.
+
+        Args:
+            splits: What `to_json` returned.
+            planned: What `planned` was.
+            fields: Properties that a split must have, with their types.
+
+        Raises:
+            ValueError: A split is damaged.
+        """
+        self._planned = planned
+        for split in map(SourceSplit.from_json, splits):
+            for name, kind in fields:
+                position_field(split.properties, name, kind)
+            # Earlier releases did not number all splits.
+            self._add(split, split.properties.get("number", self._planned))
+        self.rest = bool(self._splits)
+
+    def open(self, split_id: str, properties: Json, offset: int = 0) -> None:
+        """Opens a split.
+
+        Args:
+            split_id: Its id.
+            properties: What its reader needs.
+            offset: Where it begins.
+        """
+        self._add(SourceSplit(split_id, properties, offset), self._planned)
+
+    def _add(self, split: SourceSplit, number: int) -> None:
+        self._splits[number] = SourceSplit(split.split_id, {**split.properties, "number": number}, split.offset)
+        self._planned = max(self._planned, number + 1)
+
+    def suffice(self) -> bool:
+        """Returns whether an epoch can read no more than what is open. Without limits it always can."""
+        left = Quantity(self._limits.records, self._limits.bytes)
+        for split in self._splits.values() if self._limits else ():
+            left = left.minus(self._meter.amount(split))
+            if left.is_spent:
+                return True
+        return False
+
+    def shares(self, parallelism: int) -> list[list[SourceSplit]]:
+        """Returns what each subtask reads in the next epoch."""
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        stops = self._find_stops(parallelism) if self._limits else dict.fromkeys(self._splits)
+        self._stops = stops
+        for number, stop in sorted(stops.items()):
+            split = self._splits[number]
+            if stop is not None:
+                split = SourceSplit(split.split_id, {**split.properties, _STOP: stop}, split.offset)
+            shares[number % parallelism].append(split)
+        self.rest = len(stops) < len(self._splits) or any(stop is not None for stop in stops.values())
+        return shares
+
+    def _find_stops(self, parallelism: int) -> dict[int, int | None]:
+        """Returns where to stop in each split that is read: first an equal share for each subtask, then the rest."""
+        limits = self._limits
+        left = Quantity(limits.records, limits.bytes)
+        equal = Quantity(*(None if n is None else -(-n // parallelism) for n in (limits.records, limits.bytes)))
+        stops: dict[int, int | None] = {}
+        for shares in [[equal] * parallelism, None] if parallelism > 1 else [None]:
+            blocked: set[int] = set()
+            """Subtasks whose next split waits until the one before is read to the end."""
+            for number, split in sorted(self._splits.items()):
+                subtask = number % parallelism
+                if left.is_spent:
+                    return stops
+                if subtask in blocked or (number in stops and stops[number] is None):
+                    continue
+                most = left if shares is None else _least(left, shares[subtask])
+                if most.is_spent:
+                    blocked.add(subtask)
+                    continue
+                stops[number], used = self._meter.advance(split, stops.get(number) or split.offset, most)
+                left = left.minus(used)
+                if shares is not None:
+                    shares[subtask] = shares[subtask].minus(used)
+                if stops[number] is not None:
+                    blocked.add(subtask)
+        return stops
+
+    def take_back(self, splits: Sequence[SourceSplit]) -> None:
+        """Takes back what `shares` returned, with what was reached."""
+        for split in splits:
+            number = split.properties["number"]
+            stop = split.properties.get(_STOP) if split.finished else split.offset
+            if stop is None:
+                self._splits.pop(number, None)
+            else:
+                properties = {name: value for name, value in split.properties.items() if name != _STOP}
+                self._splits[number] = SourceSplit(split.split_id, properties, stop)
+
+    def left(self) -> list[SourceSplit]:
+        """Returns what stays open when all that was planned last is read."""
+        left = []
+        for number, split in sorted(self._splits.items()):
+            stop = self._stops.get(number, split.offset)
+            if stop is not None:
+                left.append(SourceSplit(split.split_id, split.properties, stop))
+        return left
+
+    def lag(self, files: int, more: Sequence[ObjectInfo] = ()) -> SourceLag:
+        """Returns what stays unread.
+
+        Args:
+            files: The number of files that are open.
+            more: Files that are not open yet.
+        """
+        size = sum(self._meter.amount(split).bytes or 0 for split in self.left())
+        return SourceLag(files + len(more), size + sum(info.size for info in more))
+
+    def to_json(self) -> list[Json]:
+        """Returns the splits for a position."""
+        return [split.to_json() for _, split in sorted(self._splits.items())]
+
+
+def _least(one: Quantity, other: Quantity) -> Quantity:
+    return Quantity(_smaller(one.records, other.records), _smaller(one.bytes, other.bytes))
+
+
+def _smaller(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else min(one, other)
+
+
+def share_of_rows(rows: int, size: int, offset: int, most: Quantity) -> tuple[int | None, Quantity]:
+    """Finds where to stop in a split whose offset is a number of rows of about the same size.
+
+    Args:
+        rows: The number of its rows.
+        size: Its size in bytes.
+        offset: The row to begin with.
+        most: The most to read.
+
+    Returns:
+        As `SplitMeter.advance`.
+    """
+    each = max(size, 1) / max(rows, 1)
+    count = max(rows - offset, 0)
+    if most.records is not None:
+        count = min(count, most.records)
+    if most.bytes is not None:
+        count = min(count, max(int(most.bytes / each), 1))
+    stop = offset + count
+    return None if stop >= rows else stop, Quantity(count, max(int(count * each), 1) if count else 0)
