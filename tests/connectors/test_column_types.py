@@ -25,7 +25,7 @@ from dagster_flinkpy.datastream.connectors.base import (
     TwoPhaseCommittingSink,
     WriterInitContext,
 )
-from dagster_flinkpy.datastream.connectors.file_system import FileSource
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError
@@ -158,8 +158,11 @@ def test_text_that_was_written_is_read_back(target: str, tmp_path: Path) -> None
     names, _ = written(target, tmp_path)
     kept = {kind: name for kind, name in names.items() if kind not in ("BIG_DEC", "MAP", "ROW without fields")}
     row = Types.ROW_NAMED(list(kept.values()), [VALUES[kind][0] for kind in kept])
-    csv = CsvReaderFormat.for_row_type(row, newlines_in_values=True)
-    text = csv if target == "CSV" else JsonLinesReaderFormat.for_row_type(row)
+    text: StreamFormat = (
+        CsvReaderFormat.for_row_type(row, newlines_in_values=True)
+        if target == "CSV"
+        else JsonLinesReaderFormat.for_row_type(row)
+    )
     source = FileSource.for_record_stream_format(text, str(tmp_path / "t")).build()
     [[split]] = source.create_enumerator(None).plan_epoch(1)
     [(column, _)] = source.read(split)
