@@ -38,10 +38,13 @@ SOAK ?= 20
 soak: install
 	SOAK=$(SOAK) $(BIN)/python -m pytest --timeout 0 -m hypothesis tests/runtime tests/state tests/matrix
 
-# Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it.
+# Processes of a Spark cluster are killed under a running job, and $(CHAOS) drivers; CI runs half of it. Then jobs into
+# each kind of sink are killed: at each step, and at $(KILLS) random times. It writes its table into docs/reliability.md.
 CHAOS ?= 20
+KILLS ?= 50
 chaos: install
 	CHAOS=$(CHAOS) $(BIN)/python -m pytest --timeout 0 tests/chaos
+	$(BIN)/python -m tests.chaos.sinks --random $(KILLS) --write docs/reliability.md
 
 # One job for half an hour: memory, threads and files must not grow. CI runs 3 minutes of it.
 MINUTES ?= 30

@@ -13,7 +13,7 @@ import psycopg
 from psycopg import sql
 
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.postgres_session import Session, gid_of
+from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.connectors.postgres_types import sql_type
 from dagster_flinkpy.connectors.staged_files import PART_BYTES, FileNames
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
@@ -302,10 +302,6 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         context: Who is committing.
     """
 
-    def __init__(self, sink: PostgresSink, context: CommitterInitContext) -> None:
-        super().__init__(sink, context)
-        self._prefix = gid_of(context.job_id, context.uid)
-
     def _check(self, connection: psycopg.Connection[Any]) -> None:
         found = connection.execute("SHOW max_prepared_transactions").fetchone()
         if found is None or int(found[0]) == 0:
@@ -367,7 +363,7 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         kept = {request.committable.get("gid") for request in keep}
         found = connection.execute(
             "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND starts_with(gid, %s)",
-            [self._prefix],
+            [self._session.gid_prefix],
         )
         # The last parts are checkpoint, subtask, fencing token and execution. A fenced attempt spares newer ones.
         return [

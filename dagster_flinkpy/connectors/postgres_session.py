@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from dagster_flinkpy.connectors.postgres_connection import connect
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.postgres_sink import PostgresSink
 
-__all__ = ["LEDGER", "Session", "gid_of"]
+__all__ = ["LEDGER", "Session"]
 
 LEDGER = "flinkpy_commits"
 """The table of committed checkpoints, in the schema of the sink's table."""
@@ -29,11 +30,6 @@ _LEDGER_COLUMNS = """
     committed_at timestamptz NOT NULL DEFAULT now(),
     PRIMARY KEY (job, uid, checkpoint, digest)
 """
-
-
-def gid_of(job_id: str, uid: str) -> str:
-    """Returns how the ids of a sink's prepared transactions begin. PostgreSQL allows them 200 bytes."""
-    return f"flinkpy:{hashlib.sha256(f'{len(job_id)}.{job_id}{uid}'.encode()).hexdigest()[:24]}:"
 
 
 class Session:
@@ -51,6 +47,10 @@ class Session:
         schema = [] if sink.schema is None else [sink.schema]
         self.target = sql.Identifier(*schema, sink.table)
         self.ledger = sql.Identifier(*schema, LEDGER)
+        names = json.dumps([job_id, uid, *schema, sink.table])
+        self.gid_prefix = f"flinkpy:{hashlib.sha256(names.encode()).hexdigest()[:24]}:"
+        """How the ids of the sink's prepared transactions begin. All tables of a server share the ids, of at most 200
+        bytes."""
 
     def connect(self) -> psycopg.Connection[Any]:
         """Returns a connection without an open transaction. As a context it is closed at the end."""

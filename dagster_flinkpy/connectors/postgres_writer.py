@@ -18,7 +18,7 @@ import pyarrow.csv as csv
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of, is_nested
 from dagster_flinkpy.connectors.json_values import to_json_text
-from dagster_flinkpy.connectors.postgres_session import Session, gid_of
+from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.connectors.staged_files import StagedUpload, file_name
 from dagster_flinkpy.datastream.connectors.base import CommittingSinkWriter, Json, WriterInitContext
 from dagster_flinkpy.errors import StorageError, TypeMismatchError
@@ -169,7 +169,7 @@ class PreparingWriter(CommittingSinkWriter):
         self._columns = list(columns_of(type_info))
         self._checkpoint_id = context.checkpoint_id
         digest = hashlib.sha256(context.execution.encode()).hexdigest()[:16]
-        self._gid = gid_of(context.job_id, context.uid) + (
+        self._gid = self._session.gid_prefix + (
             f"{context.checkpoint_id}:{context.subtask}:{context.fencing_token}:{digest}"
         )
         self._connection: Any = None

@@ -298,6 +298,18 @@ def test_prepared_transactions_of_dead_attempts_are_rolled_back(database: Databa
     assert (database.rows(), database.prepared()) == ([1, 3], 1)
 
 
+def test_a_job_of_the_same_name_does_not_abort_what_another_has_prepared_for_another_table(database: Database) -> None:
+    database.create()
+    database.sql("CREATE TABLE {}.copy (n bigint, s text)")
+    sink = database.sink(prepare_transactions=True)
+    committer(sink).abort_lingering([])
+    request = stage(sink, numbers(1))
+    copy = PostgresSink(database.conninfo, f"{database.schema}.copy", prepare_transactions=True)
+    assert committer(copy, 9).abort_lingering([]) == 0
+    commit(sink, request)
+    assert database.rows() == [1]
+
+
 def test_a_prepared_transaction_that_somebody_rolled_back_is_lost(database: Database) -> None:
     database.create()
     sink = database.sink(prepare_transactions=True)
