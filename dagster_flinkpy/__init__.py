@@ -44,6 +44,7 @@ register("transaction_writer", "dagster_flinkpy.connectors.transactions:Transact
 register("transaction_committer", "dagster_flinkpy.connectors.transactions:TransactionCommitter")
 register("table_writer", "dagster_flinkpy.connectors.table_writer:TableWriter")
 register("table_file_reader", "dagster_flinkpy.connectors.table_files:read_table_file")
+register("table_file_rows", "dagster_flinkpy.connectors.table_files:count_rows")
 register("delta_log", "dagster_flinkpy.connectors.delta_log:DeltaLog")
 register("iceberg_log", "dagster_flinkpy.connectors.iceberg_log:IcebergLog")
 register("iceberg_writer", "dagster_flinkpy.connectors.iceberg_writer:IcebergWriter")

@@ -51,6 +51,9 @@ class DeltaLog(TableLog):
                 return None if latest <= version else version + 1
             return version + 1
 
+    def count_after(self, version: int) -> int:
+        return max(self.latest() - version, 0)
+
     def all_files(self, version: int) -> list[Json]:
         with self._reading():
             table = self._open(version)

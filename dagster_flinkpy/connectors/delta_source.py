@@ -24,6 +24,9 @@ class DeltaSource(TableSource):
         bounded: Whether the input ends with the version that is the latest when an epoch is planned. Default: it ends
             if ``env.execute()`` runs the program, and continues from run to run in Dagster.
         max_files_per_epoch: Maximum number of data files between two barriers. Default: all that exist.
+        max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks. Default: all that exist.
+        max_bytes_per_epoch: Maximum number of bytes of data files between two barriers, likewise. With one of the two
+            an epoch may end amid a file, and the driver reads the footers of the files of an epoch.
         skip_changes: Whether versions that delete or change rows (``DELETE``, ``UPDATE``, ``MERGE``, overwrite) are
             skipped, with the rows that they add. Default: they are an error.
         batch_rows: Maximum number of records in a batch.
@@ -41,6 +44,8 @@ class DeltaSource(TableSource):
         row_type: RowTypeInfo | None = None,
         bounded: bool | None = None,
         max_files_per_epoch: int | None = None,
+        max_records_per_epoch: int | None = None,
+        max_bytes_per_epoch: int | None = None,
         skip_changes: bool = False,
         batch_rows: int = 8192,
     ) -> None:
@@ -51,6 +56,8 @@ class DeltaSource(TableSource):
             row_type=row_type,
             bounded=bounded,
             max_files_per_epoch=max_files_per_epoch,
+            max_records_per_epoch=max_records_per_epoch,
+            max_bytes_per_epoch=max_bytes_per_epoch,
             skip_changes=skip_changes,
             batch_rows=batch_rows,
         )

@@ -193,7 +193,7 @@ class _TextMeter(SplitMeter):
         end = split.properties.get("end", file.size)
         return Quantity(None, end - split.offset if file.is_divisible else file.size)
 
-    def advance(self, split: SourceSplit, offset: int, most: Quantity) -> tuple[int | None, Quantity]:
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
         file = self._file(split)
         if file.is_divisible and most.records is None and most.bytes is not None:
             end = split.properties.get("end", file.size)
@@ -202,7 +202,7 @@ class _TextMeter(SplitMeter):
         number = split.properties["number"]
         with _reading(split):
             scan = self._scans.pop((number, offset), None) or _Scan(file, offset, split.properties.get("end"))
-            ended, used = scan.take(most)
+            ended, used = scan.take(most, least)
         if ended:
             return None, used
         self._scans[number, scan.position] = scan
@@ -225,7 +225,7 @@ class _Scan:
         self._quote = file.quote
         self._rest = b""
 
-    def take(self, most: Quantity) -> tuple[bool, Quantity]:
+    def take(self, most: Quantity, least: int) -> tuple[bool, Quantity]:
         """Moves on. Returns whether the end was reached, and how much that was."""
         records = size = 0
         while self._rest or self._fetch():
@@ -235,7 +235,7 @@ class _Scan:
             count = len(ends) if most.records is None else min(len(ends), most.records - records)
             if most.bytes is not None:
                 count = min(count, sum(1 for end in ends if end <= most.bytes - size))
-            count = max(count, 0 if records else 1)
+            count = max(count, 0 if records else least)
             if count:
                 length = int(ends[count - 1])
                 self._rest = self._rest[length:]

@@ -44,10 +44,18 @@ class IcebergLog(TableLog):
         return None if current is None else int(current.snapshot_id)
 
     def after(self, version: int) -> int | None:
-        table, following = self._load(), None
+        following = self._following(version)
+        return following[-1] if following else None
+
+    def count_after(self, version: int) -> int:
+        return len(self._following(version))
+
+    def _following(self, version: int) -> list[int]:
+        """Returns the snapshots after one, the latest first."""
+        table, following = self._load(), list[int]()
         snapshot = table.current_snapshot()
         while snapshot is not None and snapshot.snapshot_id != version:
-            following = int(snapshot.snapshot_id)
+            following.append(int(snapshot.snapshot_id))
             parent = snapshot.parent_snapshot_id
             snapshot = None if parent is None else table.snapshot_by_id(parent)
         if snapshot is None:

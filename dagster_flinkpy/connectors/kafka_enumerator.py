@@ -15,6 +15,7 @@ from dagster_flinkpy.connectors.kafka_client import BEGINNING, END, PartitionLoo
 from dagster_flinkpy.connectors.kafka_reader import bytes_per_offset
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
+    SourceLag,
     SourceSplit,
     SplitEnumerator,
     SplitEnumeratorContext,
@@ -59,6 +60,8 @@ class KafkaEnumerator(SplitEnumerator):
         self._open: dict[KafkaTopicPartition, SourceSplit] = {}
         self._ended = False
         self._looked: float | None = None
+        self._left: int | None = None
+        """Offsets that the last plan did not assign."""
         self._snapshots: dict[int, _Offsets] = {}
         self._progress: Callable[[str], None] = lambda line: None
         if restored is not None:
@@ -103,7 +106,8 @@ class KafkaEnumerator(SplitEnumerator):
             properties = {"topic": each.topic, "partition": each.partition, "end": start + count}
             self._open[each] = SourceSplit(f"{shown(each)}@{start}", properties, start)
             positions[each] = start + count
-        if left := sum(backlog.values()) - sum(taken.values()):
+        self._left = sum(backlog.values()) - sum(taken.values())
+        if left := self._left:
             self._progress(f"Kafka: {left:,} offsets of {len(backlog)} partitions are left for later epochs")
         bounded = self._source.stopping is not None
         self._ended = bounded and all(positions[each] >= stop for each, stop in self._stops.items())
@@ -201,6 +205,9 @@ class KafkaEnumerator(SplitEnumerator):
     @property
     def exhausted(self) -> bool:
         return self._ended
+
+    def lag(self) -> SourceLag | None:
+        return None if self._left is None else SourceLag(records=self._left)
 
     def snapshot_state(self) -> Json:
         return {

@@ -45,13 +45,14 @@ class SplitMeter(ABC):
         """Returns what is left of a split, as far as that is known without reading it."""
 
     @abstractmethod
-    def advance(self, split: SourceSplit, offset: int, most: Quantity) -> tuple[int | None, Quantity]:
-        """Finds where to stop, so that at most so much is read, but at least one record.
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        """Finds where to stop, so that at most so much is read.
 
         Args:
             split: The split.
             offset: Where reading begins.
             most: The most to read. None is no limit.
+            least: The number of records, 0 or 1, that are read even if they are larger.
 
         Returns:
             The offset to stop at, or None for the end of the split, and how much that is.
@@ -163,11 +164,16 @@ class OpenSplits:
                 if most.is_spent:
                     blocked.add(subtask)
                     continue
-                stops[number], used = self._meter.advance(split, stops.get(number) or split.offset, most)
+                begin = stops.get(number) or split.offset
+                stop, used = self._meter.advance(split, begin, most, least=0 if stops else 1)
+                if stop == begin:
+                    blocked.add(subtask)
+                    continue
+                stops[number] = stop
                 left = left.minus(used)
                 if shares is not None:
                     shares[subtask] = shares[subtask].minus(used)
-                if stops[number] is not None:
+                if stop is not None:
                     blocked.add(subtask)
         return stops
 
@@ -199,7 +205,7 @@ class OpenSplits:
             more: Files that are not open yet.
         """
         size = sum(self._meter.amount(split).bytes or 0 for split in self.left())
-        return SourceLag(files + len(more), size + sum(info.size for info in more))
+        return SourceLag(files=files + len(more), bytes=size + sum(info.size for info in more))
 
     def to_json(self) -> list[Json]:
         """Returns the splits for a position."""
@@ -214,7 +220,7 @@ def _smaller(one: int | None, other: int | None) -> int | None:
     return one if other is None else other if one is None else min(one, other)
 
 
-def share_of_rows(rows: int, size: int, offset: int, most: Quantity) -> tuple[int | None, Quantity]:
+def share_of_rows(rows: int, size: int, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
     """Finds where to stop in a split whose offset is a number of rows of about the same size.
 
     Args:
@@ -222,6 +228,7 @@ def share_of_rows(rows: int, size: int, offset: int, most: Quantity) -> tuple[in
         size: Its size in bytes.
         offset: The row to begin with.
         most: The most to read.
+        least: As for `SplitMeter.advance`.
 
     Returns:
         As `SplitMeter.advance`.
@@ -231,6 +238,6 @@ def share_of_rows(rows: int, size: int, offset: int, most: Quantity) -> tuple[in
     if most.records is not None:
         count = min(count, most.records)
     if most.bytes is not None:
-        count = min(count, max(int(most.bytes / each), 1))
+        count = min(count, max(int(most.bytes / each), least))
     stop = offset + count
     return None if stop >= rows else stop, Quantity(count, max(int(count * each), 1) if count else 0)

@@ -15,14 +15,17 @@ from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.known_files import KnownFiles, check_unchanged, some_of, version_of
+from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
+    SourceLag,
     SourceSplit,
     SplitEnumerator,
     SplitEnumeratorContext,
     position_field,
 )
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError, StorageError
 from dagster_flinkpy.storage import ObjectInfo, ObjectStore, StorageLocation
@@ -76,6 +79,9 @@ class ParquetSource(PartitionedSource):
             limit.
         max_files_per_epoch: Maximum number of files between two barriers. With 1, each daily file gets a checkpoint.
             Default: all files that exist.
+        max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks. Default: all that exist.
+        max_bytes_per_epoch: Maximum number of bytes of files between two barriers, likewise. With one of the two an
+            epoch may end amid a file, and the driver reads the footers of the files of an epoch.
         partition_format: For a job with a time-window ``partitions_def``: the ``strftime`` format with which the names
             of a partition's files start, such as ``%Y-%m-%d`` or ``year=%Y/month=%m/``. A partition reads the files
             whose names are between its start (inclusive) and its end (exclusive) in this format.
@@ -95,6 +101,8 @@ class ParquetSource(PartitionedSource):
         since: str | None = None,
         until: str | None = None,
         max_files_per_epoch: int | None = None,
+        max_records_per_epoch: int | None = None,
+        max_bytes_per_epoch: int | None = None,
         partition_format: str | None = None,
         batch_rows: int = 8192,
     ) -> None:
@@ -113,6 +121,7 @@ class ParquetSource(PartitionedSource):
         self.since = since
         self.until = until
         self.max_files_per_epoch = max_files_per_epoch
+        self.limits = EpochLimits.checked("ParquetSource()", max_records_per_epoch, max_bytes_per_epoch)
         self.partition_format = partition_format
         self.batch_rows = batch_rows
         if row_type is not None:
@@ -140,7 +149,7 @@ class ParquetSource(PartitionedSource):
                 f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
             )
         part = copy.copy(self)
-        part.bounded, part.max_files_per_epoch = True, None
+        part.bounded, part.max_files_per_epoch, part.limits = True, None, EpochLimits()
         part.since, part._before = max(since, self.since or since), before
         return part
 
@@ -207,26 +216,31 @@ class ParquetSource(PartitionedSource):
             with _open(store, key, size, _footer(self.location, key, size, version)) as file:
                 self._check_columns(file.schema_arrow, row_type)
                 first, stop = split.properties.get("row_groups", (0, file.num_row_groups))
-                yield from self._batches(file, row_type, range(first, stop), split.offset)
+                yield from self._batches(file, row_type, range(first, stop), split)
 
     def _batches(
-        self, file: pq.ParquetFile, row_type: RowTypeInfo, groups: range, offset: int
+        self, file: pq.ParquetFile, row_type: RowTypeInfo, groups: range, split: SourceSplit
     ) -> Iterator[tuple[pa.Array, int]]:
-        """Reads some row groups, from row ``offset`` of them on."""
+        """Reads some row groups, from the offset of the split, a row of them, up to its stop."""
+        offset = split.offset
         rows_there = sum(file.metadata.row_group(group).num_rows for group in groups)
         if offset > rows_there:
             raise SourceReadError(f"{offset} rows were read already, but there are only {rows_there}")
-        end = 0
+        stop, end = split.properties.get("stop", rows_there), 0
         for group in groups:
             start, end = end, end + file.metadata.row_group(group).num_rows
             if end <= offset:
                 continue
+            if start >= stop:
+                return
             # One row group at a time, because Arrow keeps what it has fetched until the next call.
             batches = file.iter_batches(self.batch_rows, row_groups=[group], columns=list(row_type.field_names))
             for batch in batches:
-                start, rows = start + batch.num_rows, batch.slice(min(max(offset - start, 0), batch.num_rows))
+                rows = batch.slice(min(max(offset - start, 0), batch.num_rows))
+                start += batch.num_rows
+                rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
                 if rows.num_rows:
-                    yield _struct(rows, row_type), start
+                    yield _struct(rows, row_type), min(start, stop)
 
     def _check_columns(self, schema: pa.Schema, row_type: RowTypeInfo) -> None:
         _check_unique(schema, row_type.field_names)
@@ -252,31 +266,30 @@ class _ParquetEnumerator(SplitEnumerator):
         self._store = source.location.open()
         self._progress: Callable[[str], None] = lambda line: None
         self._last: str | None = None
-        self._planned = 0
         self._known = KnownFiles()
         self._counted: int | None = None
         """Number of files up to the last one, if an earlier release stored the position: it kept no names."""
-        self._open: dict[int, SourceSplit] = {}
-        """By number."""
+        self._open = OpenSplits(source.limits, _RowMeter(source))
+        self._left_over: list[ObjectInfo] = []
+        """Files that the last plan did not open."""
         self._ended = False
         if restored is not None:
             self._restore(restored)
 
     def _restore(self, position: Json) -> None:
-        self._planned = position_field(position, "planned", int)
+        planned = position_field(position, "planned", int)
         if position.get("last") is not None:
             self._last = position_field(position, "last", str)
-        elif self._planned:
-            raise ValueError(f"{self._planned} files were planned, but 'last' is missing")
-        for split in map(SourceSplit.from_json, position_field(position, "open", list)):
-            for name, kind in (("number", int), ("size", int), ("version", str)):
-                position_field(split.properties, name, kind)
+        elif planned:
+            raise ValueError(f"{planned} files were planned, but 'last' is missing")
+        fields = (("number", int), ("size", int), ("version", str))
+        self._open.restore(position_field(position, "open", list), planned, fields)
+        for split in self._open:
             if "file" in split.properties:
                 position_field(split.properties, "file", str)
                 first, stop = position_field(split.properties, "row_groups", list)
                 if not 0 <= first < stop:
                     raise ValueError(f"split {split.split_id!r} has no row groups")
-            self._open[split.properties["number"]] = split
         self._ended = position.get("ended", False) is True
         if "files" in position:
             self._known = KnownFiles.from_json(position_field(position, "files", str))
@@ -289,25 +302,33 @@ class _ParquetEnumerator(SplitEnumerator):
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         new = [] if self._ended else self._after_last(self._source.files(self._store))
         limit = self._source.max_files_per_epoch
-        taken = new if limit is None else new[: max(limit - len(set(map(_file_of, self._open.values()))), 0)]
+        allowed = new if limit is None else new[: max(limit - self._open_files(), 0)]
+        opened, at_once = 0, _THREADS if self._source.limits else max(len(allowed), 1)
+        while opened < len(allowed) and not self._open.suffice():
+            self._open_all(allowed[opened : opened + at_once], parallelism)
+            opened += at_once
+        self._left_over = new[opened if opened < len(allowed) else len(allowed) :]
+        self._ended = self._ended or (self._ends() and not self._left_over)
+        return self._open.shares(parallelism)
+
+    def _open_all(self, files: Sequence[ObjectInfo], parallelism: int) -> None:
         with ThreadPoolExecutor(_THREADS) as threads:
-            parts = list(threads.map(partial(self._parts, parallelism), taken))
-        for info, ranges in zip(taken, parts, strict=True):
+            parts = list(threads.map(partial(self._parts, parallelism), files))
+        for info, ranges in zip(files, parts, strict=True):
             for first, stop in ranges:
-                name, properties = info.key, {"number": self._planned, "size": info.size, "version": version_of(info)}
+                name, properties = info.key, {"size": info.size, "version": version_of(info)}
                 if len(ranges) > 1:
                     name = f"{info.key}[{first}:{stop}]"
                     properties |= {"file": info.key, "row_groups": [first, stop]}
-                self._open[self._planned] = SourceSplit(name, properties)
-                self._planned += 1
+                self._open.open(name, properties)
             self._known.add(info.key, info)
             self._last = info.key
-        self._ended = self._ended or (self._ends() and len(taken) == len(new))
 
-        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
-        for split in self._open.values():
-            shares[split.properties["number"] % parallelism].append(split)
-        return shares
+    def _open_files(self) -> int:
+        return len(set(map(_file_of, self._open)))
+
+    def lag(self) -> SourceLag:
+        return self._open.lag(len(set(map(_file_of, self._open.left()))), self._left_over)
 
     def _parts(self, parallelism: int, info: ObjectInfo) -> list[tuple[int, int]]:
         """Returns the row groups of each split of a file. Only the footer of a large file is read."""
@@ -376,15 +397,11 @@ class _ParquetEnumerator(SplitEnumerator):
         self._counted = None
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        for split in splits:
-            if split.finished:
-                self._open.pop(split.properties["number"], None)
-            else:
-                self._open[split.properties["number"]] = split
+        self._open.take_back(splits)
 
     @property
     def exhausted(self) -> bool:
-        return self._ended
+        return self._ended and not self._open.rest
 
     def unread(self) -> Sequence[str]:
         if not self._store.root_exists():
@@ -398,8 +415,8 @@ class _ParquetEnumerator(SplitEnumerator):
         position: Json = {
             "last": self._last,
             "present": len(self._known),
-            "planned": self._planned,
-            "open": [split.to_json() for split in self._open.values()],
+            "planned": self._open.planned,
+            "open": self._open.to_json(),
             "files": self._known.to_json(),
             "ended": self._ended,
         }
@@ -407,6 +424,34 @@ class _ParquetEnumerator(SplitEnumerator):
             del position["files"]
             position["present"] = self._counted
         return position
+
+
+class _RowMeter(SplitMeter):
+    """Measures splits by the footers of their files.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: ParquetSource) -> None:
+        self._source, self._store = source, source.location.open()
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        rows, size = self._measure(split)
+        left = max(rows - split.offset, 0)
+        return Quantity(left, size * left // max(rows, 1))
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        return share_of_rows(*self._measure(split), offset, most, least)
+
+    def _measure(self, split: SourceSplit) -> tuple[int, int]:
+        """Returns the rows of a split, and how many bytes of the file they are."""
+        key, size, version = _file_of(split), split.properties["size"], split.properties["version"]
+        with _naming(self._store, key):
+            footer = _footer(self._source.location, key, size, version)
+        first, stop = split.properties.get("row_groups", (0, footer.num_row_groups))
+        rows = sum(footer.row_group(group).num_rows for group in range(first, stop))
+        return rows, size * rows // max(footer.num_rows, 1)
 
 
 @contextmanager
@@ -426,7 +471,7 @@ def _open(store: ObjectStore, key: str, size: int, footer: pq.FileMetaData | Non
     return pq.ParquetFile(RangedFile(store, key, size), metadata=footer, pre_buffer=True)
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _footer(location: StorageLocation, key: str, size: int, version: str) -> pq.FileMetaData:
     """Reads the footer of a file: once in a process, for all splits of the file."""
     with _open(location.open(), key, size) as file:

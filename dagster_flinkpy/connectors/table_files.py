@@ -15,7 +15,7 @@ from dagster_flinkpy.errors import SourceReadError, StorageError
 if TYPE_CHECKING:
     from dagster_flinkpy.connectors.table_source import TableSource
 
-__all__ = ["read_table_file"]
+__all__ = ["count_rows", "read_table_file"]
 
 _FIELD_ID = b"PARQUET:field_id"
 
@@ -31,16 +31,31 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
     try:
         with pq.ParquetFile(RangedFile(store, path, size), pre_buffer=True) as file:
             columns = _columns(file.schema_arrow, split)
-            end = 0
+            stop, end = split.properties.get("stop", file.metadata.num_rows), 0
             for group in range(file.num_row_groups):
                 start, end = end, end + file.metadata.row_group(group).num_rows
                 if end <= split.offset:
                     continue
+                if start >= stop:
+                    return
                 there = [columns[name] for name in source.produced_type.field_names if name in columns]
                 for batch in file.iter_batches(source.batch_rows, row_groups=[group], columns=there):
-                    start, rows = start + batch.num_rows, batch.slice(min(max(split.offset - start, 0), batch.num_rows))
+                    rows = batch.slice(min(max(split.offset - start, 0), batch.num_rows))
+                    start += batch.num_rows
+                    rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
                     if rows.num_rows:
-                        yield _struct(source, split, rows, columns), start
+                        yield _struct(source, split, rows, columns), min(start, stop)
+    except (pa.ArrowException, OSError, StorageError) as error:
+        raise SourceReadError(f"cannot read {store.url}/{path}: {error}") from error
+
+
+def count_rows(source: TableSource, split: SourceSplit) -> int:
+    """Returns the number of rows of a data file. Only its footer is read."""
+    path, size = split.properties["path"], split.properties["size"]
+    store = source.location.open()
+    try:
+        with pq.ParquetFile(RangedFile(store, path, size)) as file:
+            return int(file.metadata.num_rows)
     except (pa.ArrowException, OSError, StorageError) as error:
         raise SourceReadError(f"cannot read {store.url}/{path}: {error}") from error
 

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, TypeVar
 
 from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    Source,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    position_field,
+)
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
@@ -42,6 +51,14 @@ class TableLog(ABC):
         """
 
     @abstractmethod
+    def count_after(self, version: int) -> int:
+        """Returns the number of versions after one.
+
+        Raises:
+            SourceReadError: The log does not reach back so far.
+        """
+
+    @abstractmethod
     def all_files(self, version: int) -> list[Json]:
         """Returns all data files of a version, in an order that stays, each with ``path`` and ``size``."""
 
@@ -66,6 +83,8 @@ class TableSource(Source):
         row_type: Columns to read, by name, with the types to cast them to.
         bounded: Whether the input ends with the version that is the latest when an epoch is planned.
         max_files_per_epoch: Maximum number of data files between two barriers.
+        max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks.
+        max_bytes_per_epoch: Maximum number of bytes of data files between two barriers, likewise.
         skip_changes: Whether versions that delete or change rows are skipped.
         batch_rows: Maximum number of records in a batch.
     """
@@ -80,6 +99,8 @@ class TableSource(Source):
         row_type: RowTypeInfo | None,
         bounded: bool | None,
         max_files_per_epoch: int | None,
+        max_records_per_epoch: int | None,
+        max_bytes_per_epoch: int | None,
         skip_changes: bool,
         batch_rows: int,
     ) -> None:
@@ -93,6 +114,7 @@ class TableSource(Source):
                     raise ConfigurationError(f"{name}={number} of {call} must be at least 1")
         self.location = StorageLocation(location) if isinstance(location, str) else location
         self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
+        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         self.skip_changes, self.batch_rows = skip_changes, batch_rows
         self._row_type = row_type
 
@@ -137,8 +159,12 @@ class _TableEnumerator(SplitEnumerator):
         self._source, self._log = source, source.log()
         self._version: int | None = None
         self._whole, self._complete = True, False
-        self._assigned = self._planned = 0
-        self._open: dict[int, SourceSplit] = {}
+        self._assigned = 0
+        self._open = OpenSplits(source.limits, _RowMeter(source))
+        self._left_over: list[Json] = []
+        """Files of the version that the last plan did not open."""
+        self._behind: int | None = None
+        """Versions after it, as the last plan found them."""
         self._ended = False
         if restored is not None:
             if restored.get("version") is not None:
@@ -146,21 +172,17 @@ class _TableEnumerator(SplitEnumerator):
             self._whole = position_field(restored, "whole", bool)
             self._complete = position_field(restored, "complete", bool)
             self._assigned = position_field(restored, "assigned", int)
-            self._planned = position_field(restored, "planned", int)
+            planned = position_field(restored, "planned", int)
             self._ended = position_field(restored, "ended", bool)
-            for split in map(SourceSplit.from_json, position_field(restored, "open", list)):
-                for name, kind in (("number", int), ("path", str), ("size", int)):
-                    position_field(split.properties, name, kind)
-                self._open[split.properties["number"]] = split
+            fields = (("number", int), ("path", str), ("size", int))
+            self._open.restore(position_field(restored, "open", list), planned, fields)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         self._log.refresh()
         if not self._ended:
+            self._left_over, self._behind = [], 0
             self._take(self._source.max_files_per_epoch)
-        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
-        for number, split in self._open.items():
-            shares[number % parallelism].append(split)
-        return shares
+        return self._open.shares(parallelism)
 
     def _take(self, limit: int | None) -> None:
         """Takes new files until there are no more, or as many as allowed."""
@@ -168,6 +190,7 @@ class _TableEnumerator(SplitEnumerator):
             self._version = self._log.latest()
         while self._version is not None:
             if not self._complete and not self._assign(self._version, limit):
+                self._behind = self._log.count_after(self._version)
                 return
             following = self._log.after(self._version)
             if following is None:
@@ -178,24 +201,28 @@ class _TableEnumerator(SplitEnumerator):
     def _assign(self, version: int, limit: int | None) -> bool:
         """Takes files of a version. Returns whether these were the last ones."""
         files = self._log.all_files(version) if self._whole else self._log.added_files(version)
-        stop = len(files) if limit is None else self._assigned + max(limit - len(self._open), 0)
-        for file in files[self._assigned : stop]:
-            self._open[self._planned] = SourceSplit(file["path"], {**file, "number": self._planned})
-            self._planned += 1
+        while self._assigned < len(files) and not self._open.suffice():
+            if limit is not None and len(self._open) >= limit:
+                break
+            file = files[self._assigned]
+            self._open.open(file["path"], file)
             self._assigned += 1
+        self._left_over = files[self._assigned :]
         self._complete = self._assigned == len(files)
         return self._complete
 
     def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
-        for split in splits:
-            if split.finished:
-                self._open.pop(split.properties["number"], None)
-            else:
-                self._open[split.properties["number"]] = split
+        self._open.take_back(splits)
 
     @property
     def exhausted(self) -> bool:
-        return self._ended
+        return self._ended and not self._open.rest
+
+    def lag(self) -> SourceLag:
+        left = self._open.lag(len(self._open.left()))
+        more = sum(file["size"] for file in self._left_over)
+        files = (left.files or 0) + len(self._left_over)
+        return SourceLag(files=files, bytes=(left.bytes or 0) + more, versions=self._behind)
 
     def unread(self) -> Sequence[str]:
         self._log.refresh()
@@ -208,7 +235,32 @@ class _TableEnumerator(SplitEnumerator):
             "whole": self._whole,
             "complete": self._complete,
             "assigned": self._assigned,
-            "planned": self._planned,
-            "open": [split.to_json() for split in self._open.values()],
+            "planned": self._open.planned,
+            "open": self._open.to_json(),
             "ended": self._ended,
         }
+
+
+class _RowMeter(SplitMeter):
+    """Measures data files by their footers, which it reads once.
+
+    Args:
+        source: The source.
+    """
+
+    def __init__(self, source: TableSource) -> None:
+        self._source = source
+        self._rows: dict[str, int] = {}
+        """By path, of files that are open."""
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        left = max(self._count(split) - split.offset, 0)
+        return Quantity(left, split.properties["size"] * left // max(self._count(split), 1))
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        return share_of_rows(self._count(split), split.properties["size"], offset, most, least)
+
+    def _count(self, split: SourceSplit) -> int:
+        if split.split_id not in self._rows:
+            self._rows[split.split_id] = resolve("table_file_rows")(self._source, split)
+        return self._rows[split.split_id]

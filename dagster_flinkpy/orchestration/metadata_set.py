@@ -54,6 +54,12 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """How long it waited, per second, until its output was taken."""
     watermark_lag_ms: int | None = None
     """How far its event time was behind the clock at the barrier."""
+    unread_files: int | None = None
+    """Sources: input that exists and that no epoch has read, if the source counts it. As the next three."""
+    unread_bytes: int | None = None
+    unread_records: int | None = None
+    unread_versions: int | None = None
+    """Versions of a table, or materializations of an asset."""
     metrics: TableMetadataValue | None = None
     """All metrics of the operator and of the job, by Flink's names."""
     rows_committed: int | None = None

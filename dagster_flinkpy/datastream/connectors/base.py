@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -123,10 +123,20 @@ class SourceLag:
 
     files: int | None = None
     """Files, with those that are read in part."""
+    records: int | None = None
+    """Records, where their number is known without reading them."""
     bytes: int | None = None
     """Bytes of input, as they are stored."""
     versions: int | None = None
     """Versions of a table, or other steps in which the input grows, such as materializations of an asset."""
+
+    @staticmethod
+    def from_position(position: object) -> SourceLag | None:
+        """Returns the lag in a stored position, or None if there is none."""
+        stored = position.get("lag") if isinstance(position, dict) else None
+        if not isinstance(stored, dict):
+            return None
+        return SourceLag(**{each.name: stored[each.name] for each in fields(SourceLag) if each.name in stored})
 
     def to_json(self) -> Json:
         """Returns the lag as part of a position."""
@@ -174,7 +184,10 @@ class SplitEnumerator(ABC):
         return ()
 
     def lag(self) -> SourceLag | None:
-        """Returns what was not planned when `plan_epoch` was called last, for metadata and checks. Default: unknown."""
+        """Returns what was not planned when `plan_epoch` was called last. Default: unknown.
+
+        It becomes part of the stored position, as ``lag``, for metadata of materializations and asset checks.
+        """
         return None
 
     @abstractmethod

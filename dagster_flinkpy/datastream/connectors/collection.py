@@ -6,7 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dagster_flinkpy.common.typeinfo import PickledBytesTypeInfo, TypeInformation
-from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator, position_field
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    Source,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    position_field,
+)
 from dagster_flinkpy.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -95,6 +102,9 @@ class SliceEnumerator(SplitEnumerator):
     @property
     def exhausted(self) -> bool:
         return self._ended
+
+    def lag(self) -> SourceLag:
+        return SourceLag(records=max(self._total - self._next, 0))
 
     def unread(self) -> Sequence[str]:
         more = self._total - self._next

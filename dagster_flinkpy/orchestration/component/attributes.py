@@ -239,6 +239,10 @@ class ChecksModel(Resolvable, Model):
 
     max_lag: Duration | None = Field(default=None, description="Maximum age of the last checkpoint.")
     max_event_time_lag: Duration | None = Field(default=None, description="Maximum lag of the watermark.")
+    max_unread_files: int | None = Field(default=None, ge=0, description="Maximum number of unread files of a source.")
+    max_unread_bytes: int | None = Field(default=None, ge=0, description="Maximum number of unread bytes of a source.")
+    max_unread_records: int | None = Field(default=None, ge=0, description="Maximum number of unread records.")
+    max_unread_versions: int | None = Field(default=None, ge=0, description="Maximum number of unread versions.")
     max_late_records: int | None = Field(
         default=None, ge=0, description="Maximum number of late records that a window drops in an epoch."
     )

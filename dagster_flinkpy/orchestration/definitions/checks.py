@@ -26,6 +26,10 @@ _STORE_FAILED = (
 )
 
 
+_UNREAD = ("files", "bytes", "records", "versions")
+"""What sources count, as in `SourceLag`."""
+
+
 @dataclass(frozen=True)
 class FlinkAssetChecks:
     """Asset checks of a job's last completed checkpoint, for ``flink_assets(checks=...)``.
@@ -35,6 +39,8 @@ class FlinkAssetChecks:
     - ``restore_drill``, of operators with state: reads the state as a restore at another parallelism would, and fails
       if a row is missing.
     - ``lag``, of the last operators: the time since the last checkpoint, and how far the watermark is behind.
+    - ``source_lag``, of sources: how much input the last epoch left unread, because of a limit such as
+      ``max_bytes_per_epoch``.
     - ``late_records``, of event-time windows that drop late records: how many they dropped in the last epoch.
     - ``lingering_transactions``, of sinks: fails if data is staged that no checkpoint will commit.
     - ``checkpoint_trend``, of operators with state, or of sources if there are none: compares duration and size of the
@@ -49,7 +55,7 @@ class FlinkAssetChecks:
     the check looks at the newer one. If the store fails, the step fails; a completed checkpoint stays complete.
 
     Raises:
-        ConfigurationError: ``trend_factor`` is not above 1, or ``max_late_records`` is below 0.
+        ConfigurationError: ``trend_factor`` is not above 1, or a number is below 0.
 
     Examples:
         Fail if the last checkpoint is older than an hour:
@@ -68,6 +74,11 @@ class FlinkAssetChecks:
     """``lag`` fails if the last checkpoint is older than this and input is left. Default: never."""
     max_event_time_lag: timedelta | None = None
     """``lag`` fails if the watermark is behind the clock by more than this. Default: never."""
+    max_unread_files: int | None = None
+    """``source_lag`` fails if the last epoch left more files than this unread. Default: never. As the next three."""
+    max_unread_bytes: int | None = None
+    max_unread_records: int | None = None
+    max_unread_versions: int | None = None
     max_late_records: int | None = None
     """``late_records`` fails if a window dropped more late records than this. Default: never."""
     trend_factor: float = 3.0
@@ -78,8 +89,10 @@ class FlinkAssetChecks:
             raise ConfigurationError(
                 f"trend_factor={self.trend_factor} must be above 1: half of all checkpoints are above the median"
             )
-        if self.max_late_records is not None and self.max_late_records < 0:
-            raise ConfigurationError(f"max_late_records={self.max_late_records} must be 0 or more")
+        for name in ("max_late_records", *(f"max_unread_{what}" for what in _UNREAD)):
+            number = getattr(self, name)
+            if number is not None and number < 0:
+                raise ConfigurationError(f"{name}={number} must be 0 or more")
 
 
 @dataclass(frozen=True)
@@ -176,6 +189,12 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
             [v.uid for v in last],
             "The last checkpoint and its watermark are recent enough.",
             {"max_lag": settings.max_lag, "max_event_time_lag": settings.max_event_time_lag},
+        ),
+        _Check(
+            "source_lag",
+            sources,
+            "The last epoch left little enough input unread.",
+            {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
         ),
         _Check(
             "late_records",

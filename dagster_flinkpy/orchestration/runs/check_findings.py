@@ -13,6 +13,7 @@ from dagster_flinkpy.checkpoint.evolution import Change, StateOutcome
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.common.clock import current_millis
+from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.errors import CorruptMetadataError, CorruptStateError, FlinkPyError, StorageError
 from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
@@ -168,6 +169,21 @@ def _lag(view: _View, max_lag: timedelta | None, max_event_time_lag: timedelta |
     return Finding(passed, f"{said}.", facts)
 
 
+def _source_lag(view: _View, **limits: int | None) -> Finding:
+    operator = view.latest.operator(view.uid)
+    lag = SourceLag.from_position(operator.coordinator_state) if operator else None
+    if lag is None:
+        return Finding(True, "The source does not count what it has not read.", {})
+    unread = lag.to_json()
+    said = ", ".join(f"{number:,} {what}" for what, number in unread.items() if number) or "Nothing"
+    above = [what for what, most in limits.items() if most is not None and unread.get(what, 0) > most]
+    more = "".join(f"; at most {limits[what]:,} {what} are allowed" for what in above)
+    if above:
+        more += ". Raise the limits of an epoch, or run the job more often"
+    facts = {f"unread_{what}": number for what, number in unread.items()}
+    return Finding(not above, f"{said} left to read after the last checkpoint{more}.", facts)
+
+
 def _late_records(view: _View, max_late_records: int | None) -> Finding:
     operator = view.latest.operator(view.uid)
     dropped = sum(int(s.metrics.get(LATE_RECORDS_DROPPED, 0)) for s in operator.subtasks) if operator else 0
@@ -245,6 +261,7 @@ _FINDERS: dict[str, Callable[..., Finding]] = {
     "snapshot_integrity": _integrity,
     "restore_drill": _drill,
     "lag": _lag,
+    "source_lag": _source_lag,
     "late_records": _late_records,
     "lingering_transactions": _lingering,
     "checkpoint_trend": _trend,

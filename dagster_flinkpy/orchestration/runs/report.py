@@ -22,6 +22,7 @@ from dagster import (
 
 from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
 from dagster_flinkpy.common.clock import datetime_of_millis
+from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.orchestration.dagster_internals import TableMetadataSet
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
@@ -91,6 +92,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
     state = epoch.metadata.operator(report.uid)
     metrics = operator_metrics(state) if state else None
     numbers: Mapping[str, int | float] = metrics.total if metrics else {}
+    lag = (SourceLag.from_position(state.coordinator_state) if state else None) or SourceLag()
     facts = FlinkCheckpointMetadataSet(
         checkpoint_id=epoch.checkpoint_id,
         checkpoint_metadata=place(epoch.metadata_path),
@@ -103,6 +105,10 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         busy_ms_per_second=_whole(numbers, "busyTimeMsPerSecond"),
         back_pressured_ms_per_second=_whole(numbers, "backPressuredTimeMsPerSecond"),
         watermark_lag_ms=_whole(numbers, "watermarkLag"),
+        unread_files=lag.files,
+        unread_bytes=lag.bytes,
+        unread_records=lag.records,
+        unread_versions=lag.versions,
         metrics=_metrics_table(epoch, metrics) if metrics else None,
         rows_committed=report.rows_committed,
         late_records_dropped=report.late_records_dropped,

@@ -180,7 +180,7 @@ class SplitPlanner:
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the current state of the enumerators for a checkpoint."""
-        self._states[checkpoint_id] = {uid: self._enumerators[uid].snapshot_state() for uid in self.uids}
+        self._states[checkpoint_id] = {uid: _position(self._enumerators[uid]) for uid in self.uids}
         for uid in self.uids:
             self._enumerators[uid].on_snapshot(checkpoint_id)
 
@@ -206,6 +206,11 @@ class SplitPlanner:
             shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             parts.append(f"{uid}: {shown or 'nothing to read'}")
         return "; ".join(parts)
+
+
+def _position(enumerator: SplitEnumerator) -> Any:
+    position, lag = enumerator.snapshot_state(), enumerator.lag()
+    return position if lag is None else {**position, "lag": lag.to_json()}
 
 
 def _enumerator(uid: str, source: Source, restored: Any) -> SplitEnumerator:

@@ -90,7 +90,7 @@ def test_what_is_not_switched_on_is_not_there(load: Any) -> None:
 def test_tables_only(load: Any) -> None:
     defs = load({"show": "tables", "checks": True})
     assert {key.path[-1] for key in defs.resolve_all_asset_keys()} == {"words", "table"}
-    assert {key.asset_key.path[-1] for key in defs.resolve_asset_graph().asset_check_keys} == {"table"}
+    assert {key.asset_key.path[-1] for key in defs.resolve_asset_graph().asset_check_keys} == {"words", "table"}
     assert "words_savepoint" in names(defs.jobs)
 
 

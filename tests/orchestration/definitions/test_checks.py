@@ -286,3 +286,21 @@ def test_evolution_of_a_program_that_would_be_refused(deployment: Deployment, mo
     assert (found.passed, found.severity) == (False, AssetCheckSeverity.ERROR)
     assert "The next run will be refused" in (found.description or "")
     assert "has state for operator 'gone'" in (found.description or "")
+
+
+def test_the_lag_of_a_source_is_a_number_and_a_check(deployment: Deployment, instance: DagsterInstance) -> None:
+    deployment.run()
+    source = AssetKey(["words", "words"])
+    event = instance.get_latest_materialization_event(source)
+    assert event is not None
+    assert event.asset_materialization is not None
+    assert event.asset_materialization.metadata["flink/unread_records"].value == 5000
+    assert deployment.check("source_lag")[source].passed
+    late = deployment.check("source_lag", max_unread_records=4999)[source]
+    assert not late.passed
+    assert "5,000 records left to read" in str(late.description)
+    assert late.metadata["unread_records"].value == 5000
+    deployment.run(epochs=2)
+    assert deployment.check("source_lag", max_unread_records=0)[source].passed
+    with pytest.raises(ConfigurationError, match="max_unread_bytes=-1"):
+        FlinkAssetChecks(max_unread_bytes=-1)

@@ -195,9 +195,14 @@ LAST = {"lag", "lingering_transactions"}
 
 def test_a_hidden_operator_is_checked_at_the_asset_that_shows_it() -> None:
     (operators,) = flink_assets(fan(), name="job", checks=FlinkAssetChecks())
-    assert checked(operators) == {"counts": {*STATE, "lag"}, "counts_table": LAST, "copies": LAST}
+    assert checked(operators) == {
+        "counts": {*STATE, "lag"},
+        "counts_table": LAST,
+        "copies": LAST,
+        "words": {"source_lag"},
+    }
     (tables,) = flink_assets(fan(), name="job", show="tables", checks=FlinkAssetChecks())
-    assert checked(tables) == {"words": {"lag"}, "counts_table": {*STATE, *LAST}, "copies": LAST}
+    assert checked(tables) == {"words": {"lag", "source_lag"}, "counts_table": {*STATE, *LAST}, "copies": LAST}
 
 
 def test_each_check_can_run_alone() -> None:
@@ -205,7 +210,7 @@ def test_each_check_can_run_alone() -> None:
     (assets,) = flink_assets(fan(), name="job", checks=FlinkAssetChecks())
     nodes = AssetGraph.from_assets([assets])
     assert all(nodes.get_execution_set_identifier(key) is None for key in assets.check_keys)
-    assert len(assets.check_keys) == 9
+    assert len(assets.check_keys) == 10
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -279,7 +284,7 @@ def test_checks_run_in_the_step_of_the_operators(tables: Deployment) -> None:
     result = tables.run()
     assert {event.step_key for event in result.all_events if event.step_key} == {"job"}
     found = {each.check_name: each for each in result.get_asset_check_evaluations()}
-    assert set(found) == {*STATE, *LAST, "late_records"}
+    assert set(found) == {*STATE, *LAST, "late_records", "source_lag"}
     assert all(each.passed for each in found.values())
     assert {each.metadata["flink/checkpoint_id"].value for each in found.values()} == {1}
     drill = found["restore_drill"]
