@@ -151,6 +151,8 @@ class OpenSplits:
         left = Quantity(limits.records, limits.bytes)
         equal = Quantity(*(None if n is None else -(-n // parallelism) for n in (limits.records, limits.bytes)))
         stops: dict[int, int | None] = {}
+        some = False
+        """Whether anything is read: an epoch reads at least one record, whatever its size."""
         for shares in [[equal] * parallelism, None] if parallelism > 1 else [None]:
             blocked: set[int] = set()
             """Subtasks whose next split waits until the one before is read to the end."""
@@ -165,11 +167,12 @@ class OpenSplits:
                     blocked.add(subtask)
                     continue
                 begin = stops.get(number) or split.offset
-                stop, used = self._meter.advance(split, begin, most, least=0 if stops else 1)
+                stop, used = self._meter.advance(split, begin, most, least=0 if some else 1)
                 if stop == begin:
                     blocked.add(subtask)
                     continue
                 stops[number] = stop
+                some = some or bool(used.records or used.bytes)
                 left = left.minus(used)
                 if shares is not None:
                     shares[subtask] = shares[subtask].minus(used)
