@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.base import Sink, Source
+    from dagster_flinkpy.datastream.connectors.data_generator import DataGeneratorSource, RateLimiterStrategy
     from dagster_flinkpy.datastream.connectors.file_system import (
         BucketAssigner,
         FileSink,
@@ -18,18 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BucketAssigner",
+    "DataGeneratorSource",
     "FileSink",
     "FileSource",
     "FileSourceBuilder",
     "NumberSequenceSource",
     "OutputFileConfig",
+    "RateLimiterStrategy",
     "RollingPolicy",
     "Sink",
     "Source",
     "StreamFormat",
 ]
 
-_ELSEWHERE = {"NumberSequenceSource": "number_seq", "Sink": "base", "Source": "base"}
+_ELSEWHERE = {
+    "DataGeneratorSource": "data_generator",
+    "NumberSequenceSource": "number_seq",
+    "RateLimiterStrategy": "data_generator",
+    "Sink": "base",
+    "Source": "base",
+}
 
 
 def __getattr__(name: str) -> object:
