@@ -7,6 +7,7 @@ from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
 from dagster_flinkpy.connectors.iceberg_source import IcebergSource
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
+from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
 from dagster_flinkpy.connectors.postgres_source import PostgresSource
 from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
@@ -22,6 +23,7 @@ __all__ = [
     "JsonLinesSink",
     "ParquetSink",
     "ParquetSource",
+    "PostgresChangeSource",
     "PostgresSink",
     "PostgresSource",
 ]

@@ -13,6 +13,7 @@ from dagster_flinkpy.connectors.postgres_in_flight import InFlight
 from dagster_flinkpy.connectors.postgres_scan import Scan, Value, scanning
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
+    SourceLag,
     SourceSplit,
     SplitEnumerator,
     SplitEnumeratorContext,
@@ -62,6 +63,8 @@ class PostgresEnumerator(SplitEnumerator):
         """Where the last epoch with rows began, and how many they were."""
         self._end: Value | None = None
         self._planned = 0
+        self._behind = 0
+        """How many rows that could be read were not planned."""
         if restored is not None:
             self._restore(restored)
 
@@ -170,9 +173,10 @@ class PostgresEnumerator(SplitEnumerator):
 
     def _assign(self, scan: Scan, through: Value, parallelism: int, shares: list[list[SourceSplit]]) -> Value:
         """Assigns the rows up to a value, or fewer if there are too many. Returns the last value that was assigned."""
-        start, limit = self._position, self._source.max_records_per_epoch
+        start, limit, last = self._position, self._source.max_records_per_epoch, through
         if limit is not None and (beyond := scan.nth(start, through, limit)) is not None:
             through = scan.before(start, beyond) or beyond
+        self._behind = 0 if through == last else scan.count(through, last)
         count = scan.count(start, through)
         splits = min(-(-count // _SPLIT_ROWS), _SPLITS_PER_SUBTASK * parallelism)
         size = -(-count // splits) if splits > 1 else count
@@ -201,6 +205,9 @@ class PostgresEnumerator(SplitEnumerator):
         with scanning(self._source) as scan:
             newest = scan.newest(self._position)
         return [] if newest is None else [f"rows of table {scan.name} up to {newest}"]
+
+    def lag(self) -> SourceLag:
+        return SourceLag(records=self._behind)
 
     def snapshot_state(self) -> Json:
         candidate = None

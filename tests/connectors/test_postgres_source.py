@@ -18,7 +18,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import PostgresSource
 from dagster_flinkpy.connectors import postgres_enumerator as module
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.testing import run_local
@@ -107,13 +107,13 @@ def test_the_table_is_read_and_then_what_is_added(database: Database) -> None:
     assert read(source, splits) == [1, 2, 3, 4, 5], "again"
     assert take(source, enumerator) == []
     add(database, 2)
-    assert len(enumerator.unread()) == 1
+    assert (len(enumerator.unread()), enumerator.lag()) == (1, SourceLag(records=0))
     enumerator = restored(source, enumerator)
     assert take(source, enumerator) == [6, 7]
     assert (take(source, restored(source, enumerator)), list(enumerator.unread())) == ([], [])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=14),
     st.integers(1, 4),
@@ -131,6 +131,7 @@ def test_each_row_is_read_once_in_any_epochs(
     while len(found) < len(rows) or (bounded and not enumerator.exhausted):
         enumerator = restored(source, enumerator)
         epoch = take(source, enumerator, parallelism)
+        assert enumerator.lag() == SourceLag(records=len(rows) - len(found) - len(epoch))
         values = [rows[number] for number in epoch]
         assert len(epoch) <= limit or len(set(values)) == 1, "equal values are not torn apart"
         assert all(rows[number] <= min(values, default=(9, 9)) for number in found)

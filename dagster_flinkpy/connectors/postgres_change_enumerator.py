@@ -1,0 +1,200 @@
+"""Plans which changes of a table of PostgreSQL an epoch reads, and tells the slot what is no longer needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.connectors.postgres_columns import check_columns, columns_of_table
+from dagster_flinkpy.connectors.postgres_slot import Slot, lsn_text, slot_of
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceLag,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
+from dagster_flinkpy.errors import RestoreError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
+
+__all__ = ["PostgresChangeEnumerator"]
+
+_IDLE_BYTES = 64 << 20
+"""After how much WAL without changes of the table an epoch runs: its checkpoint lets the server delete the WAL."""
+
+
+class PostgresChangeEnumerator(SplitEnumerator):
+    """Assigns ranges of the WAL. All transactions whose commit begins in a range belong to it.
+
+    State: the LSN before which everything was assigned, the table and the database cluster that it belongs to, and
+    whether the input has ended. A bounded input ends at the LSN ``end``.
+
+    Args:
+        source: The source.
+        restored: The state of an earlier enumerator.
+    """
+
+    def __init__(self, source: PostgresChangeSource, restored: Json | None) -> None:
+        self._source = source
+        self._progress: Callable[[str], None] = lambda line: None
+        self._lsn: int | None = None
+        self._end: int | None = None
+        self._table = 0
+        self._system = ""
+        self._ended = False
+        self._behind: int | None = None
+        """How many bytes of WAL there were after what was planned last."""
+        self._snapshots: dict[int, int] = {}
+        """The position of each checkpoint that is not complete."""
+        self._complete = 0
+        """The position of the last checkpoint that is complete."""
+        if restored is not None:
+            self._lsn = self._complete = position_field(restored, "lsn", int)
+            self._end = None if restored.get("end") is None else position_field(restored, "end", int)
+            self._table = position_field(restored, "table", int)
+            self._system = position_field(restored, "system", str)
+            self._ended = position_field(restored, "ended", bool)
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._progress = context.progress
+        if self._ended:
+            return
+        with slot_of(self._source) as slot:
+            slot.check_server()
+            table, system = slot.check_table(), slot.system()
+            check_columns(slot.table_name, columns_of_table(slot.connection, slot.table_name), self._source.table_type)
+            slot.publish(table)
+            if self._lsn is None:
+                self._begin(slot)
+            else:
+                self._resume(slot, table, system)
+            self._table, self._system = table, system
+
+    def _begin(self, slot: Slot) -> None:
+        self._lsn, name = slot.position(), self._source.slot
+        if self._lsn is None:
+            self._lsn = slot.create()
+            self._progress(
+                f"created replication slot {name!r}, for changes of table {slot.table_name} since "
+                f"{lsn_text(self._lsn)}. The server keeps WAL until the job has read it. When nobody runs the job any "
+                f"more: {slot.drop}"
+            )
+        else:
+            self._progress(
+                f"replication slot {name!r} exists: the source begins with the changes since {lsn_text(self._lsn)}"
+            )
+
+    def _resume(self, slot: Slot, table: int, system: str) -> None:
+        assert self._lsn is not None
+        if system != self._system:
+            raise RestoreError(
+                f"the state has read the changes of table {slot.table_name} in database cluster {self._system}, but "
+                f"this is cluster {system}, with a WAL of its own. Connect to the former one, or start from empty state"
+            )
+        if (flushed := slot.flushed()) < self._lsn:
+            raise RestoreError(
+                f"the state has read the changes of table {slot.table_name} up to {lsn_text(self._lsn)}, but the WAL "
+                f"of the server ends at {lsn_text(flushed)}: it was reset to an earlier state, so the job knows "
+                "changes that no longer happened. Start from empty state"
+            )
+        confirmed = slot.position()
+        if confirmed is None or confirmed > self._lsn:
+            raise slot.gone(self._lsn, confirmed)
+        if table != self._table:
+            raise RestoreError(
+                f"table {slot.table_name} was dropped and created anew since the state was stored, so its rows are "
+                "others. Start from empty state"
+            )
+        slot.confirm(self._lsn)
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        shares: list[list[SourceSplit]] = [[] for _ in range(parallelism)]
+        if self._ended:
+            return shares
+        with slot_of(self._source) as slot:
+            confirmed = self._check(slot)
+            start, flushed = self._position, slot.flushed()
+            if self._source.bounded is not False:
+                self._end = flushed = flushed if self._end is None else self._end
+            stop, changes = self._stop(slot, start, flushed)
+            if changes or stop - confirmed >= _IDLE_BYTES:
+                name, properties = f"{lsn_text(start)}-{lsn_text(stop)}", {"start": start, "stop": stop}
+                shares[0].append(SourceSplit(name, {**properties, "table": self._table}))
+            self._lsn = stop
+            self._behind = slot.flushed() - stop
+        self._ended = self._lsn == self._end
+        return shares
+
+    @property
+    def _position(self) -> int:
+        assert self._lsn is not None, "start() has set it"
+        return self._lsn
+
+    def _check(self, slot: Slot) -> int:
+        """Tells the slot what is complete, and returns its position."""
+        slot.confirm(self._complete)
+        confirmed = slot.position()
+        if confirmed is None or confirmed > self._position:
+            raise slot.gone(self._position, confirmed)
+        return confirmed
+
+    def _stop(self, slot: Slot, start: int, flushed: int) -> tuple[int, bool]:
+        """Returns the LSN before which an epoch reads, and whether there are changes to read."""
+        limit = self._source.max_records_per_epoch
+        found, complete = slot.transactions(start, flushed, limit or 1)
+        if limit is None or not found:
+            return flushed, bool(found)
+        taken, changes = 0, 0
+        for transaction in found:
+            changes += transaction.changes
+            if taken and changes > limit:
+                break
+            taken += 1
+        if complete and taken == len(found):
+            return flushed, True
+        return min(found[taken - 1].end, flushed), True
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        pass  # they are read to their ends, or planned again from the last checkpoint
+
+    def on_snapshot(self, checkpoint_id: int) -> None:
+        if self._lsn is not None:
+            self._snapshots[checkpoint_id] = self._lsn
+
+    def notify_checkpoint_complete(self, checkpoint_id: int) -> None:
+        for number in sorted(self._snapshots):
+            if number <= checkpoint_id:
+                self._complete = self._snapshots.pop(number)
+        try:
+            with slot_of(self._source) as slot:
+                slot.confirm(self._complete)
+        except SourceReadError as error:  # the next epoch or attempt confirms it
+            self._progress(
+                f"replication slot {self._source.slot!r} does not know of checkpoint {checkpoint_id}: {error}"
+            )
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        with slot_of(self._source) as slot:
+            if slot.position() is None:
+                return []
+            found, _ = slot.transactions(self._position, slot.flushed(), 1)
+        return [f"changes of table {slot.table_name} up to {lsn_text(each.end)}" for each in found[-1:]]
+
+    def lag(self) -> SourceLag:
+        return SourceLag(bytes=self._behind)
+
+    def snapshot_state(self) -> Json:
+        return {
+            "lsn": self._lsn,
+            "end": self._end,
+            "table": self._table,
+            "system": self._system,
+            "ended": self._ended,
+        }

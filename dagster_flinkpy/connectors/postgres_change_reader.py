@@ -1,0 +1,193 @@
+"""Reads the changes of a table of PostgreSQL from a range of the WAL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.connectors.column_types import columns_of
+from dagster_flinkpy.connectors.pgoutput import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    Relation,
+    Truncate,
+    TupleData,
+    Unchanged,
+    Update,
+    decode,
+)
+from dagster_flinkpy.connectors.postgres_columns import (
+    Column,
+    check_columns,
+    column_of_type,
+    columns_of_table,
+    from_text,
+    row_type_of,
+)
+from dagster_flinkpy.connectors.postgres_connection import connect, reading
+from dagster_flinkpy.connectors.postgres_slot import IDENTITIES, lsn_text, slot_of
+from dagster_flinkpy.datastream.connectors.base import SourceSplit
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
+
+__all__ = ["change_row_type", "read_changes"]
+
+_EPOCH_MICROS = int((datetime(2000, 1, 1) - datetime(1970, 1, 1)).total_seconds()) * 1_000_000
+
+
+def change_row_type(source: PostgresChangeSource) -> RowTypeInfo:
+    """Returns the columns of a source's table. Generated ones are not part of the changes."""
+    with slot_of(source) as slot:
+        there = columns_of_table(slot.connection, slot.table_name)
+        return row_type_of(slot.table_name, {name: c for name, c in there.items() if not c.generated})
+
+
+def read_changes(source: PostgresChangeSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+    """Reads the transactions of a range from the split's offset on, which counts records."""
+    start, stop = split.properties["start"], split.properties["stop"]
+    with slot_of(source) as slot:
+        confirmed = slot.position()
+        if confirmed is None or confirmed > start:
+            raise slot.gone(start, confirmed)
+        changes, done = _Changes(source, slot.table_name, split.properties["table"]), 0
+        with closing(slot.messages(stop)) as messages:  # an open COPY would block the end of the connection
+            for column in changes.columns(map(_decoded, messages), range(start, stop)):
+                done, skipped = done + len(column), min(max(split.offset - done, 0), len(column))
+                if skipped < len(column):
+                    yield column.slice(skipped), done
+
+
+def _decoded(data: bytes) -> Message | None:
+    try:
+        return decode(data)
+    except ValueError as error:
+        raise SourceReadError(f"cannot read what PostgreSQL sends: {error}") from error
+
+
+class _Changes:
+    """Turns messages into columns of records.
+
+    Args:
+        source: The source.
+        table: The name of the table, for messages.
+        oid: The id of the table.
+    """
+
+    def __init__(self, source: PostgresChangeSource, table: str, oid: int) -> None:
+        self._source, self._table, self._oid = source, table, oid
+        self._type = source.table_type
+        self._transaction: Begin | None = None
+        self._relation: Relation | None = None
+        self._indices: list[int] | None = None
+        """Where each field of the records is in the rows of the table, or None before the table was checked."""
+        self._columns: dict[str, Column] = {}
+        self._rows: list[tuple[str, int, TupleData]] = []
+
+    def columns(self, messages: Iterator[Message | None], lsns: range) -> Iterator[pa.Array]:
+        """Yields the records of the transactions whose commit begins at one of some LSNs."""
+        for message in messages:
+            if isinstance(message, Begin):
+                self._transaction = message if message.commit_lsn in lsns else None
+            elif isinstance(message, Relation):
+                if message.oid == self._oid:
+                    if self._rows:
+                        yield self._flush()
+                    self._relation, self._indices = message, None
+            elif self._transaction is not None and message is not None and not isinstance(message, Commit):
+                self._take(message, self._transaction)
+                if len(self._rows) >= self._source.batch_rows:
+                    yield self._flush()
+        if self._rows:
+            yield self._flush()
+
+    def _take(self, message: Insert | Update | Delete | Truncate, transaction: Begin) -> None:
+        if isinstance(message, Truncate):
+            if self._oid in message.relations and not self._source.skip_truncate:
+                raise SourceReadError(
+                    f"table {self._table} was truncated by the transaction at {lsn_text(transaction.commit_lsn)}, and "
+                    "no record says which rows that has deleted. Declare skip_truncate=True to go on without such "
+                    "records, or start from empty state"
+                )
+            return
+        if message.relation != self._oid:
+            return
+        everything = self._source.changelog_mode == "all"
+        if isinstance(message, Insert):
+            self._add("+I", message.new, transaction)
+        elif isinstance(message, Delete):
+            self._add("-D", message.old, transaction)
+        else:
+            new = message.new
+            if message.old is not None:
+                self._add("-U" if everything else "-D", message.old, transaction)
+                if everything:
+                    pairs = zip(new, message.old, strict=True)
+                    new = tuple([before if isinstance(value, Unchanged) else value for value, before in pairs])
+            elif everything:
+                raise self._changed("an update lacks the row before it")
+            self._add("+U", new, transaction)
+
+    def _add(self, kind: str, row: TupleData, transaction: Begin) -> None:
+        if self._indices is None:
+            self._indices = self._check()
+        if Unchanged.TOAST in row:
+            for index, name in zip(self._indices, self._type.field_names, strict=True):
+                if row[index] is Unchanged.TOAST:
+                    raise SourceReadError(
+                        f"an update of table {self._table} leaves the large value of column {name!r} as it is, and "
+                        "PostgreSQL does not log it: leave the column out of row_type; or start from empty state with "
+                        f"ALTER TABLE {self._table} REPLICA IDENTITY FULL and changelog_mode='all'"
+                    )
+        self._rows.append((kind, transaction.commit_micros, row))
+
+    def _check(self) -> list[int]:
+        """Checks that the table, as it was, has the columns of the records. Returns where they are."""
+        relation = self._relation
+        if relation is None:
+            raise SourceReadError(f"PostgreSQL sends changes of table {self._table}, but does not describe it")
+        if relation.name != self._source.table:
+            raise self._changed(f"its name was {relation.name!r}")
+        if relation.identity not in IDENTITIES[self._source.changelog_mode]:
+            raise self._changed(f"its replica identity was {relation.identity!r}")
+        with reading(f"the types of table {self._table}"), connect(self._source.conninfo, "flinkpy source") as lookup:
+            self._columns = {c.name: column_of_type(lookup, c.type_oid, c.modifier) for c in relation.columns}
+        names, known = list(self._columns), columns_of(self._type)
+        try:
+            there = columns_of(row_type_of(self._table, self._columns)) if self._source.all_columns else known
+            check_columns(self._table, self._columns, self._type)
+        except ConfigurationError as error:
+            raise self._changed(str(error)) from error
+        if different := [name for name, kind in there.items() if known.get(name) != kind]:
+            raise self._changed(f"it had the column {different[0]!r} of type {there[different[0]]}")
+        return [names.index(name) for name in known]
+
+    def _changed(self, what: str) -> SourceReadError:
+        return SourceReadError(
+            f"the definition of table {self._table} was another one when the changes were made that are read now: "
+            f"{what}. Declare a row_type with the columns that the table had before and after it was changed; or start "
+            "from empty state with a new slot"
+        )
+
+    def _flush(self) -> pa.Array:
+        """Returns the rows so far as a column of records."""
+        assert self._indices is not None
+        kinds, micros, rows = zip(*self._rows, strict=True)
+        self._rows = []
+        arrays = []
+        fields: Sequence[str] = self._type.field_names
+        for index, name, kind in zip(self._indices, fields, self._type.field_types, strict=True):
+            text = pa.array([row[index] for row in rows], pa.string())
+            arrays.append(from_text(name, self._columns[name], text, kind))
+        arrays.append(pa.array(kinds, pa.string()))
+        arrays.append(pa.array([each + _EPOCH_MICROS for each in micros], pa.timestamp("us")))
+        return pa.StructArray.from_arrays(arrays, fields=list(self._source.produced_type.arrow_type))

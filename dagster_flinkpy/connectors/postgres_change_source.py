@@ -1,0 +1,158 @@
+"""The changes of a table in PostgreSQL as a source, from a logical replication slot."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["PostgresChangeSource"]
+
+_METADATA = {"row_kind": Types.STRING(), "commit_time": Types.SQL_TIMESTAMP()}
+
+
+class PostgresChangeSource(Source):
+    """Reads the changes of a table in PostgreSQL: rows that are inserted, updated and deleted.
+
+    Needs ``pip install 'dagster-flinkpy[postgres]'``. The changes come from a logical replication slot with the plugin
+    ``pgoutput``, in the order in which their transactions commit; an epoch reads whole transactions. One subtask reads.
+    The position is an LSN of the write-ahead log (WAL). The slot is told it when the checkpoint is complete, so an
+    epoch that runs again reads the same changes.
+
+    A record has the columns of the table and two more: ``row_kind``, which is ``+I`` (inserted), ``-U`` and ``+U``
+    (before and after an update) or ``-D`` (deleted), as `RowKind` is printed; and ``commit_time``, in UTC.
+
+    The first attempt of a job creates the slot, and a publication of the table, if they do not exist. The changes since
+    then are read, not the rows that are there already. **The server keeps the WAL until the slot has read it.** When
+    the job is given up, drop both: ``SELECT pg_drop_replication_slot('...')``, ``DROP PUBLICATION ...``.
+
+    Errors say what to do: ``wal_level`` is not ``logical``; the slot is gone or has lost WAL; a checkpoint is restored
+    whose changes the slot no longer has; columns of the table were added, dropped or changed; the table was truncated.
+
+    Args:
+        conninfo: How to connect, as libpq knows it. The role needs ``REPLICATION``, and to create the publication it
+            must own the table and may create in the database. Take the password from the environment (``PGPASSWORD``)
+            or from ``~/.pgpass``.
+        table: The table, ``name`` or ``schema.name``.
+        slot: The name of the slot: lower-case letters, digits and ``_``. Each job needs its own.
+        publication: The name of the publication. Default: that of the slot.
+        row_type: Columns of the table to read, by name, with their types. Default: all columns, and a change of the
+            columns is an error.
+        changelog_mode: ``all`` has both rows of an update, and all columns of a deleted row. The table needs ``REPLICA
+            IDENTITY FULL``. ``upsert`` has no ``-U``, and of a deleted row only the key, with null in the other
+            columns. The table needs a primary key or a replica identity index. An update that changes the key is
+            ``-D`` and ``+U``. Default: ``all``.
+        bounded: Whether the input ends with the changes that are committed when the first epoch is planned. Default: it
+            ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
+        max_records_per_epoch: Maximum number of changes between two barriers, where the rows of an update count as one.
+            A transaction with more is read as a whole. Default: all that exist.
+        skip_truncate: Whether ``TRUNCATE`` is skipped. Default: it is an error, because no row says what is gone.
+        discovery_interval: How long a job that runs on waits before it looks for changes again. Default: 1 second.
+        batch_rows: Maximum number of records in a batch.
+
+    Raises:
+        ConfigurationError: An argument is wrong, or psycopg is not installed.
+    """
+
+    def __init__(
+        self,
+        conninfo: str,
+        table: str,
+        slot: str,
+        *,
+        publication: str | None = None,
+        row_type: RowTypeInfo | None = None,
+        changelog_mode: str = "all",
+        bounded: bool | None = None,
+        max_records_per_epoch: int | None = None,
+        skip_truncate: bool = False,
+        discovery_interval: timedelta = Source.discovery_interval,
+        batch_rows: int = 8192,
+    ) -> None:
+        call = "PostgresChangeSource()"
+        check_name(f"{call} as conninfo", conninfo)
+        check_name(f"{call} as table", table)
+        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        check_argument(f"discovery_interval of {call}", discovery_interval, timedelta, "a timedelta")
+        if publication is not None:
+            check_name(f"{call} as publication", publication)
+        if find_spec("psycopg") is None:
+            raise ConfigurationError(f"{call[:-2]} needs psycopg: pip install 'dagster-flinkpy[postgres]'")
+        schema, _, name = table.rpartition(".")
+        if not name or "." in schema:
+            raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
+        if not isinstance(slot, str) or not re.fullmatch(r"[a-z0-9_]{1,63}", slot):
+            raise ConfigurationError(f"slot {slot!r} of {call} must be lower-case letters, digits and _, at most 63")
+        if changelog_mode not in ("all", "upsert"):
+            raise ConfigurationError(f"changelog_mode={changelog_mode!r} of {call} must be 'all' or 'upsert'")
+        for what, number in (("batch_rows", batch_rows), ("max_records_per_epoch", max_records_per_epoch)):
+            if number is not None:
+                check_number(f"{what} of {call}", number, "changes")
+                if number < 1:
+                    raise ConfigurationError(f"{what}={number} of {call} must be at least 1")
+        if discovery_interval <= timedelta(0):
+            raise ConfigurationError(f"discovery_interval={discovery_interval} of {call} must be positive")
+        if row_type is not None and (twice := [name for name in _METADATA if name in row_type.field_names]):
+            raise ConfigurationError(f"row_type of {call} has {twice[0]!r}, which the source adds itself: leave it out")
+        self.conninfo, self.schema, self.table = conninfo, schema or None, name
+        self.slot, self.publication = slot, publication or slot
+        self.changelog_mode, self.bounded, self.skip_truncate = changelog_mode, bounded, skip_truncate
+        self.max_records_per_epoch, self.batch_rows = max_records_per_epoch, batch_rows
+        self.discovery_interval = discovery_interval
+        self.all_columns = row_type is None
+        self._row_type = row_type
+
+    @cached_property
+    def table_type(self) -> RowTypeInfo:
+        """The columns of the table that are read. Without ``row_type`` it is read from the table.
+
+        Raises:
+            SourceReadError: The table cannot be read.
+            ConfigurationError: A column of the table has no counterpart, or the name of one that the source adds.
+        """
+        if self._row_type is not None:
+            return self._row_type
+        found: RowTypeInfo = resolve("postgres_change_row_type")(self)
+        if twice := [name for name in _METADATA if name in found.field_names]:
+            raise ConfigurationError(
+                f"table {self.table!r} has a column {twice[0]!r}, which the source adds itself: declare a row_type "
+                "without it"
+            )
+        return found
+
+    @property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records: the columns of the table, ``row_kind`` and ``commit_time``."""
+        columns = self.table_type
+        return Types.ROW_NAMED([*columns.field_names, *_METADATA], [*columns.field_types, *_METADATA.values()])
+
+    def continuous(self) -> PostgresChangeSource:
+        if self.bounded is not None:
+            return self
+        source = copy.copy(self)
+        source.bounded = False
+        return source
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator: SplitEnumerator = resolve("postgres_change_enumerator")(self, restored)
+        return enumerator
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        rows: Iterator[tuple[pa.Array, int]] = resolve("postgres_change_reader")(self, split)
+        return rows
+
+    def kinds(self) -> set[str]:
+        return {"postgres"}
