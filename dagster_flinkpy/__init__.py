@@ -74,3 +74,7 @@ register("record_decoder", "dagster_flinkpy.connectors.record_formats:record_dec
 register("record_encoder", "dagster_flinkpy.connectors.record_formats:record_encoder")
 register("kafka_enumerator", "dagster_flinkpy.connectors.kafka_enumerator:KafkaEnumerator")
 register("kafka_reader", "dagster_flinkpy.connectors.kafka_reader:read_partition")
+register("staging_location", "dagster_flinkpy.connectors.kafka_staging:staging_location")
+register("kafka_staging_writer", "dagster_flinkpy.connectors.kafka_writer:StagingWriter")
+register("kafka_direct_writer", "dagster_flinkpy.connectors.kafka_writer:DirectWriter")
+register("kafka_committer", "dagster_flinkpy.connectors.kafka_committer:KafkaCommitter")

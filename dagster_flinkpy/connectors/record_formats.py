@@ -18,10 +18,9 @@ from dagster_flinkpy.common.serialization import (
     SimpleStringSchema,
 )
 from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, RowTypeInfo, TypeInformation, Types
-from dagster_flinkpy.connectors.column_types import columns_of, is_binary
+from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
-from dagster_flinkpy.errors import TypeMismatchError
 
 __all__ = ["Decoder", "Encoder", "UndecodableMessage", "record_decoder", "record_encoder"]
 
@@ -70,7 +69,7 @@ def record_decoder(schema: DeserializationSchema) -> Decoder:
 
 
 def _strings(schema: SimpleStringSchema, messages: Messages) -> pa.Array:
-    if schema.charset.lower().replace("-", "") == "utf8":
+    if _is_utf8(schema):
         try:
             return pa.array(messages, pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
@@ -214,28 +213,16 @@ def _decimal(name: str, type_info: TypeInformation, value: Any) -> Decimal:
 
 
 def record_encoder(schema: SerializationSchema, type_info: TypeInformation) -> Encoder:
-    """Returns what encodes columns of records by a schema.
+    """Returns what encodes columns of records by a schema, which must write records of the type.
 
     Args:
         schema: The schema.
         type_info: The type of the records.
-
-    Raises:
-        TypeMismatchError: The schema does not take such records.
     """
-    if isinstance(schema, ByteArraySchema):
-        if not is_binary(type_info):
-            raise TypeMismatchError(f"ByteArraySchema writes bytes, not {type_info}")
-        if pa.types.is_binary(type_info.arrow_type) and type_info == Types.PRIMITIVE_ARRAY(Types.BYTE()):
-            return lambda column: column.cast(pa.binary())
-    if isinstance(schema, SimpleStringSchema):
-        if type_info != Types.STRING():
-            raise TypeMismatchError(f"SimpleStringSchema writes text, not {type_info}: map() it to str")
-        if schema.charset.lower().replace("-", "") == "utf8":
-            return lambda column: column.cast(pa.binary())
+    text, binary = type_info == Types.STRING(), type_info == Types.PRIMITIVE_ARRAY(Types.BYTE())
+    if (isinstance(schema, ByteArraySchema) and binary) or (text and _is_utf8(schema)):
+        return lambda column: column.cast(pa.binary())
     if isinstance(schema, JsonRowSerializationSchema):
-        if schema.type_info.arrow_type != type_info.arrow_type:
-            raise TypeMismatchError(f"JsonRowSerializationSchema writes {schema.type_info}, not {type_info}")
         return lambda column: pa.array(
             [None if v is None else to_json_text("record", type_info, v).encode() for v in column.to_pylist()],
             pa.binary(),
@@ -243,3 +230,7 @@ def record_encoder(schema: SerializationSchema, type_info: TypeInformation) -> E
     return lambda column: pa.array(
         [None if each is None else schema.serialize(each) for each in type_info.from_arrow(column)], pa.binary()
     )
+
+
+def _is_utf8(schema: SerializationSchema | DeserializationSchema) -> bool:
+    return isinstance(schema, SimpleStringSchema) and schema.charset.lower().replace("-", "") == "utf8"

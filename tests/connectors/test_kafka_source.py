@@ -24,12 +24,18 @@ from dagster_flinkpy.datastream.connectors.kafka import (
     KafkaOffsetResetStrategy,
     KafkaOffsetsInitializer,
     KafkaRecordDeserializationSchema,
+    KafkaRecordSerializationSchema,
+    KafkaSink,
     KafkaSource,
     KafkaSourceBuilder,
     KafkaTopicPartition,
 )
-from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema
+from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.errors import ConfigurationError, InputExpiredError, SourceReadError
+from dagster_flinkpy.runtime.master import job_session
+from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
+from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.testing import run_local
 from tests.connectors.kafka_topics import Topic, committed
 from tests.runtime.harness import HarnessAttempt, collect_graph, collected
@@ -430,3 +436,39 @@ def test_a_timestamp_as_the_start(topic: Topic) -> None:
     topic.send(b"b", timestamp=2000)
     source = builder(topic).set_starting_offsets(KafkaOffsetsInitializer.timestamp(1500)).build()
     assert plan(source.create_enumerator(None)) == {0: (1, 2)}
+
+
+@pytest.mark.spark
+def test_from_kafka_to_kafka_on_spark(
+    topic: Topic, kafka: str, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A running count of words, whose first attempt ends after one of two epochs."""
+    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    target = Topic(kafka)
+    topic.send(b"a", b"b", b"a")
+    topic.send(b"b", b"a", partition=1)
+    source = builder(topic).set_bounded(LATEST).set_max_records_per_epoch(3).build()
+    counted = Types.ROW_NAMED(["word", "count"], [Types.STRING(), Types.LONG()])
+    schema = (
+        KafkaRecordSerializationSchema.builder()
+        .set_topic(target.name)
+        .set_key_serialization_schema(SimpleStringSchema(), field="word")
+        .set_value_serialization_schema(JsonRowSerializationSchema.builder().with_type_info(counted).build())
+    )
+    sink = KafkaSink.builder().set_bootstrap_servers(kafka).set_record_serializer(schema.build())
+    sink.set_staging(str(tmp_path / "staging"))
+    finished = False
+    while not finished:
+        env = environment(2)
+        words = env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words")
+        pairs = words.map(lambda word: Row(word, 1), counted).uid("pairs")
+        pairs.key_by("word").sum("count").uid("counts").sink_to(sink.build()).uid("sink")
+        config = JobConfig("job", StorageLocation(str(tmp_path / "job")))
+        with JobAttempt(env.get_job_graph(), config, owner="test") as attempt:
+            attempt.run_epoch()
+            finished = attempt.finished
+    found = [(message.key(), message.value()) for message in target.received()]
+    assert sorted(found) == [
+        *((b"a", b'{"word": "a", "count": %d}' % n) for n in (1, 2, 3)),
+        *((b"b", b'{"word": "b", "count": %d}' % n) for n in (1, 2)),
+    ]

@@ -47,7 +47,6 @@ ABSENT = {
         datastream.connectors.base.StreamTransformer datastream.connectors.base.SupportsPreprocessing
         datastream.connectors.file_system.FileSink.get_transformer
     """,
-    "Every two-phase sink is exactly-once": "datastream.connectors.base.DeliveryGuarantee",
     "The state backend is an option, `state.backend.type`; there is one kind of checkpoint storage": """
         datastream.StateBackend datastream.HashMapStateBackend datastream.EmbeddedRocksDBStateBackend
         datastream.CustomStateBackend datastream.PredefinedOptions datastream.CheckpointStorage

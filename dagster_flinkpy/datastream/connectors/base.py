@@ -26,6 +26,7 @@ __all__ = [
     "Committer",
     "CommitterInitContext",
     "CommittingSinkWriter",
+    "DeliveryGuarantee",
     "Sink",
     "SinkWriter",
     "Source",
@@ -40,6 +41,17 @@ __all__ = [
 
 Json = dict[str, Any]
 T = TypeVar("T")
+
+
+class DeliveryGuarantee(Enum):
+    """How often the records of a sink arrive (Flink: ``DeliveryGuarantee``)."""
+
+    EXACTLY_ONCE = 0
+    """Once. They are written when the checkpoint is complete."""
+    AT_LEAST_ONCE = 1
+    """At least once. They are written at once, and again if the epoch runs again."""
+    NONE = 2
+    """Flink does not wait for the records at a checkpoint. Here it is the same as ``AT_LEAST_ONCE``."""
 
 
 def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) -> T:

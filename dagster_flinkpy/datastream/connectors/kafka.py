@@ -1,5 +1,11 @@
 """Kafka as source and sink (``pyflink.datastream.connectors.kafka``)."""
 
+from dagster_flinkpy.datastream.connectors.kafka_sink import (
+    KafkaRecordSerializationSchema,
+    KafkaRecordSerializationSchemaBuilder,
+    KafkaSink,
+    KafkaSinkBuilder,
+)
 from dagster_flinkpy.datastream.connectors.kafka_source import (
     KafkaOffsetResetStrategy,
     KafkaOffsetsInitializer,
@@ -13,6 +19,10 @@ __all__ = [
     "KafkaOffsetResetStrategy",
     "KafkaOffsetsInitializer",
     "KafkaRecordDeserializationSchema",
+    "KafkaRecordSerializationSchema",
+    "KafkaRecordSerializationSchemaBuilder",
+    "KafkaSink",
+    "KafkaSinkBuilder",
     "KafkaSource",
     "KafkaSourceBuilder",
     "KafkaTopicPartition",

@@ -1,0 +1,320 @@
+"""Topics of Kafka as a sink. These are declarations; the registry names the code that writes."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from dagster_flinkpy.common.arguments import check_argument, check_name
+from dagster_flinkpy.common.serialization import ByteArraySchema, SerializationSchema, SimpleStringSchema
+from dagster_flinkpy.common.typeinfo import (
+    PickledBytesTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
+from dagster_flinkpy.datastream.connectors.base import (
+    Committer,
+    CommitterInitContext,
+    CommittingSinkWriter,
+    DeliveryGuarantee,
+    Sink,
+    SinkWriter,
+    TwoPhaseCommittingSink,
+    WriterInitContext,
+)
+from dagster_flinkpy.datastream.connectors.kafka_source import check_property
+from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+
+__all__ = [
+    "KafkaRecordSerializationSchema",
+    "KafkaRecordSerializationSchemaBuilder",
+    "KafkaSink",
+    "KafkaSinkBuilder",
+    "TransactionalKafkaSink",
+]
+
+
+class KafkaRecordSerializationSchema:
+    """The topic, the key and the value that a record becomes. Build it with `builder`.
+
+    Args:
+        topic: The topic.
+        value: The schema of values.
+        value_field: The field that is the value, or None for the whole record.
+        key: The schema of keys, or None for no keys.
+        key_field: The field that is the key, or None for the whole record.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        value: SerializationSchema,
+        value_field: str | None,
+        key: SerializationSchema | None,
+        key_field: str | None,
+    ) -> None:
+        self.topic = topic
+        self.value, self.value_field = value, value_field
+        self.key, self.key_field = key, key_field
+
+    @staticmethod
+    def builder() -> KafkaRecordSerializationSchemaBuilder:
+        """Returns a builder of a schema."""
+        return KafkaRecordSerializationSchemaBuilder()
+
+    def check(self, type_info: TypeInformation) -> None:
+        """Checks that records of a type can be written.
+
+        Raises:
+            ConfigurationError: They cannot; the message says what to do.
+        """
+        for what, schema, field in (("value", self.value, self.value_field), ("key", self.key, self.key_field)):
+            if schema is not None:
+                _check_writes(f"the {what} of topic {self.topic!r}", schema, field_type(type_info, field))
+
+
+def field_type(type_info: TypeInformation, field: str | None) -> TypeInformation:
+    """Returns the type of a field of records, or of the whole record if the field is None.
+
+    Raises:
+        ConfigurationError: The records have no such field.
+    """
+    if field is None:
+        return type_info
+    if not isinstance(type_info, (RowTypeInfo, TupleTypeInfo)) or field not in type_info.field_names:
+        raise ConfigurationError(f"the records of a KafkaSink have no field {field!r}: they are {type_info}")
+    found: TypeInformation = type_info.field_types[list(type_info.field_names).index(field)]
+    return found
+
+
+def _check_writes(what: str, schema: SerializationSchema, type_info: TypeInformation) -> None:
+    untyped = isinstance(type_info, PickledBytesTypeInfo)
+    if isinstance(schema, JsonRowSerializationSchema) and type_info != schema.type_info:
+        raise ConfigurationError(
+            f"{what} is {type_info}, but its JsonRowSerializationSchema writes {schema.type_info}: declare that as "
+            "output_type=... of the operator before the sink"
+        )
+    if isinstance(schema, SimpleStringSchema) and type_info != Types.STRING() and not untyped:
+        raise ConfigurationError(f"{what} is {type_info}, but SimpleStringSchema writes text: map() it to str")
+    if isinstance(schema, ByteArraySchema) and type_info != Types.PRIMITIVE_ARRAY(Types.BYTE()) and not untyped:
+        raise ConfigurationError(f"{what} is {type_info}, but ByteArraySchema writes bytes")
+
+
+class KafkaRecordSerializationSchemaBuilder:
+    """Builds a `KafkaRecordSerializationSchema`."""
+
+    def __init__(self) -> None:
+        self._topic: str | None = None
+        self._value: tuple[SerializationSchema, str | None] | None = None
+        self._key: tuple[SerializationSchema, str | None] | None = None
+
+    def set_topic(self, topic: str) -> KafkaRecordSerializationSchemaBuilder:
+        """Sets the topic.
+
+        Args:
+            topic: Its name. It must exist.
+        """
+        check_name("set_topic()", topic)
+        self._topic = topic
+        return self
+
+    def set_value_serialization_schema(
+        self, value_serialization_schema: SerializationSchema, field: str | None = None
+    ) -> KafkaRecordSerializationSchemaBuilder:
+        """Sets how records become values.
+
+        Args:
+            value_serialization_schema: The schema, such as ``SimpleStringSchema()``.
+            field: The field of rows or tuples that is the value. Default: the whole record, as in Flink.
+        """
+        wanted = "a SerializationSchema"
+        check_argument("set_value_serialization_schema()", value_serialization_schema, SerializationSchema, wanted)
+        self._value = value_serialization_schema, field
+        return self
+
+    def set_key_serialization_schema(
+        self, key_serialization_schema: SerializationSchema, field: str | None = None
+    ) -> KafkaRecordSerializationSchemaBuilder:
+        """Sets how records become keys. Default: they have none.
+
+        Records with the same key go to the same partition, which Java's producers choose, too (``murmur2``).
+
+        Args:
+            key_serialization_schema: The schema, such as ``SimpleStringSchema()``.
+            field: The field of rows or tuples that is the key. Default: the whole record, as in Flink.
+        """
+        wanted = "a SerializationSchema"
+        check_argument("set_key_serialization_schema()", key_serialization_schema, SerializationSchema, wanted)
+        self._key = key_serialization_schema, field
+        return self
+
+    def build(self) -> KafkaRecordSerializationSchema:
+        """Returns the schema.
+
+        Raises:
+            ConfigurationError: The topic or the schema of values is missing.
+        """
+        if self._topic is None or self._value is None:
+            raise ConfigurationError(
+                "KafkaRecordSerializationSchema needs set_topic() and set_value_serialization_schema()"
+            )
+        return KafkaRecordSerializationSchema(self._topic, *self._value, *(self._key or (None, None)))
+
+
+class KafkaSink(Sink):
+    """Writes records to a topic of Kafka (Flink: ``KafkaSink``). Needs ``pip install 'dagster-flinkpy[kafka]'``.
+
+    Exactly once: subtasks stage their records on the store. When the checkpoint is complete, the driver writes all of
+    them in one transaction, which also commits a mark of the checkpoint as an offset of the sink's own consumer group.
+    So a checkpoint that is committed again adds nothing, and no transaction is open while an epoch runs.
+
+    Build it with `builder`.
+    """
+
+    def __init__(self) -> None:
+        self.bootstrap_servers = ""
+        self.schema: KafkaRecordSerializationSchema | None = None
+        self.staging: Any = None
+        """The folder for staged records: a path, ``s3://bucket/prefix``, or a ``StorageLocation``."""
+        self.transactional_id_prefix = "flinkpy"
+        self.properties: dict[str, str] = {}
+        """Settings of the client, by their names in librdkafka."""
+
+    @staticmethod
+    def builder() -> KafkaSinkBuilder:
+        """Returns a builder of a sink."""
+        return KafkaSinkBuilder()
+
+    def validate(self, type_info: TypeInformation | None) -> None:
+        assert self.schema is not None
+        self.schema.check(Types.PICKLED_BYTE_ARRAY() if type_info is None else type_info)
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> SinkWriter:
+        writer: SinkWriter = resolve("kafka_direct_writer")(self, context, type_info)
+        return writer
+
+    def kinds(self) -> set[str]:
+        return {"kafka"}
+
+    def uri(self) -> str:
+        assert self.schema is not None
+        return f"kafka://{self.bootstrap_servers.split(',')[0]}/{self.schema.topic}"
+
+
+class TransactionalKafkaSink(KafkaSink, TwoPhaseCommittingSink):
+    """A `KafkaSink` with `DeliveryGuarantee.EXACTLY_ONCE`."""
+
+    def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
+        writer: CommittingSinkWriter = resolve("kafka_staging_writer")(self, context, type_info)
+        return writer
+
+    def create_committer(self, context: CommitterInitContext) -> Committer:
+        committer: Committer = resolve("kafka_committer")(self, context)
+        return committer
+
+
+class KafkaSinkBuilder:
+    """Builds a `KafkaSink`."""
+
+    def __init__(self) -> None:
+        self._servers: str | None = None
+        self._schema: KafkaRecordSerializationSchema | None = None
+        self._guarantee = DeliveryGuarantee.EXACTLY_ONCE
+        self._staging: Any = None
+        self._prefix: str | None = None
+        self._properties: dict[str, str] = {}
+
+    def set_bootstrap_servers(self, bootstrap_servers: str) -> KafkaSinkBuilder:
+        """Sets the brokers to ask first.
+
+        Args:
+            bootstrap_servers: ``host:port``, separated by commas.
+        """
+        check_name("set_bootstrap_servers()", bootstrap_servers)
+        self._servers = bootstrap_servers
+        return self
+
+    def set_record_serializer(self, record_serializer: KafkaRecordSerializationSchema) -> KafkaSinkBuilder:
+        """Sets the topic, and how records become keys and values.
+
+        Args:
+            record_serializer: From ``KafkaRecordSerializationSchema.builder()``.
+        """
+        wanted = "a KafkaRecordSerializationSchema"
+        check_argument("set_record_serializer()", record_serializer, KafkaRecordSerializationSchema, wanted)
+        self._schema = record_serializer
+        return self
+
+    def set_delivery_guarantee(self, delivery_guarantee: DeliveryGuarantee) -> KafkaSinkBuilder:
+        """Sets how often records arrive.
+
+        Args:
+            delivery_guarantee: Default: ``EXACTLY_ONCE``; in Flink it is ``NONE``. With the other two, subtasks write
+                at once, and wait for Kafka at the barrier; ``NONE`` is the same as ``AT_LEAST_ONCE``.
+        """
+        wanted = "a DeliveryGuarantee"
+        check_argument("set_delivery_guarantee()", delivery_guarantee, DeliveryGuarantee, wanted)
+        self._guarantee = delivery_guarantee
+        return self
+
+    def set_staging(self, folder: Any) -> KafkaSinkBuilder:
+        """Sets the folder for the records of incomplete checkpoints. Required for ``EXACTLY_ONCE``; Flink has none.
+
+        Args:
+            folder: A path, ``s3://bucket/prefix``, or a ``StorageLocation``.
+        """
+        self._staging = folder
+        return self
+
+    def set_transactional_id_prefix(self, transactional_id_prefix: str) -> KafkaSinkBuilder:
+        """Sets how the transactional id and the group of the sink begin; job id and uid follow.
+
+        Two deployments with the same job ids need different prefixes if they share a Kafka cluster.
+
+        Args:
+            transactional_id_prefix: The beginning. Default: ``flinkpy``.
+        """
+        check_name("set_transactional_id_prefix()", transactional_id_prefix)
+        self._prefix = transactional_id_prefix
+        return self
+
+    def set_property(self, key: str, value: str) -> KafkaSinkBuilder:
+        """Sets a property of the client, by its name in librdkafka, such as ``compression.type``.
+
+        Args:
+            key: The name.
+            value: The value.
+        """
+        self._properties[key] = check_property(key, value)
+        return self
+
+    def build(self) -> KafkaSink:
+        """Returns the sink.
+
+        Raises:
+            ConfigurationError: Something is missing, or confluent-kafka is not installed.
+        """
+        if find_spec("confluent_kafka") is None:
+            raise ConfigurationError("KafkaSink needs confluent-kafka: pip install 'dagster-flinkpy[kafka]'")
+        if self._servers is None or self._schema is None:
+            raise ConfigurationError("KafkaSink needs set_bootstrap_servers() and set_record_serializer()")
+        exactly_once = self._guarantee is DeliveryGuarantee.EXACTLY_ONCE
+        if exactly_once and self._staging is None:
+            raise ConfigurationError(
+                "KafkaSink writes exactly once, so it needs set_staging(folder), a folder for the records of "
+                "incomplete checkpoints. Or set_delivery_guarantee(DeliveryGuarantee.AT_LEAST_ONCE)."
+            )
+        if not exactly_once and (self._staging is not None or self._prefix is not None):
+            raise ConfigurationError(
+                f"a KafkaSink with {self._guarantee} stages nothing and has no transactions: leave out set_staging() "
+                "and set_transactional_id_prefix()"
+            )
+        sink = TransactionalKafkaSink() if exactly_once else KafkaSink()
+        sink.bootstrap_servers, sink.schema, sink.properties = self._servers, self._schema, dict(self._properties)
+        sink.transactional_id_prefix = self._prefix or sink.transactional_id_prefix
+        sink.staging = None if self._staging is None else resolve("staging_location")("set_staging()", self._staging)
+        return sink
