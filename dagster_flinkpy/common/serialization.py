@@ -39,6 +39,13 @@ class SerializationSchema(ABC):
     def serialize(self, element: Any) -> bytes:
         """Returns the record as bytes."""
 
+    def check_type(self, type_info: TypeInformation) -> None:  # noqa: B027 - a schema of the user may take anything
+        """Checks that records of a type can be written. Values without a type are checked when they are written.
+
+        Raises:
+            ConfigurationError: They cannot; the message says what to do.
+        """
+
 
 class DeserializationSchema(ABC):
     """Converts bytes to a record."""
@@ -66,6 +73,10 @@ class SimpleStringSchema(SerializationSchema, DeserializationSchema):
         encoded: bytes = element.encode(self.charset)
         return encoded
 
+    def check_type(self, type_info: TypeInformation) -> None:
+        if type_info not in (Types.STRING(), Types.PICKLED_BYTE_ARRAY()):
+            raise ConfigurationError(f"SimpleStringSchema writes text, not {type_info}: map() it to str")
+
     def deserialize(self, message: bytes) -> str:
         return message.decode(self.charset)
 
@@ -78,6 +89,10 @@ class ByteArraySchema(SerializationSchema, DeserializationSchema):
 
     def serialize(self, element: Any) -> bytes:
         return bytes(element)
+
+    def check_type(self, type_info: TypeInformation) -> None:
+        if type_info not in (Types.PRIMITIVE_ARRAY(Types.BYTE()), Types.PICKLED_BYTE_ARRAY()):
+            raise ConfigurationError(f"ByteArraySchema writes bytes, not {type_info}")
 
     def deserialize(self, message: bytes) -> bytes:
         return message

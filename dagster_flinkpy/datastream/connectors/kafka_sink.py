@@ -6,9 +6,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from dagster_flinkpy.common.arguments import check_argument, check_name
-from dagster_flinkpy.common.serialization import ByteArraySchema, SerializationSchema, SimpleStringSchema
+from dagster_flinkpy.common.serialization import SerializationSchema
 from dagster_flinkpy.common.typeinfo import (
-    PickledBytesTypeInfo,
     RowTypeInfo,
     TupleTypeInfo,
     TypeInformation,
@@ -25,7 +24,6 @@ from dagster_flinkpy.datastream.connectors.base import (
     WriterInitContext,
 )
 from dagster_flinkpy.datastream.connectors.kafka_source import check_property
-from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
@@ -74,7 +72,11 @@ class KafkaRecordSerializationSchema:
         """
         for what, schema, field in (("value", self.value, self.value_field), ("key", self.key, self.key_field)):
             if schema is not None:
-                _check_writes(f"the {what} of topic {self.topic!r}", schema, field_type(type_info, field))
+                kind = field_type(type_info, field)
+                try:
+                    schema.check_type(kind)
+                except ConfigurationError as error:
+                    raise ConfigurationError(f"the {what} of topic {self.topic!r}: {error}") from None
 
 
 def field_type(type_info: TypeInformation, field: str | None) -> TypeInformation:
@@ -89,19 +91,6 @@ def field_type(type_info: TypeInformation, field: str | None) -> TypeInformation
         raise ConfigurationError(f"the records of a KafkaSink have no field {field!r}: they are {type_info}")
     found: TypeInformation = type_info.field_types[list(type_info.field_names).index(field)]
     return found
-
-
-def _check_writes(what: str, schema: SerializationSchema, type_info: TypeInformation) -> None:
-    untyped = isinstance(type_info, PickledBytesTypeInfo)
-    if isinstance(schema, JsonRowSerializationSchema) and type_info != schema.type_info:
-        raise ConfigurationError(
-            f"{what} is {type_info}, but its JsonRowSerializationSchema writes {schema.type_info}: declare that as "
-            "output_type=... of the operator before the sink"
-        )
-    if isinstance(schema, SimpleStringSchema) and type_info != Types.STRING() and not untyped:
-        raise ConfigurationError(f"{what} is {type_info}, but SimpleStringSchema writes text: map() it to str")
-    if isinstance(schema, ByteArraySchema) and type_info != Types.PRIMITIVE_ARRAY(Types.BYTE()) and not untyped:
-        raise ConfigurationError(f"{what} is {type_info}, but ByteArraySchema writes bytes")
 
 
 class KafkaRecordSerializationSchemaBuilder:

@@ -108,6 +108,13 @@ class JsonRowSerializationSchema(SerializationSchema):
         message: bytes = resolve("record_encoder")(self, self.type_info)(self.type_info.to_arrow([element]))[0].as_py()
         return message
 
+    def check_type(self, type_info: TypeInformation) -> None:
+        if type_info != self.type_info:
+            raise ConfigurationError(
+                f"its JsonRowSerializationSchema writes {self.type_info}, not {type_info}: declare that as "
+                "output_type=... of the operator before the sink"
+            )
+
     class Builder:
         """Builds a `JsonRowSerializationSchema`."""
 
