@@ -28,6 +28,7 @@ __all__ = [
     "JobRestartedError",
     "MissingUidError",
     "MissingUidWarning",
+    "NamedSegmentLostError",
     "NoEffectWarning",
     "NoResourceAvailableError",
     "ObjectNotFoundError",
@@ -304,6 +305,10 @@ class SegmentLostError(SourceReadError):
 
 class InputExpiredError(SourceReadError):
     """Input that a source has not read yet is gone: its retention has passed."""
+
+
+class NamedSegmentLostError(SegmentLostError):
+    """A segment of a blocking edge is gone that the last completed checkpoint names. No restart writes it again."""
 
 
 class InputAfterEndError(FlinkPyError):

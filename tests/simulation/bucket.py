@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -49,6 +50,10 @@ class Bucket:
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
         self.lost: dict[str, int] = {}
+        self.hidden: set[str] = set()
+        """Segments that tasks no longer find."""
+        self.found_lost: Counter[tuple[str, str]] = Counter()
+        """How often a run has failed because of a lost segment, by run and segment."""
         """Segments whose loss a Spark job has reported, and how often its region had restarted then."""
         self.looked_at = 0
         """Uploads that existed when the job that ended last began to look for open uploads."""

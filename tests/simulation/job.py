@@ -117,6 +117,8 @@ class SimulatedAttempt(JobAttempt):
                 max_concurrent=3,
                 num_retained=scenario.num_retained,
                 retention=scenario.retention,
+                unaligned=scenario.unaligned and world.rng.random() < 0.8,
+                aligned_timeout=timedelta(seconds=world.rng.choice((0, 0, 2)) if scenario.unaligned else 0),
                 tolerable_failed=world.rng.choice((1, 5)) if world.rng.random() < world.chaos.tolerates else 0,
             ),
             partition_retention=scenario.partition_retention,
@@ -175,8 +177,9 @@ class SimulatedMaster(JobMaster):
         return self._regions[0].planner.fencing_token
 
     def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
-        self._results = ended.results
+        self._results = EpochResults() if region.works_ahead else ended.results
         super()._on_region_ended(region, ended)
+        self._results = EpochResults()
 
     def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Acknowledges in any order, mixed with messages for other checkpoints."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import cache
 from typing import Any
@@ -108,10 +108,12 @@ class Scenario:
     partition_retention: PartitionRetention
     retention: ExternalizedCheckpointRetention
     """What happens to checkpoints when a run ends."""
+    unaligned: bool = False
+    """Whether barriers overtake what is in flight on blocking edges."""
 
     @staticmethod
     def draw(rng: random.Random, chaos: Chaos) -> Scenario:
-        return Scenario(
+        drawn = Scenario(
             partitioned=rng.random() < chaos.partitioned,
             regions=(4 if rng.random() < chaos.diamond else 2) if rng.random() < chaos.regions else 1,
             num_retained=rng.choice((1, 1, 2, 3)),
@@ -130,6 +132,7 @@ class Scenario:
                 else ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
             ),
         )
+        return replace(drawn, unaligned=rng.random() < chaos.unaligned) if drawn.regions > 1 else drawn
 
 
 def key_of(record: int) -> int:

@@ -17,9 +17,11 @@ from dagster_flinkpy.errors import (
     FlinkPyError,
     HeadLostError,
     JobCancelledError,
+    NamedSegmentLostError,
     RestoreError,
     StateSchemaError,
 )
+from tests.simulation.edges import put_back
 from tests.simulation.invariants import Asked, Invariants
 from tests.simulation.job import SimulatedAttempt
 from tests.simulation.program import JOB, PARTITION_SPLITS, PARTITIONS, partition
@@ -195,6 +197,8 @@ class Supervisor:
                 if not gone and not (isinstance(error, RestoreError) and run.restore_from.startswith("chk-")):
                     world.report(f"{name}: {type(error).__name__}: {error}")
             except FlinkPyError as error:
+                if isinstance(error, NamedSegmentLostError):
+                    put_back(error)
                 world.note(f"{type(error).__name__}: {str(error).splitlines()[0]}")
                 if run.peaceful and not isinstance(error, (FencedError, JobCancelledError)):
                     world.report(f"{name} failed, though nothing fails any more: {error}")

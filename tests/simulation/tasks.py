@@ -17,7 +17,6 @@ from dagster_flinkpy.errors import (
     CorruptStateError,
     ObjectNotFoundError,
     PreconditionFailedError,
-    SegmentLostError,
     StorageError,
 )
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
@@ -26,10 +25,10 @@ from dagster_flinkpy.state.handles import DistributionMode, KeyedSnapshot, Opera
 from dagster_flinkpy.state.operator_state import state_file
 from dagster_flinkpy.storage import ObjectStore
 from tests.simulation.bucket import SimulatedStore
+from tests.simulation.edges import read_segment, slow_down
 from tests.simulation.program import (
     EXCHANGE,
     FILTERS,
-    JOB,
     MAX_PARALLELISM,
     OUT,
     SPLIT_RECORDS,
@@ -116,32 +115,22 @@ class EdgeReadTask(_Task):
     def run(self) -> list[tuple[list[dict[str, Any]], list[int]]]:
         """Returns acknowledgements and records for each barrier."""
         world = here()
+        slow_down(self.job)
         done: list[tuple[list[dict[str, Any]], list[int]]] = []
         for epoch in self.job.epochs:
             world.step()
-            acks, records = [], []
+            acks: list[dict[str, Any]] = []
+            records: list[int] = []
             for uid in sources_of(self.job):
-                (split,) = epoch.splits[uid, self.index]
-                keys = [segment["key"] for segment in split.properties["segments"]]
-                read = [record for key in keys for record in self._segment(uid.rpartition(".")[0], key)]
-                state = SubtaskState(self.index, splits=(split.advanced(len(read), finished=True).to_json(),))
-                acks.append(_ack(uid, epoch.checkpoint_id, state))
-                records += read
+                edge, splits = uid.rpartition(".")[0], []
+                for split in epoch.splits.get((uid, self.index), ()):
+                    keys = [segment["key"] for segment in split.properties["segments"]]
+                    read = [n for key in keys for n in read_segment(self.job, _edge(self.job, edge), edge, key)]
+                    splits.append(split.advanced(len(read), finished=True).to_json())
+                    records += read
+                acks.append(_ack(uid, epoch.checkpoint_id, SubtaskState(self.index, splits=tuple(splits))))
             done.append((acks, records))
         return done
-
-    def _segment(self, edge: str, key: str) -> list[int]:
-        store, world, full = _edge(self.job, edge), here(), f"{JOB}/{EXCHANGE_FOLDER}/{edge}/{key}"
-        if self.job.restarts > world.bucket.lost.get(full, self.job.restarts):
-            world.report(f"{full} is read again, though it is lost")
-        if world.chaos.segment_loss and world.rng.random() < world.chaos.segment_loss:
-            world.note(f"{full} is lost")
-            world.bucket.objects.pop(full, None)  # by nobody who may be blamed
-        try:
-            records: list[int] = json.loads(store.get(key)[0])
-        except ObjectNotFoundError as error:
-            raise SegmentLostError(full) from error
-        return records
 
 
 @dataclass
@@ -160,7 +149,8 @@ class EdgeWriteTask(_Task):
             segments = []
             kept = [record for record in batch if all(FILTERS[each](record) for each in filters)]
             for number, record in enumerate(kept):
-                key, data = f"{name}.{number}", json.dumps([record]).encode()
+                data = json.dumps([record]).encode()
+                key = f"{name}.{number}-{hashlib.sha256(data).hexdigest()}.arrow"
                 _edge(self.job, uid).put(key, data)
                 segments.append({"key": key, "bytes": len(data), "rows": 1})
             output = {

@@ -68,6 +68,10 @@ class Chaos:
     """Per world: a blocking edge divides the program."""
     diamond: float = 0.3
     """Per world with blocking edges: two of its regions are side by side."""
+    unaligned: float = 0.5
+    """Per world with blocking edges: barriers overtake what is in flight on them."""
+    lags: float = 0.3
+    """Per task that reads a blocking edge which barriers overtake: it is slow."""
     partitioned: float = 0.35
     """Per world: its runs read time partitions, instead of continuing after the last run."""
     deleting: float = 0.2

@@ -199,25 +199,31 @@ class EdgeSegments:
         Args:
             unnamed: Returns which of these paths no checkpoint and no native savepoint names.
         """
-        self._delete("", unnamed, before=_prefix(self._token, 0))
+        self._delete("", unnamed, self._sink_uids, before=_prefix(self._token, 0))
 
-    def discard_read(self, checkpoint_id: int, named: Collection[str]) -> None:
-        """Deletes the segments of a complete checkpoint's epoch, except those that were not read before its barrier.
+    def discard_read(self, written: Mapping[str, Collection[int]], named: Collection[str]) -> None:
+        """Deletes the segments that were written up to a complete checkpoint and read before its barrier.
 
         The first time, it also deletes the copies that were made of the segments of a restored savepoint.
 
         Args:
-            checkpoint_id: The checkpoint.
-            named: The paths that it names. They are deleted with the last checkpoint that names them.
+            written: The epochs whose segments no earlier checkpoint has named, by uid of the sink.
+            named: The paths that the checkpoint names. They are deleted with the last checkpoint that names them.
         """
-        for number in (0, checkpoint_id) if self._has_copies else (checkpoint_id,):
-            self._delete(_prefix(self._token, number), lambda paths: [path for path in paths if path not in named])
+        for uid in self._sink_uids:
+            for number in sorted({*written.get(uid, ()), *([0] if self._has_copies else [])}):
+                prefix = _prefix(self._token, number)
+                self._delete(prefix, lambda paths: [path for path in paths if path not in named], [uid])
         self._has_copies = False
 
     def _delete(
-        self, prefix: str, unnamed: Callable[[Collection[str]], Collection[str]], before: str | None = None
+        self,
+        prefix: str,
+        unnamed: Callable[[Collection[str]], Collection[str]],
+        uids: Sequence[str],
+        before: str | None = None,
     ) -> None:
-        for uid in self._sink_uids:
+        for uid in uids:
             store = open_segments(self._location, uid)
             # The next attempt or sweep deletes what remains.
             with suppress(StorageError, CorruptMetadataError):

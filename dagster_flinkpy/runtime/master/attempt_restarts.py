@@ -117,7 +117,7 @@ class AttemptRestarts(ABC):
         with suppress(CheckpointTimeoutError):
             desk.restart(error)
         while (at_ms := self._failover.restart_all_at(error)) is not None:
-            self._master.pause(at_ms, listens=leads)
+            self._desk.pause(at_ms, listens=leads)
             leads = False
             try:
                 self._start_over = self._start_over and not self._has_completed

@@ -6,14 +6,14 @@ in the order of the checkpoints.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.runtime.master.mailbox import Lane
-from dagster_flinkpy.runtime.master.region_runner import RegionEnded
+from dagster_flinkpy.runtime.master.results import EpochResults
 
 __all__ = ["EpochOutputs", "Published"]
 
@@ -43,18 +43,23 @@ class EpochOutputs:
         """Whether a failed checkpoint has handed its part over, and none has completed since."""
         return bool(self._handed_over)
 
-    def add(self, lane: Lane, ended: RegionEnded) -> None:
+    def add(self, lane: Lane, checkpoint_ids: Sequence[int], *jobs: EpochResults) -> None:
         """Adds the outputs of the epochs that a region has read.
 
         Args:
             lane: The lane of the region.
-            ended: The outcome.
+            checkpoint_ids: The checkpoints that they belong to.
+            jobs: The results of the Spark job of these epochs. Before it, that of a Spark job whose results belong to
+                the first checkpoint.
         """
-        results = ended.results
         # The last checkpoint of a Spark job has all records of the job.
-        self._collected.setdefault(ended.checkpoint_ids[-1], {}).update(results.collected)
-        for position, checkpoint_id in enumerate(ended.checkpoint_ids):
-            self._printed.setdefault(checkpoint_id, {})[lane] = results.printed.get(position, [])
+        collected = self._collected.setdefault(checkpoint_ids[-1], {})
+        for uid in {uid for job in jobs for uid in job.collected}:
+            collected[uid] = [column for job in jobs for column in job.collected.get(uid, ())]
+        for position, checkpoint_id in enumerate(checkpoint_ids):
+            before = [line for job in jobs[:-1] for line in job.printed.get(0, [])] if position == 0 else []
+            lines = [*before, *jobs[-1].printed.get(position, [])] if jobs else []
+            self._printed.setdefault(checkpoint_id, {})[lane] = lines
 
     def hand_over(self, failed: CheckpointMetadata) -> None:
         """Lets the next checkpoint commit what a failed one would have committed."""

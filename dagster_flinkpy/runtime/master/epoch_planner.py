@@ -101,9 +101,7 @@ class EpochPlanner:
         """
         if before is not None:
             self.splits.assume_read(before)
-        epoch = self.splits.plan(checkpoint_id, inputs, drain=drain)
-        self.ended[checkpoint_id] = self.splits.ends(epoch)
-        return epoch
+        return self.splits.plan(checkpoint_id, inputs, drain=drain)
 
     def replan(self, epoch: Epoch, inputs: EdgeInputs) -> Epoch:
         """Returns an epoch again that reads what the regions before this one have written anew.
@@ -133,7 +131,7 @@ class EpochPlanner:
             inputs[task] = replace(inputs.get(task, SubtaskInput()), splits=splits)
         config, checkpointing = self.config, self.config.checkpointing
         # After the end of input no Spark job follows that could process in-flight records.
-        unaligned = checkpointing.unaligned and not self.ended[last.checkpoint_id]
+        unaligned = checkpointing.unaligned and not self.splits.ends(last)
         return EpochJob(
             graph=self._program,
             job_id=config.job_id,
@@ -155,22 +153,29 @@ class EpochPlanner:
             python=self._python,
         )
 
-    def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
-        """Lets the next epoch start from the acknowledged state of a checkpoint."""
+    def advance(self, checkpoint_id: int, states: Mapping[Subtask, SubtaskState], *, ended: bool | None) -> None:
+        """Lets the next epoch start from the state that a Spark job has left.
+
+        Args:
+            checkpoint_id: The last checkpoint of its epochs.
+            states: The state of each task.
+            ended: Whether the input of the region ends with it; None if it has read nothing.
+        """
         self._continues_from, self._inputs = checkpoint_id, inputs_after(states)
-        self._ended = self.ended[checkpoint_id]
+        if ended is not None:
+            self._ended = ended
         self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended
 
     def rewind(self, checkpoint_id: int) -> None:
-        """Lets the next epoch start from the acknowledged state of an earlier checkpoint that is not complete.
+        """Lets the next epoch start from an earlier state.
 
         Args:
-            checkpoint_id: The checkpoint, or the last complete one; 0 for the state with which the attempt started.
+            checkpoint_id: The last checkpoint of the epochs that have left it; 0 for the start of the attempt.
         """
         self._continues_from, self._inputs, self._ended = self._states[checkpoint_id]
 
     def forget_before(self, checkpoint_id: int) -> None:
-        """Forgets the states before a checkpoint that is complete."""
+        """Forgets the states before the one that a complete checkpoint has."""
         self._states = {number: state for number, state in self._states.items() if number >= checkpoint_id}
 
 

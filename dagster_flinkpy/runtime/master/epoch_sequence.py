@@ -60,9 +60,22 @@ class EpochSequence:
 
     @property
     def unread(self) -> bool:
-        """Whether barriers have overtaken records, for which no input need come."""
+        """Whether barriers have overtaken records that nobody is reading, for which no input need come."""
         batch = self.batch
-        return batch is not None and any(each.has_unread(batch.checkpoint_ids[-1]) for each in self._followers)
+        idle = [each for each in self._followers if not each.works_ahead]
+        return batch is not None and any(each.has_unread(batch.checkpoint_ids[-1]) for each in idle)
+
+    def is_followed(self, batch: EpochBatch) -> bool:
+        """Returns whether it is certain that other epochs follow, even if nobody waits for what regions are reading.
+
+        Args:
+            batch: The latest epochs, which the sources have read.
+        """
+        request, last = self.request, batch.checkpoint_ids[-1]
+        if request is None or self.enough or self.at_limit:
+            return False
+        reading = any(region.has_read for region in self._readers if region.acknowledged >= last)
+        return request.periodic or request.continuous or reading
 
     def followed(self) -> bool:
         """Returns True once for epochs that are running, as soon as it is certain that others follow if they succeed.

@@ -35,6 +35,7 @@ from dagster_flinkpy.errors import (
     InputAfterEndError,
     JavaNotFoundError,
     JobCancelledError,
+    NamedSegmentLostError,
     PathEscapesPrefixError,
     PythonWorkerLostError,
     RequestFailedError,
@@ -93,6 +94,7 @@ _NON_RECOVERABLE = (
     HeadLostError,
     InputAfterEndError,
     JobCancelledError,
+    NamedSegmentLostError,
     RequestFailedError,
     RestoreError,
     StateSchemaError,
@@ -157,10 +159,6 @@ class RegionTopology:
         """Returns the edges that a region reads."""
         return [uid for uid, (_, consumer) in self.edges.items() if consumer == region]
 
-    def consumers(self, region: int) -> list[int]:
-        """Returns the regions that read the results of a region."""
-        return sorted({consumer for producer, consumer in self.edges.values() if producer == region})
-
 
 @dataclass(frozen=True)
 class RegionFailure:
@@ -173,8 +171,8 @@ class RegionFailure:
     """The region that failed."""
     epoch: int
     """The first epoch of its Spark job."""
-    begun: Mapping[int, int]
-    """The last epoch whose input each region has begun to read. A region that has begun nothing is missing."""
+    begun: Mapping[str, int]
+    """The last epoch of each blocking edge that its consumer has begun to read. Edges that nobody reads are missing."""
     lost: Mapping[str, Iterable[int]] = field(default_factory=dict)
     """The epochs whose segments are gone, by the uid of their blocking edge."""
 
@@ -235,11 +233,12 @@ class RestartPipelinedRegionStrategy(FailoverStrategy):
                 continue
             epochs[region] = epoch
             for uid in topology.inputs(region):
-                needed = [lost for lost in failure.lost.get(uid, ()) if lost >= epoch]
+                # What barriers have overtaken is read in a later epoch than that in which it was written.
+                needed = [lost for lost in failure.lost.get(uid, ()) if lost >= epoch or region == failure.region]
                 if needed:
                     to_visit.append((topology.edges[uid][0], min(needed)))
-            for consumer in topology.consumers(region):
-                if failure.begun.get(consumer, epoch - 1) >= epoch:
+            for uid, (producer, consumer) in topology.edges.items():
+                if producer == region and failure.begun.get(uid, epoch - 1) >= epoch:
                     to_visit.append((consumer, epoch))
         return RestartPlan(epochs)
 

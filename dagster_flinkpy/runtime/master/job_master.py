@@ -53,6 +53,7 @@ from dagster_flinkpy.runtime.epoch import Epoch
 from dagster_flinkpy.runtime.master.checkpoint_contents import CheckpointContents
 from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps, Outcome
 from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.edge_barriers import EdgeBarriers
 from dagster_flinkpy.runtime.master.epoch_outputs import Published
 from dagster_flinkpy.runtime.master.epoch_request import Completion, EpochRequest
 from dagster_flinkpy.runtime.master.epoch_sequence import EpochSequence
@@ -60,7 +61,7 @@ from dagster_flinkpy.runtime.master.input_watch import InputWatch
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.mailbox import Done, Lane, Mailbox
 from dagster_flinkpy.runtime.master.region_execution import EpochKind, RegionExecution
-from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts
+from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts, diagnosed
 from dagster_flinkpy.runtime.master.region_runner import InputFound, RegionEnded
 from dagster_flinkpy.runtime.master.request_desk import RequestDesk
 from dagster_flinkpy.runtime.master.task_messages import acknowledgements, declined
@@ -86,7 +87,7 @@ class JobMaster:
         on_completed: Called with each checkpoint once HEAD names it.
         abort_lingering: Aborts open transactions that no checkpoint names.
         max_ahead: How many checkpoints may be incomplete when the next one is triggered.
-        discard_read: Deletes the segments of an epoch that a complete checkpoint does not name.
+        discard_read: Deletes the segments of epochs that a complete checkpoint does not name.
         owner: Who asks for checkpoints, in words for people.
         now: Tells milliseconds since 1970.
         progress: Takes one-line progress messages.
@@ -105,7 +106,7 @@ class JobMaster:
         create_metadata: Callable[[WriteMetadata], CheckpointMetadata],
         on_completed: Callable[[CheckpointMetadata], object],
         abort_lingering: Callable[[], object],
-        discard_read: Callable[[int, Collection[str]], object],
+        discard_read: Callable[[Mapping[str, Collection[int]], Collection[str]], object],
         max_ahead: int,
         owner: str,
         now: Callable[[], int],
@@ -140,6 +141,7 @@ class JobMaster:
         """When each pending checkpoint expires, in milliseconds since 1970."""
         # Completing.
         self._chain = CompletionChain(mailbox, steps, contents, create_metadata, on_completed)
+        self._barriers = EdgeBarriers(self._regions, self._epochs, self._chain.outputs)
         self._outcome_unknown = False
         """Whether HEAD may name a checkpoint without this attempt knowing it."""
         self._subsumed: list[int] = []
@@ -199,28 +201,6 @@ class JobMaster:
             self._reported = True
             raise self.error
 
-    def pause(self, until_ms: int, *, listens: bool) -> None:
-        """Waits until the job restarts. Nothing is running.
-
-        Args:
-            until_ms: The time, in milliseconds since 1970.
-            listens: Whether to take requests meanwhile. Only the leader may.
-
-        Raises:
-            JobCancelledError: Somebody asked for the job to be cancelled.
-            BaseException: The run was terminated.
-        """
-        while self._now() < until_ms or self._mailbox.busy[Lane.REQUESTS]:
-            if (told := self._mailbox.termination) is not None:
-                raise told
-            timers = [until_ms]
-            if listens and self._now() < until_ms:
-                self._requests.look()
-                timers += [] if self._requests.due_ms is None else [self._requests.due_ms]
-            done = self._mailbox.take(min(timers) if self._now() < until_ms else None)
-            if done is not None and (error := self._requests.handle(done)) is not None:
-                raise error
-
     def recovered(self, metadata: CheckpointMetadata) -> Completion | None:
         """Returns a checkpoint that was complete when the attempt failed, and that the next attempt has committed.
 
@@ -255,12 +235,14 @@ class JobMaster:
         return not (waits or under_way or (self.error is None and self._requests.serve_rest()))
 
     def _advance(self) -> None:
+        self._overtake()
         if (told := self._mailbox.termination) is not None and self.error is None:
             self._fail(told)
             self._interrupt_regions()
         older = any(region.has_before(self._fails_from or 0) for region in self._regions)  # may still complete
         if self.error is not None and not self._failing and not older:
             self._failing, canceled = True, isinstance(self.error, JobCancelledError)
+            self.error = diagnosed(self.error, self._contents.parent)
             self._failover.job_failed(self.error, canceled=canceled or told is not None)
             self._drive(JobStatusChanged(self._now(), running=False))
         if self._iterating:
@@ -268,8 +250,7 @@ class JobMaster:
         self._trigger_next()
         if self.error is None and self._epochs.followed():
             self._mailbox.submit(Lane.TRIGGER, self._steps.reserve_checkpoint_id)
-        for region in self._regions:
-            region.proceed()
+        self._proceed()
         self._chain.proceed()
         if not self._chain.idle:
             return
@@ -283,6 +264,14 @@ class JobMaster:
             self._abort_due = False
             if not self._outcome_unknown:
                 self._mailbox.submit(Lane.STORE, self._abort_lingering)
+
+    def _proceed(self) -> None:
+        """Submits the work of regions that can begin."""
+        overtaken = True
+        while overtaken:
+            for region in self._regions:
+                region.proceed()
+            overtaken = self._overtake()
 
     def _trigger_next(self) -> None:
         request, now = self._epochs.request, self._now()
@@ -423,7 +412,7 @@ class JobMaster:
             self._trigger(request)
 
     def _on_region_failed(self, region: RegionExecution, ended: RegionEnded, error: FlinkPyError) -> None:
-        first = ended.checkpoint_ids[0]
+        first = region.next_to_acknowledge if region.works_ahead else ended.checkpoint_ids[0]
         if (restarting := self._restarts.on_failed(region, ended, error)) is not None:
             for checkpoint_id in [number for number in self._timeouts if number >= first]:
                 del self._timeouts[checkpoint_id]  # they begin anew with the restart
@@ -450,25 +439,35 @@ class JobMaster:
             region.on_abandoned(ended)
             self._stopped(region)
             return
-        if self._fails_from is not None and last >= self._fails_from:
+        if self._fails_from is not None and (region.works_ahead or last >= self._fails_from):
             region.on_ended()
             self._failover.graph.ended(region.lane.number)
             return
         if ended.error is not None:
-            self._on_region_failed(region, ended, ended.error)
+            self._on_region_failed(region, ended, diagnosed(ended.error, self._contents.parent))
             return
-        results = ended.results
-        region.on_acknowledged(ended)
+        if region.works_ahead:
+            region.on_read_ahead(ended)
+            return
+        acknowledged = self._barriers.aligned(region, ended)
         if region in self._sources and min(each.acknowledged for each in self._sources) >= last > self._read_up_to:
             self._read_up_to = last
             self._requests.epoch_ended(last)
-        self._chain.outputs.add(region.lane, ended)
-        for checkpoint_id, states in sorted(results.acknowledged.items()):
-            if self._fails_from is None or checkpoint_id < self._fails_from:  # one before it may have expired just now
-                self._acknowledge(region, checkpoint_id, states)
-        for each in self._regions:
-            for checkpoint_id, uid, in_flight in each.settle():
-                self._drive(CoordinatorSnapshotted(self._now(), checkpoint_id, uid, in_flight))
+        for each in acknowledged:
+            if self._fails_from is None or each.checkpoint_id < self._fails_from:  # it may have expired just now
+                self._acknowledge(region, each.checkpoint_id, each.states)
+        for stimulus in self._barriers.settle(self._now()):
+            self._drive(stimulus)
+
+    def _overtake(self) -> bool:
+        """Lets regions acknowledge checkpoints that do not wait for what they read. Returns whether any did."""
+        found = False
+        for region, each in self._barriers.overtake(failed=self.error is not None):
+            self._acknowledge(region, each.checkpoint_id, each.states)
+            for uid, in_flight in each.in_flight:
+                self._drive(CoordinatorSnapshotted(self._now(), each.checkpoint_id, uid, in_flight))
+            found = True
+        return found
 
     def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Passes the acknowledgements of all tasks and enumerators of a region to the coordinator."""
@@ -536,7 +535,7 @@ class JobMaster:
                     self._deploy(checkpoint_id)
             case CancelSparkJob(checkpoint_id=checkpoint_id):
                 for region in self._regions:
-                    if region.batch is not None and checkpoint_id in region.batch.checkpoint_ids:
+                    if checkpoint_id in region.working_for:
                         region.runner.session.interrupt()
             case WriteMetadata():
                 self._chain.add(instruction)
@@ -585,10 +584,9 @@ class JobMaster:
         self._failover.completed()
         self._completed.append(self._completion(metadata, published))
         for each in published.checkpoint_ids:
-            for region in self._regions:
-                region.on_completed(each)
+            written = {uid: ids for region in self._regions for uid, ids in region.on_completed(each).items()}
             if len(self._regions) > 1:
-                self._mailbox.submit(Lane.STORE, partial(self._discard_read, each, metadata.files()))
+                self._mailbox.submit(Lane.STORE, partial(self._discard_read, written, metadata.files()))
         self._requests.completed(metadata, published.checkpoint_ids)
 
     def _completion(self, metadata: CheckpointMetadata, published: Published) -> Completion:

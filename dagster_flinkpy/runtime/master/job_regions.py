@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from dagster_flinkpy.checkpoint.messages import Subtask
@@ -141,16 +141,16 @@ class JobRegions:
         if self._segments:
             watchdog.run("deleting the segments of earlier attempts", self._segments.discard_lingering, unnamed)
 
-    def discard_read(self, watchdog: Watchdog, checkpoint_id: int, named: Collection[str]) -> None:
+    def discard_read(self, watchdog: Watchdog, written: Mapping[str, Collection[int]], named: Collection[str]) -> None:
         """Deletes the segments that were read before the barrier of a complete checkpoint.
 
         Args:
             watchdog: Ends the call if the store hangs.
-            checkpoint_id: The checkpoint of their epoch.
+            written: The epochs whose segments no checkpoint before it has named, by uid of the sink.
             named: The paths that the complete checkpoint names.
         """
         with suppress(CheckpointTimeoutError):  # the next attempt deletes what remains
-            watchdog.run("deleting segments that were read", self._segments.discard_read, checkpoint_id, named)
+            watchdog.run("deleting segments that were read", self._segments.discard_read, written, named)
 
     def end_with(self, checkpoint_id: int) -> bool:
         """Returns whether all input of the job ends with a checkpoint that is not complete yet."""

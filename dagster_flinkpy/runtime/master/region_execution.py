@@ -1,20 +1,27 @@
 """The state of one region, as the job's master sees it (Flink: ``SchedulingPipelinedRegion``).
 
 Only the master's thread calls it. It submits work to the region's lane and never waits.
+
+If barriers are unaligned, no checkpoint waits for a Spark job of a region that only reads blocking edges. The region
+acknowledges a checkpoint with the state of its last Spark job that has ended, as soon as the regions before it have
+acknowledged theirs; what it has not read as of that state is in flight, even if its current Spark job is reading it.
+The results of that Spark job belong to the next checkpoint that the region acknowledges.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 
 from dagster_flinkpy.common.clock import to_millis
 from dagster_flinkpy.datastream.connectors.base import Json
-from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
+from dagster_flinkpy.errors import SegmentLostError
+from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs
 from dagster_flinkpy.runtime.epoch import Epoch
+from dagster_flinkpy.runtime.master.acknowledged import Acknowledged
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.job_slots import JobSlots
@@ -100,6 +107,16 @@ class _RegionEpochs:
     """What was in flight to the region before them."""
     reads: Sequence[EdgeInputs] | None = None
     """What each epoch reads of blocking edges; None if it is not decided yet."""
+    aligns: bool = False
+    """Whether it is decided that the region reads all that the regions before it write in these epochs."""
+    ahead: bool = False
+    """Whether no checkpoint waits for them: it is one Spark job, which the first checkpoint has only given its name."""
+    start: int = 0
+    """The state from which they start, by the last epoch before it."""
+    before: int = 0
+    """The checkpoint that the region had acknowledged before them."""
+    carried: RegionEnded | None = None
+    """The Spark job whose results belong to their first checkpoint, too; or None."""
 
     @property
     def first(self) -> int:
@@ -152,8 +169,8 @@ class RegionExecution:
         self._waiting: deque[_RegionEpochs] = deque()
         self._done: list[_RegionEpochs] = []
         """Epochs that all tasks have acknowledged, of checkpoints that are not complete."""
-        self._settled = 0
-        """The last checkpoint before those."""
+        self._state = 0
+        """The epochs whose state the next one starts from, by their last checkpoint; 0 for the start of the attempt."""
         self._found = False
         """Whether input is assigned to the next epoch, which is not planned yet."""
         self._restarts = 0
@@ -161,12 +178,20 @@ class RegionExecution:
         """Whether it is to run epochs again, and :meth:`restart` has not been called yet."""
         self._in_flight: EdgeInputs = self.planner.in_flight
         """What the regions before it have written and it has not read, the oldest first."""
-        self.begun = 0
-        """The last checkpoint for which it reads, or has read, what the regions before it have written."""
+        self.begun: dict[str, int] = {}
+        """The last epoch that it reads, or has read, of each blocking edge, by uid of the source."""
         self._unsettled: _RegionEpochs | None = None
         """Acknowledged epochs of which it is not known yet what was in flight at their barriers."""
-        self._outputs: dict[int, Mapping[str, EdgeOutput]] = {}
+        self._outputs: dict[int, EdgeInputs] = {}
         """What it has written to blocking edges, by checkpoint that is not complete yet."""
+        self._overtaking: deque[_RegionEpochs] = deque()
+        """Epochs of checkpoints whose barriers overtake what the region reads; they wait for the regions before it."""
+        self._overtaken: dict[int, int] = {}
+        """By such checkpoint that is not complete, the last epoch before the state that it has acknowledged."""
+        self._permit = 0
+        """The name of the next Spark job that no checkpoint waits for, or 0 if there is to be none yet."""
+        self._result: RegionEnded | None = None
+        """The Spark job that has ended, and whose results no checkpoint has; or None."""
         self._to_notify: list[int] = []
         """Complete checkpoints that the sources have not been notified of."""
 
@@ -191,49 +216,100 @@ class RegionExecution:
         return self._current is None and not self._waiting
 
     @property
+    def works_ahead(self) -> bool:
+        """Whether its Spark job is one that no checkpoint waits for."""
+        return self._current is not None and self._current.ahead
+
+    @property
+    def working_for(self) -> Sequence[int]:
+        """The checkpoints that wait for its Spark job."""
+        return () if self._current is None or self._current.ahead else self._current.batch.checkpoint_ids
+
+    @property
+    def _reads_only_edges(self) -> bool:
+        return bool(self.before) and not self.planner.splits.uids
+
+    @property
     def all_planned(self) -> bool:
         """Whether the epochs of the batch so far are planned."""
         return self._current is not None and len(self._current.planned) == len(self._current.batch.checkpoint_ids)
 
     def has_before(self, checkpoint_id: int) -> bool:
         """Returns whether it runs epochs that are all older than a checkpoint, or such epochs wait."""
-        return any(each is not None and each.last < checkpoint_id for each in (self._current, *self._waiting))
+        epochs = (self._current, *self._waiting, *self._overtaking)
+        return any(each is not None and not each.ahead and each.last < checkpoint_id for each in epochs)
 
     def enqueue(self, batch: EpochBatch) -> None:
         """Adds epochs to run when the current ones have ended and the input is there."""
         self._waiting.append(_RegionEpochs(batch, since_ms=self._now()))
 
     def drop_from(self, checkpoint_id: int) -> None:
-        """Forgets epochs that do not run yet, unless all of the batch are older than a checkpoint."""
-        if self._current is not None and not self.at_work and self._current.last >= checkpoint_id:
+        """Forgets epochs that do not run yet, unless all of the batch are older than a checkpoint.
+
+        The attempt fails, so nobody needs the results of a Spark job that no checkpoint waits for.
+        """
+        if self.works_ahead and self.at_work:
+            self.runner.session.interrupt()
+        if self._current is not None and not self.at_work and (self.works_ahead or self._current.last >= checkpoint_id):
             self.on_ended()
-        self._waiting = deque(each for each in self._waiting if each.last < checkpoint_id)
+        self._waiting = deque(each for each in self._waiting if not each.ahead and each.last < checkpoint_id)
+        self._overtaking = deque(each for each in self._overtaking if each.last < checkpoint_id)
+        self._permit = 0
 
     def proceed(self) -> None:
         """Submits the next piece of work, if there is one that can begin."""
+        self._let_pass()
         if self.at_work or self._to_restart:
             return
         if self._current is None:
             # Between two epochs: what an enumerator has planned is not read yet.
-            for number in () if self._found else self._to_notify:
-                self._mailbox.submit(self.lane, partial(self.runner.notify_complete, number))
-            if not self._found:
+            if not self._found and not (self._waiting and self._waiting[0].planned):
+                for number in self._to_notify:
+                    self._mailbox.submit(self.lane, partial(self.runner.notify_complete, number))
                 self._to_notify.clear()
-            if not self._waiting or self._unsettled is not None or not self._is_ready(self._waiting[0]):
-                return
-            if not self._slots.acquire(self.lane.number):
+            epochs = self._next()
+            if epochs is None or not self._slots.acquire(self.lane.number):
                 return  # until another region has ended
-            self._begin(self._waiting.popleft())
+            if self._waiting and self._waiting[0] is epochs:
+                self._waiting.popleft()
+            self._permit = 0
+            self._begin(epochs)
         assert self._current is not None
         if (work := self._next_step(self._current)) is not None:
             self.at_work = True
             self._mailbox.submit(self.lane, work)
 
+    def _let_pass(self) -> None:
+        """Lets barriers pass that need not wait for what the region is reading."""
+        while self._reads_only_edges and self._waiting and self._overtakes(self._waiting[0]):
+            epochs = self._waiting.popleft()
+            self._overtaking.append(epochs)
+            self._permit = epochs.first
+
+    def _overtakes(self, epochs: _RegionEpochs) -> bool:
+        decided = epochs.ahead or epochs.aligns or epochs.reads is not None
+        return not decided and epochs.batch.closed and self._is_overtaken(epochs) is True
+
+    def _next(self) -> _RegionEpochs | None:
+        """Returns the epochs to run next, or None if they cannot begin yet."""
+        waiting = self._waiting[0] if self._waiting else None
+        if waiting is not None and waiting.ahead:
+            return waiting
+        if waiting is not None and not self._overtaking and self._unsettled is None and self._is_ready(waiting):
+            return waiting
+        if not self._permit or self._result is not None or (waiting is not None and waiting.first < self._permit):
+            return None
+        batch = EpochBatch(EpochKind.READ, [self._permit], closed=True, ends=False)
+        epochs = _RegionEpochs(batch, since_ms=self._now(), found=self._in_flight, reads=[self._in_flight], ahead=True)
+        self._note_begun(epochs)
+        return epochs
+
     def _begin(self, epochs: _RegionEpochs) -> None:
         self._current = epochs
         if not epochs.planned:
             self._found = False
-        self.planner.rewind(self.acknowledged)
+        epochs.start = self._state
+        self.planner.rewind(self._state)
         self._failover.deploy(self.lane.number)
         self.runner.begin(epochs.first)
 
@@ -263,30 +339,43 @@ class RegionExecution:
             return True
         if not batch.closed or epochs.reads is not None:
             return batch.closed
-        overtaken = self._overtaken(epochs)
+        overtaken = False if epochs.aligns else self._is_overtaken(epochs)
         if overtaken is True:
             # One output per epoch, as they were written; the last epoch reads the rest.
             found, last = self._in_flight, len(batch.checkpoint_ids) - 1
             epochs.reads = [found[i : i + 1] if i < last else found[i:] for i in range(last + 1)]
         elif overtaken is False and self._written(epochs):
             own = [self._input(number) for number in batch.checkpoint_ids]
-            epochs.reads = [[*self._in_flight, own[0]], *([each] for each in own[1:])]
+            epochs.reads, epochs.aligns = [[*self._in_flight, *own[0]], *own[1:]], True
         else:
             return False
         epochs.found = self._in_flight
-        read = (o.checkpoint_id for inputs in epochs.reads for outputs in inputs for o in outputs.values())
-        self.begun = max(self.begun, *read, 0)
+        self._note_begun(epochs)
         return True
+
+    def _note_begun(self, epochs: _RegionEpochs) -> None:
+        for outputs in (outputs for inputs in epochs.reads or () for outputs in inputs):
+            for uid, sink in self.planner.edge_sources.items():
+                if sink in outputs:
+                    self.begun[uid] = max(self.begun.get(uid, 0), outputs[sink].checkpoint_id)
+
+    def written_in(self, lost: SegmentLostError) -> dict[str, list[int]]:
+        """Returns the epochs in which segments were written that it cannot read, by uid of the source."""
+        reads, found = self._current.reads if self._current is not None else None, dict[str, list[int]]()
+        for uid, sink in self.planner.edge_sources.items():
+            outputs = [outputs[sink] for inputs in reads or () for outputs in inputs if sink in outputs]
+            epochs = [o.checkpoint_id for o in outputs if any(s["key"] in str(lost) for s in o.segments)]
+            found |= {uid: epochs} if epochs else {}
+        return found
 
     def _written(self, epochs: _RegionEpochs) -> bool:
         """Returns whether the regions before have acknowledged epochs."""
         return all(each.acknowledged >= epochs.last for each in self.before)
 
-    def _overtaken(self, epochs: _RegionEpochs) -> bool | None:
+    def _is_overtaken(self, epochs: _RegionEpochs) -> bool | None:
         """Returns whether barriers overtake what the regions before write in these epochs; None if it is not known yet.
 
-        An unaligned barrier waits for what the region is reading, but not for what is written meanwhile. It aligns if
-        no later epoch could read what it overtakes.
+        An unaligned barrier aligns if no later epoch could read what it overtakes.
         """
         checkpointing, batch = self.planner.config.checkpointing, epochs.batch
         if not checkpointing.unaligned or batch.kind is not EpochKind.READ or self.planner.partition is not None:
@@ -298,38 +387,76 @@ class RegionExecution:
             return True
         return self._now() > epochs.since_ms + timeout_ms if self._written(epochs) else None
 
-    def _input(self, checkpoint_id: int) -> dict[str, EdgeOutput]:
-        """Returns what the regions before have written in the epoch of a checkpoint."""
-        return {uid: output for region in self.before for uid, output in region._outputs[checkpoint_id].items()}
+    def _input(self, checkpoint_id: int) -> EdgeInputs:
+        """Returns what the regions before have written that belongs to a checkpoint, and to none before it."""
+        return [outputs for region in self.before for outputs in region._outputs[checkpoint_id] if outputs]
+
+    def overtake(self, passes: Callable[[EpochBatch], bool]) -> list[Acknowledged]:
+        """Acknowledges checkpoints whose barriers overtake what the region reads, if those before it have done so.
+
+        Args:
+            passes: Returns whether the checkpoints of a batch need not wait for the Spark job of the region.
+        """
+        epochs = self._overtaking[0] if self._overtaking else None
+        if epochs is None or self._unsettled is not None or not self._written(epochs):
+            return []
+        earlier = self._current if self._current is not None else self._waiting[0] if self._waiting else None
+        if earlier is not None and not earlier.ahead and earlier.first < epochs.first:
+            return []
+        works = (earlier is not None and earlier.ahead) or (self._permit > 0 and self._result is None)
+        if not passes(epochs.batch):
+            if works:
+                return []
+            self._permit = 0  # the last checkpoint of a request: no other one would have the results
+        self._overtaking.popleft()
+        return [self._acknowledge_in_flight(number) for number in epochs.batch.checkpoint_ids]
+
+    def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
+        job, self._result = self._result, None
+        unchanged = self.planner.repeat(checkpoint_id)
+        states = unchanged.states if job is None else job.results.states
+        self._outputs[checkpoint_id] = [*job.outputs.values()] if job is not None else []
+        self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
+        self._overtaken[checkpoint_id], self.acknowledged = self._state, checkpoint_id
+        edges = self.planner.edge_sources.items()
+        return Acknowledged(checkpoint_id, states, job, [(uid, _of_edge(self._in_flight, sink)) for uid, sink in edges])
+
+    def overtaken_from(self, checkpoint_id: int) -> list[int]:
+        """Returns the incomplete checkpoints from one on whose barriers overtake what the region reads."""
+        waiting = (number for each in self._overtaking for number in each.batch.checkpoint_ids)
+        return [number for number in (*self._overtaken, *waiting) if number >= checkpoint_id]
+
+    @property
+    def next_to_acknowledge(self) -> int:
+        """The next checkpoint that it acknowledges, or a number below it."""
+        waiting = (each.first for each in (*self._overtaking, *self._waiting) if not each.ahead)
+        return min(waiting, default=self.acknowledged + 1)
 
     def settle(self) -> list[tuple[int, str, list[Json]]]:
         """Returns what was in flight at the barriers of acknowledged epochs, once the regions before have written it.
 
-        Returns:
-            Checkpoint, uid of the source that reads the edge, and what it has not read, for the metadata.
+        For the metadata: checkpoint, uid of the source that reads the edge, and what it has not read.
         """
         epochs = self._unsettled
-        if epochs is None or (epochs.reads is not None and not self._written(epochs)):
+        if epochs is None or not self._written(epochs):
             return []
         self._unsettled = None
         told: list[tuple[int, str, list[Json]]] = []
         outputs, read = [*epochs.found], 0
         for position, number in enumerate(epochs.batch.checkpoint_ids):
-            if epochs.reads is not None:  # else they have read nothing, and nothing was written
-                outputs.append(self._input(number))
-                read += len(epochs.reads[position])
-            for uid, sink in self.planner.edge_sources.items():
-                told.append((number, uid, [each[sink].to_json(sink) for each in outputs[read:] if sink in each]))
+            outputs.extend(self._input(number))
+            read += len(epochs.reads[position]) if epochs.reads is not None else 0
+            told += [(number, uid, _of_edge(outputs[read:], sink)) for uid, sink in self.planner.edge_sources.items()]
         self._in_flight = outputs[read:]
         return told
 
     def has_unread(self, checkpoint_id: int) -> bool | None:
-        """Returns whether records are in flight to it at the barrier of its last epoch; None if it is not known yet."""
+        """Returns whether a checkpoint lacks records that were written for the region; None if it is not known yet."""
         if not self.before:
             return False
         if self.acknowledged < checkpoint_id or self._unsettled is not None:
             return None
-        return any(output.segments for outputs in self._in_flight for output in outputs.values())
+        return self._result is not None or any(o.segments for outputs in self._in_flight for o in outputs.values())
 
     # --- what the lane reports ---------------------------------------------------------------------------------------
 
@@ -347,6 +474,8 @@ class RegionExecution:
         """Adds a planned epoch."""
         assert self._current is not None
         self._current.planned.append(epoch)
+        if not self._current.ahead:
+            self.planner.ended[epoch.checkpoint_id] = self.planner.splits.ends(epoch)
         self.at_work = False
         if self.abandoned:
             self._put_back()
@@ -370,13 +499,15 @@ class RegionExecution:
             for number in each.batch.checkpoint_ids:
                 self._outputs.pop(number, None)
         if again:
-            self._in_flight, self._unsettled = again[0].found, None
+            first = again[0]
+            self._in_flight, self._unsettled, self._result = first.found, None, first.carried
+            self._state, self.acknowledged = first.start, first.before
         self._done = self._done[: len(self._done) - len(again)]
-        self.acknowledged = self._done[-1].last if self._done else self._settled
         self._waiting.extendleft(reversed(again))
         for epochs in (self._current, *self._waiting):
             if epochs is not None and rewritten:
-                epochs.stale, epochs.reads, self.begun = bool(epochs.planned), None, self.acknowledged
+                epochs.stale, epochs.reads = bool(epochs.planned), None
+                self.begun = {uid: min(number, self.acknowledged) for uid, number in self.begun.items()}
         if self.at_work and self._current is not None:
             self.abandoned = True
             self.runner.session.interrupt()
@@ -407,27 +538,63 @@ class RegionExecution:
             self._slots.release(self.lane.number)
         self._current, self.at_work, self.abandoned = None, False, False
 
-    def on_acknowledged(self, ended: RegionEnded) -> None:
-        """Lets the next epoch start from the state that all tasks have acknowledged, and offers the outputs."""
+    def on_read_ahead(self, ended: RegionEnded) -> None:
+        """Lets the next epoch start from the state of a Spark job that no checkpoint has waited for."""
         assert self._current is not None
-        self._current.read, self._current.stale = True, False
-        self._done.append(self._current)
-        if self.before:
-            self._unsettled = self._current
-            if self._current.reads is None:
-                self._current.found = self._in_flight
+        assert self._current.ahead
+        self._in_flight = self._in_flight[len(self._current.found) :]
+        self._advance(self._current, ended)
+        self._result = ended
         self.on_ended()
-        self.acknowledged, states = ended.checkpoint_ids[-1], ended.results.states
-        self.has_read = any(state.splits for state in states.values())
-        self.input_ended = self.planner.ended[self.acknowledged]
-        self.planner.advance(self.acknowledged, states)
-        self._outputs |= ended.outputs
 
-    def on_completed(self, checkpoint_id: int) -> None:
-        """Forgets what is only needed until a checkpoint is complete, and tells the sources when they can take it."""
-        self._outputs.pop(checkpoint_id, None)
+    def on_acknowledged(self, ended: RegionEnded) -> list[Acknowledged]:
+        """Lets the next epoch start from the state that all tasks have acknowledged, and offers the outputs.
+
+        Returns:
+            What the tasks have acknowledged, by checkpoint.
+        """
+        epochs = self._current
+        assert epochs is not None
+        epochs.read, epochs.stale, epochs.before = True, False, self.acknowledged
+        epochs.carried, self._result = self._result, None
+        self._done.append(epochs)
+        if self.before:
+            self._unsettled = epochs
+            if epochs.reads is None:
+                epochs.found = self._in_flight
+        self.on_ended()
+        self.acknowledged = ended.checkpoint_ids[-1]
+        self.has_read = any(state.splits for state in ended.results.states.values())
+        self.input_ended = self.planner.ended[self.acknowledged]
+        self._advance(epochs, ended)
+        found: list[Acknowledged] = []
+        for number, states in sorted(ended.results.acknowledged.items()):
+            job = epochs.carried if not found else None
+            own = [ended.outputs[number]] if number in ended.outputs else []
+            self._outputs[number] = [*(job.outputs.values() if job is not None else ()), *own]
+            found.append(Acknowledged(number, states).after(job))
+        return found
+
+    def _advance(self, epochs: _RegionEpochs, ended: RegionEnded) -> None:
+        self._state = ended.checkpoint_ids[-1]
+        ends = self.planner.splits.ends(epochs.planned[-1]) if epochs.planned else None
+        self.planner.advance(self._state, ended.results.states, ended=ends)
+
+    def on_completed(self, checkpoint_id: int) -> dict[str, set[int]]:
+        """Forgets what is only needed until a checkpoint is complete, and tells the sources when they can take it.
+
+        Returns:
+            The epochs whose segments are in the checkpoint, or were read before it, by uid of the sink.
+        """
+        written: dict[str, set[int]] = {}
+        for uid, output in ((u, o) for outputs in self._outputs.pop(checkpoint_id, ()) for u, o in outputs.items()):
+            written.setdefault(uid, set()).add(output.checkpoint_id)
         self._done = [each for each in self._done if each.last > checkpoint_id]
-        self._settled = max(self._settled, checkpoint_id)
-        self.planner.forget_before(checkpoint_id)
+        self.planner.forget_before(self._overtaken.pop(checkpoint_id, checkpoint_id))
         del self.planner.ended[checkpoint_id]
         self._to_notify.append(checkpoint_id)
+        return written
+
+
+def _of_edge(inputs: EdgeInputs, sink: str) -> list[Json]:
+    return [outputs[sink].to_json(sink) for outputs in inputs if sink in outputs]

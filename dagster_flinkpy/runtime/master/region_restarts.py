@@ -3,16 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from dagster_flinkpy.checkpoint.coordinator import CheckpointCoordinator
+from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.stimuli import TasksRestarted
-from dagster_flinkpy.errors import FlinkPyError, SegmentLostError
+from dagster_flinkpy.errors import FlinkPyError, NamedSegmentLostError, SegmentLostError
 from dagster_flinkpy.runtime.master.failover import RegionFailure
 from dagster_flinkpy.runtime.master.job_failover import JobFailover
 from dagster_flinkpy.runtime.master.region_execution import RegionExecution
 from dagster_flinkpy.runtime.master.region_runner import RegionEnded
 
-__all__ = ["RegionRestarts"]
+__all__ = ["RegionRestarts", "diagnosed"]
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def diagnosed(error: E, latest: CheckpointMetadata | None) -> E | NamedSegmentLostError:
+    """Returns an error that says whether a restart can help, if a segment is gone.
+
+    Args:
+        error: The error.
+        latest: The checkpoint to which a restart would go back; None for empty state.
+    """
+    if latest is None or not isinstance(error, SegmentLostError) or isinstance(error, NamedSegmentLostError):
+        return error
+    message, paths = str(error), (path for operator in latest.operators for path in operator.segments())
+    lost = next((path for path in paths if path in message), None)
+    if lost is None:
+        return error
+    named = NamedSegmentLostError(
+        f"{lost} is gone, and checkpoint {latest.checkpoint_id} names it, because barriers are unaligned and its "
+        "records were not read before the barrier. No restart from this checkpoint can succeed. Put the object back, "
+        "from a backup or an older version of it. Otherwise restore a checkpoint or savepoint that does not name it "
+        "(restore_from; flinkpy savepoint show lists what one names), or start from empty state (start_empty)"
+    )
+    named.__cause__ = error
+    return named
 
 
 class RegionRestarts:
@@ -63,19 +91,17 @@ class RegionRestarts:
         return told
 
     def _failure(self, region: RegionExecution, ended: RegionEnded, error: FlinkPyError) -> RegionFailure:
-        begun = {each.lane.number: each.begun for each in self._regions}
-        lost: dict[str, tuple[int, ...]] = {}
-        if isinstance(error, SegmentLostError):
-            sources = region.planner.edge_sources
-            known = [ended.task.uid] if ended.task is not None and ended.task.uid in sources else sources
-            lost = dict.fromkeys(known, ended.checkpoint_ids)
+        begun = {uid: number for each in self._regions for uid, number in each.begun.items()}
+        lost = region.written_in(error) if isinstance(error, SegmentLostError) else {}
         return RegionFailure(region.lane.number, ended.checkpoint_ids[0], begun, lost)
 
     def _unavailable(self, epochs: Mapping[int, int]) -> str:
         """Returns why regions cannot run again from these epochs, or "" if they can."""
         collecting = self._coordinator.collecting
-        if len(epochs) > 1 and self._regions[0].planner.config.checkpointing.unaligned:
-            return "checkpoints are unaligned, so they may name what is lost"
+        for region in self._regions if len(epochs) > 1 else ():
+            since = [epochs[each.lane.number] for each in (region, *region.before) if each.lane.number in epochs]
+            if since and (overtaken := region.overtaken_from(min(since))):
+                return f"checkpoint {overtaken[0]} names what they would write again"
         for index, epoch in sorted(epochs.items()):
             released = [n for n in self._regions[index].acknowledged_from(epoch) if n not in collecting]
             if released:

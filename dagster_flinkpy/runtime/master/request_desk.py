@@ -115,6 +115,28 @@ class RequestDesk:
         """When to look for requests, in milliseconds since 1970; None while it looks."""
         return None if self._looking else self._due_ms
 
+    def pause(self, until_ms: int, *, listens: bool) -> None:
+        """Waits until the job restarts. Nothing is running.
+
+        Args:
+            until_ms: The time, in milliseconds since 1970.
+            listens: Whether to take requests meanwhile. Only the leader may.
+
+        Raises:
+            JobCancelledError: Somebody asked for the job to be cancelled.
+            BaseException: The run was terminated.
+        """
+        while self._now() < until_ms or self._mailbox.busy[Lane.REQUESTS]:
+            if (told := self._mailbox.termination) is not None:
+                raise told
+            timers = [until_ms]
+            if listens and self._now() < until_ms:
+                self.look()
+                timers += [] if self.due_ms is None else [self.due_ms]
+            done = self._mailbox.take(min(timers) if self._now() < until_ms else None)
+            if done is not None and (error := self.handle(done)) is not None:
+                raise error
+
     @property
     def waiting(self) -> bool:
         """Whether a request needs a checkpoint."""
