@@ -48,7 +48,8 @@ def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: 
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
     real(master, region, checkpoint_id, states)
     if region.before:
-        master._mailbox.submit(Lane.STORE, partial(master._discard_read, checkpoint_id, frozenset()))
+        written = {uid: [checkpoint_id] for each in region.before for uid in each.planner.edge_sinks}
+        master._mailbox.submit(Lane.STORE, partial(master._discard_read, written, frozenset()))
 
 
 @mutation("a lost segment does not restart its producer", RegionRestarts, "_failure", "though it is lost", **_LOSING)
