@@ -10,6 +10,7 @@ from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
 from dagster_flinkpy.connectors.postgres_sink import PostgresSink
 from dagster_flinkpy.connectors.postgres_source import PostgresSource
+from dagster_flinkpy.connectors.python_data_source import PythonDataSource
 from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 
 __all__ = [
@@ -26,4 +27,5 @@ __all__ = [
     "PostgresChangeSource",
     "PostgresSink",
     "PostgresSource",
+    "PythonDataSource",
 ]

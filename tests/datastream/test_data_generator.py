@@ -40,6 +40,7 @@ def source(count: int | None, rate: float | None = None, **options: Any) -> Data
 def epoch(of: DataGeneratorSource, enumerator: SplitEnumerator, parallelism: int = 2) -> list[str]:
     plan = enumerator.plan_epoch(parallelism)
     assert len(plan) == parallelism
+    enumerator.on_epoch_read([split for share in plan for split in share])
     return [row for share in plan for split in share for column, _ in of.read(split) for row in column.to_pylist()]
 
 
@@ -90,6 +91,20 @@ def test_a_replay_gives_the_same_records(clock: Clock) -> None:
     assert again == plan
     [[first, *_], _] = again
     assert next(iter(of.read(first.advanced(first.offset + 4, finished=False))))[0].to_pylist()[0] == "r11"
+
+
+def test_what_was_planned_and_not_read_is_planned_again(clock: Clock) -> None:
+    of = source(5, 3)
+    enumerator = of.create_enumerator(None)
+    assert [split.split_id for share in enumerator.plan_epoch(1) for split in share] == ["0-3"]
+    restored = of.create_enumerator(json.loads(json.dumps(enumerator.snapshot_state())))
+    clock.now += 1_000
+    assert [split.split_id for share in restored.plan_epoch(1) for split in share] == ["0-5"]
+    assert enumerator.plan_epoch(1) == restored.plan_epoch(1)
+    assert restored.exhausted
+    assert restored.snapshot_state()["ended"] is False
+    restored.on_epoch_read(restored.plan_epoch(1)[0])
+    assert restored.snapshot_state()["ended"] is True
 
 
 def test_a_job_at_a_rate_waits_for_its_records() -> None:

@@ -75,7 +75,7 @@ def position_field(position: Json, name: str, kind: type[T], *, least: int = 0) 
 
 @dataclass(frozen=True)
 class SourceSplit:
-    """A replayable piece of input. Everything in it is JSON, because it becomes part of checkpoint metadata."""
+    """A replayable piece of input, in JSON, because it becomes part of checkpoint metadata."""
 
     split_id: str
     """Unique within the source, e.g. a file name."""
@@ -85,6 +85,8 @@ class SourceSplit:
     """Where reading goes on, in the unit of the source: as a rule, the number of records that have been read."""
     finished: bool = False
     """Whether the split has been read to its end."""
+    attachment: Any = field(default=None, compare=False)
+    """What else the reader needs, as a pickled object. It reaches the reader, but is never stored."""
 
     def advanced(self, offset: int, *, finished: bool) -> SourceSplit:
         """Returns the split after reading up to ``offset``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -141,6 +141,8 @@ class _GeneratorEnumerator(SplitEnumerator):
         self._source = source
         self._next, self._began_ms, self._ended = 0, None if restored is None else restored.get("began_ms"), False
         self._due = 0
+        self._unread: int | None = None
+        """The first record that was planned, if it was not read yet."""
         if restored is not None:
             self._next = position_field(restored, "next", int)
             self._ended = position_field(restored, "ended", bool)
@@ -148,12 +150,13 @@ class _GeneratorEnumerator(SplitEnumerator):
                 position_field(restored, "began_ms", int)
 
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
-        begin = self._next
+        begin = self._next if self._unread is None else self._unread
         if not self._ended:
             self._due = self._find_due()
             most = self._source.max_records_per_epoch
-            self._next = max(begin, self._due if most is None else min(self._due, begin + most))
+            self._next = max(self._next, self._due if most is None else min(self._due, begin + most))
             self._ended = self._source.count is not None and self._next >= self._source.count
+        self._unread = begin if begin < self._next else None
         bounds = [begin + (self._next - begin) * i // parallelism for i in range(parallelism + 1)]
         return [
             [SourceSplit(f"{start}-{end}", {"end": end}, start)] if start < end else []
@@ -173,8 +176,9 @@ class _GeneratorEnumerator(SplitEnumerator):
             due = math.ceil(seconds * rate)
         return due if source.count is None else min(due, source.count)
 
-    def on_epoch_read(self, splits: object) -> None:
-        pass
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        if splits:
+            self._unread = None
 
     @property
     def exhausted(self) -> bool:
@@ -184,4 +188,5 @@ class _GeneratorEnumerator(SplitEnumerator):
         return SourceLag(records=max(self._due - self._next, 0))
 
     def snapshot_state(self) -> Json:
-        return {"next": self._next, "began_ms": self._began_ms, "ended": self._ended}
+        position, ended = (self._next, self._ended) if self._unread is None else (self._unread, False)
+        return {"next": position, "began_ms": self._began_ms, "ended": ended}

@@ -1,0 +1,101 @@
+"""A Python data source of Spark (``pyspark.sql.datasource``) as a source."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.typeinfo import RowTypeInfo
+from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.registry import resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.datasource import DataSource
+
+__all__ = ["PythonDataSource"]
+
+
+class PythonDataSource(Source):
+    """Reads a data source that was written in Python for Spark 4, without a Spark stream.
+
+    The driver asks its stream reader for offsets and partitions; each partition is a split, which a subtask reads. The
+    offset at each barrier is part of the checkpoint, and ``commit()`` is called when the checkpoint is complete. If it
+    has no ``streamReader()``, its ``simpleStreamReader()`` is used. With ``batch=True``, the partitions of its
+    ``reader()`` are read once, in one epoch.
+
+    As Spark demands, an offset must stay valid until it is committed, and the same range of offsets must always give
+    the same records. The object is pickled, and readers and partitions are used in other processes. ``stop()`` is not
+    called.
+
+    Args:
+        data_source: The data source, with its options: ``MyDataSource({"path": "..."})``.
+        row_type: The columns, by name. Default: those of ``schema()``.
+        bounded: Whether the input ends with the offset that is the latest when an epoch is planned. Default: it ends
+            if ``env.execute()`` runs the program, and continues from run to run in Dagster.
+        batch: Whether to read ``reader()``, which always ends.
+        max_records_per_epoch: Maximum number of records between two barriers, which is given to ``latestOffset()`` as
+            ``ReadMaxRows``. Default: what ``getDefaultReadLimit()`` returns.
+        max_bytes_per_epoch: Likewise as ``ReadMaxBytes``. Only one of the two can be given.
+
+    Raises:
+        ConfigurationError: It is not a data source, or limits are given that it does not obey.
+    """
+
+    def __init__(
+        self,
+        data_source: DataSource,
+        *,
+        row_type: RowTypeInfo | None = None,
+        bounded: bool | None = None,
+        batch: bool = False,
+        max_records_per_epoch: int | None = None,
+        max_bytes_per_epoch: int | None = None,
+    ) -> None:
+        from pyspark.sql.datasource import DataSource
+
+        call = "PythonDataSource()"
+        check_argument(call, data_source, DataSource, "an instance of a pyspark.sql.datasource.DataSource")
+        check_argument(f"row_type of {call}", row_type, (RowTypeInfo, type(None)), "Types.ROW_NAMED(...)")
+        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
+        if batch and (self.limits or bounded is False):
+            raise ConfigurationError(f"{call} with batch=True reads all in one epoch, and ends: leave out the limits")
+        if None not in (max_records_per_epoch, max_bytes_per_epoch):
+            raise ConfigurationError(f"{call} gives latestOffset() one limit: leave out one of the two")
+        self.data_source, self.bounded, self.batch = data_source, True if batch else bounded, batch
+        self._row_type = row_type
+
+    @cached_property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records. Without ``row_type`` it is that of ``schema()``.
+
+        Raises:
+            ConfigurationError: There is no schema, or a column has a type that no ``Types.*`` corresponds to.
+        """
+        if self._row_type is not None:
+            return self._row_type
+        found: RowTypeInfo = resolve("python_data_source_type")(self)
+        return found
+
+    def continuous(self) -> PythonDataSource:
+        if self.bounded is not None:
+            return self
+        source = copy.copy(self)
+        source.bounded = False
+        return source
+
+    def create_enumerator(self, restored: Json | None) -> SplitEnumerator:
+        enumerator: SplitEnumerator = resolve("python_data_source_enumerator")(self, restored)
+        return enumerator
+
+    def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
+        rows: Iterator[tuple[pa.Array, int]] = resolve("python_data_source_reader")(self, split)
+        return rows
+
+    def kinds(self) -> set[str]:
+        return {"spark"}
