@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.connectors.iceberg_table import CommitLog
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
+from dagster_flinkpy.runtime.master import commit_retries
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from tests.chaos.sink_targets import TARGETS, Hook, Place, Target
 from tests.runtime.programs import EVENT, environment, events
@@ -77,6 +79,8 @@ class Order:
     """Whether the step is one of the recovery, or else of the second epoch."""
     sleeps: bool = False
     """Whether it stops at the step until it is continued, or else is killed."""
+    file_bytes: int = 0
+    """How large files may become. Default: 0, no limit."""
     broken: str = ""
     """A name of `BROKEN`."""
 
@@ -164,6 +168,9 @@ def run(order: Order, pipe: Connection) -> None:
     target = TARGETS[order.target]
     sink, trap = target.sink(order.place), _Trap(order, pipe)
     trap.set(target, sink)
+    if order.file_bytes:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (order.file_bytes, resource.RLIM_INFINITY))
+        commit_retries._sleep = lambda seconds: None
     if order.broken:
         BROKEN[order.broken]()
     env = environment(2)

@@ -27,7 +27,7 @@ from dagster_flinkpy.errors import FencedError, FlinkPyError
 from tests.chaos.sink_job import RECORDS, Order, left_open, run, steps_of
 from tests.chaos.sink_targets import TARGETS, Place, Target, running_server
 
-__all__ = ["Case", "Outcome", "named_cases", "random_cases", "run_case"]
+__all__ = ["Case", "Outcome", "named_cases", "random_cases", "run_case", "run_once"]
 
 _PATIENCE_SECONDS = 60
 _SLEEP_SECONDS = 5
@@ -190,12 +190,18 @@ def run_case(case: Case, name: str, make: Callable[[], Place], seconds: float = 
         if isinstance(said, FlinkPyError) and not isinstance(said, FencedError):
             errors.append(f"the sleeper: {type(said).__name__}: {said}")
         sleeper.end()
-        last = _Process(Order(name, place))  # aborts what the sleeper has left open
-        assert last.said() == "finished"
-        last.end()
+        assert run_once(Order(name, place)) == "finished"  # it aborts what the sleeper has left open
     found, expected = Counter(target.read(place)), Counter(value for _, _, value in RECORDS)
     lost, doubled = expected - found, found - expected
     return Outcome(case, lost.total(), doubled.total(), left_open(target, place), attempts, tuple(errors))
+
+
+def run_once(order: Order) -> Any:
+    """Runs an attempt, and returns what it says in the end: ``finished``, or its error."""
+    process = _Process(order)
+    said = process.said()
+    process.end()
+    return said
 
 
 def _straight_seconds(name: str, make: Callable[[], Place]) -> float:
@@ -204,11 +210,9 @@ def _straight_seconds(name: str, make: Callable[[], Place]) -> float:
     for _ in range(3):
         place = make()
         TARGETS[name].prepare(place)
-        process, start = _Process(Order(name, place)), time.monotonic()
-        said = process.said()
+        start = time.monotonic()
+        assert run_once(Order(name, place)) == "finished"
         took.append(time.monotonic() - start)
-        process.end()
-        assert said == "finished", said
     return min(took)
 
 
