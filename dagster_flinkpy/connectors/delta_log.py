@@ -62,20 +62,20 @@ class DeltaLog(TableLog):
             if pa.table(table.deletion_vectors()).num_rows:
                 raise self._vectors(version)
             found = pa.table(table.get_add_actions()).to_pylist()
-        files = [
-            {
-                "path": self._relative(file["path"]),
-                "size": file["size_bytes"],
-                "values": {k: None if v is None else _text(v) for k, v in (file.get("partition") or {}).items()},
-            }
-            for file in found
-        ]
-        return sorted(files, key=lambda file: str(file["path"]))
+        files = []
+        for file in found:
+            values = {k: None if v is None else _text(v) for k, v in (file.get("partition") or {}).items()}
+            files.append(self._file(file["path"], file["size_bytes"], values))
+        if self._source.change_feed:
+            return [self._change(file, version, "+I") for file in _by_path(files)]
+        return _by_path(files)
 
     def added_files(self, version: int) -> list[Json]:
         with self._reading():
             lines = self._store.get(_entry(version))[0].decode().splitlines()
         actions = [json.loads(line) for line in lines if line.strip()]
+        if self._source.change_feed:
+            return self._changes(actions, version)
         if any(action["remove"].get("dataChange", True) for action in actions if "remove" in action):
             if self._source.skip_changes:
                 return []
@@ -87,11 +87,56 @@ class DeltaLog(TableLog):
         added = [a["add"] for a in actions if "add" in a and a["add"].get("dataChange", True)]
         if any(add.get("deletionVector") for add in added):
             raise self._vectors(version)
-        files = [
-            {"path": self._relative(add["path"]), "size": add["size"], "values": add.get("partitionValues") or {}}
-            for add in added
-        ]
-        return sorted(files, key=lambda file: str(file["path"]))
+        return _by_path([self._file(add["path"], add["size"], add.get("partitionValues") or {}) for add in added])
+
+    def _file(self, path: str, size: int, values: Json) -> Json:
+        file = {"path": self._relative(path), "size": size, "values": values}
+        column = self._source.partition_column
+        return {**file, "window": values[column]} if column in values else file
+
+    def _changes(self, actions: list[Json], version: int) -> list[Json]:
+        """Returns what a version has changed: first files whose rows are deleted, then those whose rows are added.
+
+        Files of changes say it row by row. If there are none, files that were removed and added say it.
+        """
+        if any(each.get("deletionVector") for a in actions for each in (a.get("add"), a.get("remove")) if each):
+            raise self._vectors(version)
+        if feed := [action["cdc"] for action in actions if "cdc" in action]:
+            files = [self._file(cdc["path"], cdc["size"], cdc.get("partitionValues") or {}) for cdc in feed]
+            return [self._change(file, version, kinds) for kinds in ("-", "+") for file in _by_path(files)]
+        changed = {
+            kind: [a[kind] for a in actions if kind in a and a[kind].get("dataChange", True)]
+            for kind in ("remove", "add")
+        }
+        partitioned = self._open().metadata().partition_columns
+        if partitioned and any(not remove.get("partitionValues") for remove in changed["remove"]):
+            raise SourceReadError(
+                f"version {version} of Delta table {self._store.url} removes files without their partition values, so "
+                "the rows that are gone cannot be read: enable delta.enableChangeDataFeed, and start from empty state"
+            )
+        found = []
+        for kind, sign in (("remove", "-D"), ("add", "+I")):
+            files = [
+                self._file(
+                    each["path"], each.get("size") or self._size(each["path"]), each.get("partitionValues") or {}
+                )
+                for each in changed[kind]
+            ]
+            found += [self._change(file, version, sign) for file in _by_path(files)]
+        return found
+
+    def _change(self, file: Json, version: int, kind: str) -> Json:
+        """Returns a file of changes: of one kind, or with the rows that are deleted (``-``) or added (``+``)."""
+        return {**file, "id": f"{version}{kind} {file['path']}", "kind": kind, "version": version}
+
+    def _size(self, path: str) -> int:
+        info = self._store.head(self._relative(path))
+        if info is None:
+            raise SourceReadError(
+                f"{path} of Delta table {self._store.url}, whose rows were deleted, is gone: VACUUM has removed it "
+                "before the source has read it. Raise delta.deletedFileRetentionDuration, and start from empty state"
+            )
+        return info.size
 
     def row_type(self) -> RowTypeInfo:
         with self._reading():
@@ -119,6 +164,10 @@ class DeltaLog(TableLog):
             yield
         except (DeltaError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read the log of Delta table {self._store.url}: {error}") from error
+
+
+def _by_path(files: list[Json]) -> list[Json]:
+    return sorted(files, key=lambda file: str(file["path"]))
 
 
 def _entry(version: int) -> str:

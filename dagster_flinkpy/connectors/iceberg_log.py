@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from datetime import date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchTableError, RESTError
 from pyiceberg.io.pyarrow import schema_to_pyarrow
-from pyiceberg.manifest import FileFormat
+from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import DateType
 from sqlalchemy.exc import SQLAlchemyError
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
@@ -26,6 +28,10 @@ if TYPE_CHECKING:
     from dagster_flinkpy.connectors.iceberg_source import IcebergSource
 
 __all__ = ["IcebergLog"]
+
+_EPOCH = date(1970, 1, 1)
+_UNITS = {"year": "%Y", "month": "%Y-%m", "day": "%Y-%m-%d", "hour": "%Y-%m-%d %H"}
+"""The format of each unit of time by which a table can be partitioned."""
 
 
 class IcebergLog(TableLog):
@@ -107,11 +113,27 @@ class IcebergLog(TableLog):
             if isinstance(field.transform, IdentityTransform) and isinstance(value, (str, int, bool)):
                 values[table.schema().find_column_name(field.source_id)] = value
         return {
+            **self._window(file),
             "path": file.file_path[len(folder) + 1 :],
             "size": file.file_size_in_bytes,
             "values": {name: value for name, value in values.items() if name is not None},
             "ids": {field.name: field.field_id for field in table.schema().fields},
         }
+
+    def _window(self, file: DataFile) -> Json:
+        """Returns the value by which time partitions find the file, and the unit of time if it is one."""
+        table, found = self._load(), dict[str, Any]()
+        for position, field in enumerate(table.specs()[file.spec_id].fields):
+            value, unit = file.partition[position], _UNITS.get(str(field.transform))
+            if table.schema().find_column_name(field.source_id) != self._source.partition_column:
+                continue
+            if isinstance(field.transform, IdentityTransform):
+                is_date = isinstance(table.schema().find_type(field.source_id), DateType)
+                shown = None if value is None else str(_EPOCH + timedelta(days=value) if is_date else value)
+                return {"window": shown}
+            if unit is not None:
+                found = {"window": None if value is None else _text(unit, value), "unit": unit}
+        return found
 
     def _load(self) -> Table:
         with self._reading():
@@ -129,3 +151,14 @@ class IcebergLog(TableLog):
             yield
         except (NoSuchTableError, RESTError, SQLAlchemyError, OSError, StorageError) as error:
             raise SourceReadError(f"cannot read {self._name} of catalog {self._source.catalog!r}: {error}") from error
+
+
+def _text(unit: str, value: int) -> str:
+    """Returns a partition value, which counts years, months, days or hours since 1970, in the format of its unit."""
+    if unit == _UNITS["year"]:
+        return f"{1970 + value:04d}"
+    if unit == _UNITS["month"]:
+        return f"{1970 + value // 12:04d}-{value % 12 + 1:02d}"
+    if unit == _UNITS["day"]:
+        return (_EPOCH + timedelta(days=value)).isoformat()
+    return (datetime(1970, 1, 1) + timedelta(hours=value)).strftime(unit)

@@ -34,6 +34,11 @@ class IcebergSource(TableSource):
             an epoch may end amid a file, and the driver reads the footers of the files of an epoch.
         skip_changes: Whether snapshots that delete or overwrite rows are skipped, with the rows that they add. Default:
             they are an error.
+        partition_column: For a job with a time-window ``partitions_def``: the column by which the table is partitioned,
+            by its values or by ``year``, ``month``, ``day`` or ``hour``. A partition reads the files whose value is in
+            its window, as they are in the current snapshot.
+        partition_format: The ``strftime`` format of the values of ``partition_column``, unless the table is partitioned
+            by units of time, which are in UTC. Default: ``%Y-%m-%d``.
         batch_rows: Maximum number of records in a batch.
 
     Raises:
@@ -55,6 +60,8 @@ class IcebergSource(TableSource):
         max_records_per_epoch: int | None = None,
         max_bytes_per_epoch: int | None = None,
         skip_changes: bool = False,
+        partition_column: str | None = None,
+        partition_format: str = "%Y-%m-%d",
         batch_rows: int = 8192,
     ) -> None:
         check_name("IcebergSource() as table", table)
@@ -69,6 +76,8 @@ class IcebergSource(TableSource):
             max_records_per_epoch=max_records_per_epoch,
             max_bytes_per_epoch=max_bytes_per_epoch,
             skip_changes=skip_changes,
+            partition_column=partition_column,
+            partition_format=partition_format,
             batch_rows=batch_rows,
         )
         self.table, self.catalog, self.properties = table, catalog, dict(properties or {})

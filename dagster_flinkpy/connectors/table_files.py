@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 __all__ = ["count_rows", "read_table_file"]
 
 _FIELD_ID = b"PARQUET:field_id"
+_CHANGE = "_change_type"
+"""The column in which a file of changes of Delta Lake says what happened to a row."""
+_KINDS = {"-": {"delete": "-D", "update_preimage": "-U"}, "+": {"insert": "+I", "update_postimage": "+U"}}
 
 
 def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
@@ -38,13 +41,14 @@ def read_table_file(source: TableSource, split: SourceSplit) -> Iterator[tuple[p
                     continue
                 if start >= stop:
                     return
-                there = [columns[name] for name in source.produced_type.field_names if name in columns]
+                there = [columns[name] for name in source.table_type.field_names if name in columns]
+                there += [_CHANGE] if split.properties.get("kind") in _KINDS else []
                 for batch in file.iter_batches(source.batch_rows, row_groups=[group], columns=there):
                     rows = batch.slice(min(max(split.offset - start, 0), batch.num_rows))
                     start += batch.num_rows
                     rows = rows.slice(0, max(rows.num_rows - max(start - stop, 0), 0))
-                    if rows.num_rows:
-                        yield _struct(source, split, rows, columns), min(start, stop)
+                    if len(column := _struct(source, split, rows, columns)):
+                        yield column, min(start, stop)
     except (pa.ArrowException, OSError, StorageError) as error:
         raise SourceReadError(f"cannot read {store.url}/{path}: {error}") from error
 
@@ -71,10 +75,16 @@ def _columns(schema: pa.Schema, split: SourceSplit) -> dict[str, str]:
 
 
 def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, columns: dict[str, str]) -> pa.Array:
-    fields, constants, arrays = list(source.produced_type.arrow_type), split.properties.get("values", {}), []
-    for field in fields:
+    constants, arrays = split.properties.get("values", {}), []
+    for field in source.table_type.arrow_type:
         if field.name in columns:
             arrays.append(rows.column(columns[field.name]).cast(field.type))
         else:
             arrays.append(pa.repeat(pa.scalar(constants.get(field.name)).cast(field.type), rows.num_rows))
-    return pa.StructArray.from_arrays(arrays, fields=fields)
+    kind, version = split.properties.get("kind"), split.properties.get("version")
+    if kind is not None:
+        changes = rows.column(_CHANGE).to_pylist() if kind in _KINDS else []
+        kinds = [_KINDS[kind].get(each) for each in changes] or [kind] * rows.num_rows
+        arrays += [pa.array(kinds, pa.string()), pa.repeat(version, rows.num_rows)]
+    column = pa.StructArray.from_arrays(arrays, fields=list(source.produced_type.arrow_type))
+    return column if kind not in _KINDS else column.filter(column.field("row_kind").is_valid())

@@ -5,22 +5,23 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from dagster_flinkpy.common.arguments import check_argument, check_number
+from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
-    Source,
     SourceLag,
     SourceSplit,
     SplitEnumerator,
     position_field,
 )
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
-from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
@@ -75,7 +76,7 @@ class TableLog(ABC):
         """Returns the columns of the table."""
 
 
-class TableSource(Source):
+class TableSource(PartitionedSource):
     """Reads the rows of a table, and then those that are added to it.
 
     Args:
@@ -86,6 +87,8 @@ class TableSource(Source):
         max_records_per_epoch: Maximum number of rows between two barriers, over all subtasks.
         max_bytes_per_epoch: Maximum number of bytes of data files between two barriers, likewise.
         skip_changes: Whether versions that delete or change rows are skipped.
+        partition_column: The column by whose values a partition of a job finds its files.
+        partition_format: The ``strftime`` format of these values.
         batch_rows: Maximum number of records in a batch.
     """
 
@@ -102,6 +105,8 @@ class TableSource(Source):
         max_records_per_epoch: int | None,
         max_bytes_per_epoch: int | None,
         skip_changes: bool,
+        partition_column: str | None,
+        partition_format: str,
         batch_rows: int,
     ) -> None:
         call = f"{type(self).__name__}()"
@@ -116,6 +121,11 @@ class TableSource(Source):
         self.bounded, self.max_files_per_epoch = bounded, max_files_per_epoch
         self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
         self.skip_changes, self.batch_rows = skip_changes, batch_rows
+        if partition_column is not None:
+            check_name(f"{call} as partition_column", partition_column)
+        check_name(f"{call} as partition_format", partition_format)
+        self.partition_column, self.partition_format = partition_column, partition_format
+        self.partition: TimePartition | None = None
         self._row_type = row_type
 
     def log(self) -> TableLog:
@@ -124,13 +134,34 @@ class TableSource(Source):
         return log
 
     @cached_property
-    def produced_type(self) -> RowTypeInfo:
-        """The type of the records. Without ``row_type`` it is read from the table.
+    def table_type(self) -> RowTypeInfo:
+        """The columns of the table that are read. Without ``row_type`` they are read from the table.
 
         Raises:
             SourceReadError: The table cannot be read.
         """
         return self.log().row_type() if self._row_type is None else self._row_type
+
+    @property
+    def produced_type(self) -> RowTypeInfo:
+        """The type of the records."""
+        return self.table_type
+
+    @property
+    def in_order(self) -> bool:
+        """Whether one subtask reads all files, in their order."""
+        return False
+
+    def for_partition(self: SourceT, partition: TimePartition) -> SourceT:
+        if self.partition_column is None:
+            raise ConfigurationError(
+                f"the {type(self).__name__} of {self.location.url} does not know which files belong to partition "
+                f"{partition.key}: give it partition_column=..., a column by which the table is partitioned"
+            )
+        part = copy.copy(self)
+        part.bounded, part.max_files_per_epoch, part.partition = True, None, partition
+        part.limits = EpochLimits()
+        return part
 
     def continuous(self: SourceT) -> SourceT:
         if self.bounded is not None:
@@ -182,6 +213,8 @@ class _TableEnumerator(SplitEnumerator):
         if not self._ended:
             self._left_over, self._behind = [], 0
             self._take(self._source.max_files_per_epoch)
+        if self._source.in_order:
+            return [*self._open.shares(1), *([] for _ in range(parallelism - 1))]
         return self._open.shares(parallelism)
 
     def _take(self, limit: int | None) -> None:
@@ -201,11 +234,13 @@ class _TableEnumerator(SplitEnumerator):
     def _assign(self, version: int, limit: int | None) -> bool:
         """Takes files of a version. Returns whether these were the last ones."""
         files = self._log.all_files(version) if self._whole else self._log.added_files(version)
+        if self._source.partition is not None:
+            files = files_of_partition(self._source, self._source.partition, files)
         while self._assigned < len(files) and not self._open.suffice():
             if limit is not None and len(self._open) >= limit:
                 break
             file = files[self._assigned]
-            self._open.open(file["path"], file)
+            self._open.open(str(file.get("id", file["path"])), file)
             self._assigned += 1
         self._left_over = files[self._assigned :]
         self._complete = self._assigned == len(files)
@@ -239,6 +274,53 @@ class _TableEnumerator(SplitEnumerator):
             "open": self._open.to_json(),
             "ended": self._ended,
         }
+
+
+def files_of_partition(source: TableSource, partition: TimePartition, files: list[Json]) -> list[Json]:
+    """Returns the files of a table whose partition value is in a time partition.
+
+    A file has its value as ``window``. With ``unit``, the format of a unit of time, the value is in UTC.
+
+    Args:
+        source: The source.
+        partition: The time partition.
+        files: The files of a version.
+
+    Raises:
+        ConfigurationError: The windows do not fit the values.
+        SourceReadError: A file has no value, because the table is not partitioned by the column.
+    """
+    chosen = []
+    for file in files:
+        if "window" not in file:
+            raise SourceReadError(
+                f"{file['path']} in {source.location.url} is not partitioned by {source.partition_column!r}: name "
+                "another partition_column, or write the table anew with this one"
+            )
+        since, before = _bounds(source, partition, file.get("unit"))
+        if file["window"] is not None and since <= file["window"] < before:
+            chosen.append(file)
+    return chosen
+
+
+def _bounds(source: TableSource, partition: TimePartition, unit: str | None) -> tuple[str, str]:
+    """Returns the first value of a partition, and the first one after it."""
+    if unit is None:
+        since, before = (when.strftime(source.partition_format) for when in (partition.start, partition.end))
+        if since >= before:
+            raise ConfigurationError(
+                f"partition_format={source.partition_format!r} formats start and end of partition {partition.key} as "
+                f"{since!r} and {before!r}; it must be as fine as the partitions, with the larger units first"
+            )
+        return since, before
+    bounds = [when.astimezone(timezone.utc) for when in (partition.start, partition.end)]
+    texts = [when.strftime(unit) for when in bounds]
+    if any(datetime.strptime(t, unit).replace(tzinfo=timezone.utc) != b for t, b in zip(texts, bounds, strict=True)):
+        raise ConfigurationError(
+            f"partition {partition.key} begins at {bounds[0]} and ends at {bounds[1]}, amid the values {texts} by "
+            f"which the table in {source.location.url} is partitioned: choose partitions of whole units of time in UTC"
+        )
+    return texts[0], texts[1]
 
 
 class _RowMeter(SplitMeter):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyiceberg.catalog.sql import SqlCatalog
@@ -17,6 +19,7 @@ from dagster_flinkpy.connectors import DeltaSource, IcebergSource
 from dagster_flinkpy.connectors.table_source import TableSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
+from dagster_flinkpy.datastream.connectors.partitions import TimePartition
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.testing import run_local
 from tests.connectors.test_delta_sink import commit as commit_delta
@@ -197,3 +200,142 @@ def test_what_is_not_there_is_an_error(target: Target) -> None:
     target.add(1)
     source = target.source(row_type=Types.ROW_NAMED(["n"], [Types.INT()]))
     assert take(source, source.create_enumerator(None)) == [1]
+
+
+# --- partitions of time and changes -----------------------------------------------------------------------------------
+
+
+def window(start: datetime, hours: int = 24) -> TimePartition:
+    return TimePartition(f"{start:%Y-%m-%d}", start, start + timedelta(hours=hours), 0)
+
+
+MARCH_1 = datetime(2024, 3, 1, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.date32()])
+def test_a_partition_reads_the_files_of_its_window(tmp_path: Path, kind: pa.DataType) -> None:
+    days = ["2024-02-29", "2024-03-01", "2024-03-01", "2024-03-02", None]
+    column = pa.array([None if d is None else date.fromisoformat(d) for d in days]).cast(kind)
+    rows = pa.table({"n": list(range(5)), "day": column})
+    write_deltalake(str(tmp_path / "t"), rows, partition_by=["day"])
+    catalog = SqlCatalog("default", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}/w")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", rows.schema)
+    with table.update_spec() as spec:
+        spec.add_identity("day")
+    table.append(rows)
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db"}
+    sources: list[TableSource] = [
+        DeltaSource(str(tmp_path / "t"), partition_column="day", max_records_per_epoch=1),
+        IcebergSource("db.t", table.location(), properties=properties, partition_column="day"),
+    ]
+    for source in sources:
+        for part in (source.for_partition(window(MARCH_1)), source.for_partition(window(MARCH_1))):
+            enumerator = part.create_enumerator(None)
+            assert (take(part, enumerator), enumerator.exhausted) == ([1, 2], True)
+        two = source.for_partition(window(MARCH_1, 48))
+        assert take(two, two.create_enumerator(None)) == [1, 2, 3]
+        none = source.for_partition(window(MARCH_1, 24 * 365 * 2)).for_partition(window(MARCH_1.replace(year=2030)))
+        assert take(none, none.create_enumerator(None)) == []
+        with pytest.raises(ConfigurationError, match="must be as fine as the partitions"):
+            source.for_partition(window(MARCH_1, 1)).create_enumerator(None).plan_epoch(1)
+    other = DeltaSource(str(tmp_path / "t"), partition_column="n").for_partition(window(MARCH_1))
+    with pytest.raises(SourceReadError, match="is not partitioned by 'n'"):
+        other.create_enumerator(None).plan_epoch(1)
+    with pytest.raises(ConfigurationError, match="give it partition_column"):
+        DeltaSource(str(tmp_path / "t")).for_partition(window(MARCH_1))
+
+
+@pytest.mark.parametrize(("unit", "hours"), [("hour", 1), ("day", 24), ("month", 31 * 24), ("year", 366 * 24)])
+def test_a_partition_of_units_of_time(tmp_path: Path, unit: str, hours: int) -> None:
+    start = datetime(2024, 1, 1)
+    moments = [start - timedelta(seconds=1), start, start + timedelta(hours=hours, seconds=-1)]
+    rows = pa.table({"n": list(range(4)), "at": pa.array([*moments, start + timedelta(hours=hours)])})
+    catalog = SqlCatalog("default", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}/w")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", rows.schema)
+    with table.update_spec() as spec:
+        spec.add_field("at", unit)
+    folder = Path(table.location().removeprefix("file://"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for n in range(4):  # a file each: pyiceberg cannot divide rows by units of time without another package
+        pq.write_table(rows.slice(n, 1), folder / f"{n}.parquet")
+        table.add_files([f"file://{folder}/{n}.parquet"])
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db"}
+    source = IcebergSource("db.t", table.location(), properties=properties, partition_column="at")
+    part = source.for_partition(window(start.replace(tzinfo=timezone.utc), hours))
+    assert take(part, part.create_enumerator(None)) == [1, 2]
+    shifted = window(start.replace(tzinfo=timezone(timedelta(minutes=30))), hours)
+    with pytest.raises(ConfigurationError, match="whole units of time in UTC"):
+        source.for_partition(shifted).create_enumerator(None).plan_epoch(1)
+
+
+def changes(source: DeltaSource, enumerator: SplitEnumerator) -> list[str]:
+    """Reads an epoch, in order."""
+    plan, found = enumerator.plan_epoch(2), list[str]()
+    assert plan[1] == [], "one subtask reads"
+    for split in plan[0]:
+        for column, _ in source.read(split):
+            assert column.type == source.produced_type.arrow_type
+            found += [" ".join(map(str, row.values())) for row in column.to_pylist()]
+        enumerator.on_epoch_read([split.advanced(split.offset, finished=True)])
+    return found
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_changes_of_a_table(tmp_path: Path, enabled: bool) -> None:
+    path, columns = str(tmp_path / "t"), ("n", "p", "s")
+
+    def rows(*values: tuple[int, str, str]) -> pa.Table:
+        return pa.table({name: [v[i] for v in values] for i, name in enumerate(columns)})
+
+    options = {"delta.enableChangeDataFeed": "true"} if enabled else {}
+    write_deltalake(path, rows((1, "x", "a"), (2, "y", "b")), partition_by=["p"], configuration=options)
+    source = DeltaSource(path, change_feed=True, bounded=False, max_records_per_epoch=2)
+    enumerator = source.create_enumerator(None)
+    assert changes(source, enumerator) == ["1 x a +I 0", "2 y b +I 0"]
+    write_deltalake(path, rows((3, "x", "c")), mode="append")
+    DeltaTable(path).update(predicate="n = 1", updates={"s": "'z'"})
+    DeltaTable(path).delete("n = 2")
+    DeltaTable(path).optimize.compact()
+    new, table = rows((1, "x", "m"), (4, "y", "d")), DeltaTable(path)
+    merge = table.merge(new, "t.n = s.n and t.p = s.p", source_alias="s", target_alias="t")
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()
+    write_deltalake(path, rows((9, "x", "e")), mode="overwrite")
+    found = list[str]()
+    for _ in range(20):
+        enumerator = restored(source, enumerator)
+        found += changes(source, enumerator)
+    state: dict[str, str] = {"1": "x a", "2": "y b"}
+    for change in found:  # applied in order, they make the table: each delete finds its row
+        n, p, s, kind, _ = change.split(" ")
+        if kind in ("-D", "-U"):
+            assert state.pop(n) == f"{p} {s}"
+        else:
+            assert n not in state
+            state[n] = f"{p} {s}"
+    assert state == {"9": "x e"}
+    versions = [int(change.split(" ")[4]) for change in found]
+    assert versions == sorted(versions)
+    if enabled:
+        assert found[:4] == ["3 x c +I 1", "1 x a -U 2", "1 x z +U 2", "2 y b -D 3"]
+        assert {"1 x z -U 5", "1 x m +U 5", "4 y d +I 5"} <= set(found)
+
+
+def test_change_feeds_that_are_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "t")
+    write_deltalake(path, pa.table({"row_kind": ["a"], "n": [1]}))
+    with pytest.raises(ConfigurationError, match="adds a column 'row_kind'"):
+        DeltaSource(path, change_feed=True).produced_type  # noqa: B018
+    with pytest.raises(ConfigurationError, match="leave out skip_changes"):
+        DeltaSource(path, change_feed=True, skip_changes=True)
+    row_type = Types.ROW_NAMED(["n"], [Types.LONG()])
+    source = DeltaSource(path, change_feed=True, bounded=False, row_type=row_type)
+    enumerator = source.create_enumerator(None)
+    assert changes(source, enumerator) == ["1 +I 0"]
+    DeltaTable(path).delete()
+    removed = list((tmp_path / "t").glob("*.parquet"))
+    assert changes(source, restored(source, enumerator)) == ["1 -D 1"]
+    removed[0].unlink()
+    with pytest.raises(SourceReadError):
+        changes(source, enumerator)
