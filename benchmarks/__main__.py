@@ -11,6 +11,7 @@ NAMES = (
     "start",
     "key_groups",
     "sources",
+    "kafka",
     "overhead",
     "keyed",
     "forms",

@@ -67,15 +67,16 @@ def messages_of(consumer: Any, each: KafkaTopicPartition, start: int, end: int, 
     position, heard = start, time.monotonic()
     while position < end:
         polled = consumer.consume(min(most, end - position), timeout=_POLL_SECONDS)
-        messages = []
-        for message in polled:
-            error = message.error()
-            if error is None and message.offset() < end:
-                messages.append(message)
-            elif error is None or (error.code() == KafkaError._PARTITION_EOF and message.offset() >= end):
-                position = end
-            elif error.code() != KafkaError._PARTITION_EOF:
+        messages = [message for message in polled if message.error() is None]
+        for failed in polled if len(messages) < len(polled) else ():
+            error = failed.error()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
                 _check(error, each, position)
+            elif error is not None and failed.offset() >= end:
+                position = end
+        while messages and messages[-1].offset() >= end:
+            messages.pop()
+            position = end
         if messages:
             heard = time.monotonic()
             position = max(position, messages[-1].offset() + 1)
@@ -127,7 +128,7 @@ class _Columns:
     def of(self, messages: list[Any]) -> tuple[pa.Array, pa.Array]:
         """Returns the records, and their times."""
         times = pa.array(
-            [None if kind == TIMESTAMP_NOT_AVAILABLE else ms for kind, ms in (m.timestamp() for m in messages)],
+            [None if (stamp := m.timestamp())[0] == TIMESTAMP_NOT_AVAILABLE else stamp[1] for m in messages],
             pa.int64(),
         )
         values = self._decoded("value", self._value, messages, [message.value() for message in messages])
