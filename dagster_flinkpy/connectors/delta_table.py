@@ -44,6 +44,8 @@ DIGEST = "flinkpy.digest"
 _LOOKS = 10
 _VERSIONS = 50
 _CLOCK_SKEW_MS = 3_600_000
+_TIME = "/committed_ms"
+"""How the ``txn`` is named that has the time of a partition's latest commit, in milliseconds since 1970."""
 
 
 class DeltaWriter(TableWriter):
@@ -82,11 +84,13 @@ class DeltaCommitter(Committer):
         self._files = StagedFileCommitter(sink.location.open(), context)
         self._options = storage_options(sink.location)
         self._app_id = f"flinkpy.{len(context.job_id)}.{context.job_id}.{context.uid}"
-        self._checked = False
+        self._checked, self._since_ms = False, current_millis()
+        """What others commit after this time is later than what this attempt commits."""
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
         try:
             staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
+            self._since_ms = min(self._since_ms, staged_ms)
             self._commit(requests, digest_of([RowFile.of(request) for request in requests]), staged_ms)
         except (StorageError, DeltaError, OSError) as error:
             for request in requests:
@@ -265,11 +269,27 @@ class DeltaCommitter(Committer):
 class DeltaPartitionCommitter(DeltaCommitter):
     """Replaces the rows of partitions in the version that adds the new ones.
 
-    The table has the latest checkpoint of each partition (``txn``), so an older one cannot replace it.
+    The table has the latest checkpoint of each partition and its time (``txn``), so an older one cannot replace it. A
+    job that begins anew counts from 1 again: its rows are staged after the former ones were committed.
     """
 
     def _app_of(self, partition: str | None) -> str:
         return self._app_id if partition is None else f"{self._app_id}/{partition}"
+
+    def _stamps(self, checkpoint_id: int, partitions: Sequence[str | None]) -> dict[str, int]:
+        now = current_millis()
+        checkpoints = {self._app_of(each): checkpoint_id for each in (None, *partitions)}
+        return checkpoints | {f"{self._app_of(each)}{_TIME}": now for each in partitions}
+
+    def _later(self, table: DeltaTable, partition: str | None, checkpoint_id: int, since_ms: int) -> int | None:
+        """Returns the later checkpoint or transaction that has replaced a partition since then, or None."""
+        latest: int | None = table.transaction_version(self._app_of(partition))
+        if latest is None or latest <= checkpoint_id:
+            return None
+        committed_ms = table.transaction_version(f"{self._app_of(partition)}{_TIME}")
+        assert self._sink.filled is not None
+        one_order = self._sink.filled.owner is not None or committed_ms is None  # or an earlier release has written it
+        return latest if one_order or committed_ms >= since_ms else None
 
     def _replaced(self, partitions: Sequence[str | None]) -> list[tuple[str, str, str | list[str]]]:
         """Returns the partitions of the table that are replaced, as delta-rs filters files."""
@@ -283,15 +303,15 @@ class DeltaPartitionCommitter(DeltaCommitter):
 
     def _add(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str) -> None:
         partitions = _partitions(requests)
-        transactions = {self._app_of(each): requests[0].checkpoint_id for each in (None, *partitions)}
+        transactions = self._stamps(requests[0].checkpoint_id, partitions)
         self._write(table, _files(requests), transactions, {DIGEST: digest}, self._replaced(partitions))
 
     def _has(self, table: DeltaTable, requests: Sequence[CommitRequest], digest: str, staged_ms: int) -> bool:
         if super()._has(table, requests, digest, staged_ms):
             return True
         for partition in _partitions(requests):
-            newer = table.transaction_version(self._app_of(partition))
-            if newer is not None and newer > requests[0].checkpoint_id:
+            newer = self._later(table, partition, requests[0].checkpoint_id, staged_ms)
+            if newer is not None:
                 raise SinkCommitError(
                     f"table {self._sink.location.url} has newer rows{'' if partition is None else ' of ' + partition}, "
                     f"those of {newer}: {requests[0].checkpoint_id} must not replace them"
@@ -311,13 +331,14 @@ class DeltaPartitionCommitter(DeltaCommitter):
             if not DeltaTable.is_deltatable(url, self._options):
                 return 0
             table = DeltaTable(url, storage_options=self._options)
-            latest = table.transaction_version(self._app_of(partition))
-            if latest is not None and latest >= checkpoint_id:
+            if table.transaction_version(self._app_of(partition)) == checkpoint_id:
+                return 0
+            if self._later(table, partition, checkpoint_id, self._since_ms) is not None:
                 return 0
             files = self._files_of(table, partition)
             if not files:
                 return 0
-            transactions = {self._app_of(each): checkpoint_id for each in (None, partition)}
+            transactions = self._stamps(checkpoint_id, [partition])
             with suppress(CommitFailedError):  # somebody else has written the version
                 self._write(table, [], transactions, {}, self._replaced([partition]))
                 return files

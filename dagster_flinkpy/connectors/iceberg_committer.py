@@ -36,6 +36,7 @@ from pyiceberg.typedef import Record
 from pyiceberg.types import BooleanType, DateType, IntegerType, LongType
 from sqlalchemy.exc import SQLAlchemyError
 
+from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.connectors.iceberg_table import NAME_MAPPING, CommitLog, TargetTable
 from dagster_flinkpy.connectors.keyed_rows import last_of_each, without
 from dagster_flinkpy.connectors.parquet_table import table_schema
@@ -77,7 +78,8 @@ class IcebergCommitter(Committer):
         self._store = sink.location.open()
         self._files = StagedFileCommitter(self._store, context)
         self._table = TargetTable(sink, context)
-        self._log = CommitLog(context, sink.table)
+        self._log, self._since_ms = CommitLog(context, sink.table), current_millis()
+        """What others commit after this time is later than what this attempt commits."""
 
     def commit(self, requests: Sequence[CommitRequest]) -> None:
         try:
@@ -95,6 +97,7 @@ class IcebergCommitter(Committer):
     def _commit(self, requests: Sequence[CommitRequest]) -> None:
         digest = self._digest(requests)
         staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
+        self._since_ms = min(self._since_ms, staged_ms)
         error: Exception | None = None
         for _ in range(_LOOKS):
             table = self._table.load()
@@ -209,9 +212,14 @@ class PartitionCommitter(IcebergCommitter):
         return _Change(super()._change(table, requests).added, list(removed.values()))
 
     def _check_newest(self, table: Table, requests: Sequence[CommitRequest]) -> None:
-        """Checks that an owner's rows do not replace those of a later transaction. Jobs are fenced."""
-        if self._sink.filled is not None and self._sink.filled.owner is not None:
-            self._log.check_newest(table, requests[0].checkpoint_id, _partitions(requests))
+        """Checks that rows do not replace later ones.
+
+        A job that begins anew counts from 1 again: its rows are staged after the former ones were committed.
+        """
+        assert self._sink.filled is not None
+        staged_ms = min(int(request.committable["staged_ms"]) for request in requests)
+        since_ms = 0 if self._sink.filled.owner is not None else staged_ms
+        self._log.check_newest(table, requests[0].checkpoint_id, _partitions(requests), since_ms)
 
     def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
         """Deletes the rows of a partition for which nothing was committed. Otherwise the commit has replaced them."""
@@ -221,8 +229,10 @@ class PartitionCommitter(IcebergCommitter):
             request = CommitRequest(checkpoint_id, 0, {"key": "", "partition": partition})
             for _ in range(_LOOKS):
                 table = self._table.load()
-                if self._log.has_written(table, checkpoint_id, partition):
+                since_ms = 0 if self._sink.filled is None or self._sink.filled.owner is not None else self._since_ms
+                if self._log.has_written(table, checkpoint_id, partition, since_ms):
                     return 0
+                self._log.check_reaches_back(table, self._since_ms)
                 change = self._change(table, [request])
                 if not change.removed:
                     return 0

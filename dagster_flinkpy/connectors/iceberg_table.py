@@ -211,22 +211,44 @@ class CommitLog:
             "and restore a checkpoint or savepoint to write them again or continue without them."
         )
 
-    def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any]) -> None:
+    def check_newest(self, table: Table, checkpoint_id: int, partitions: list[Any], since_ms: int) -> None:
         """Checks that no later commit has written one of the partitions.
+
+        Args:
+            table: The table.
+            checkpoint_id: The checkpoint or transaction that is to be committed.
+            partitions: Its partitions.
+            since_ms: Commits before this time, in milliseconds since 1970, are not later ones.
 
         Raises:
             SinkCommitError: One has.
         """
-        for newer, _, _, keys in self._recent(table):
-            if newer > checkpoint_id and (both := [key for key in partitions if key in keys]):
+        for newer, _, ms, keys in self._recent(table):
+            if newer > checkpoint_id and ms >= since_ms and (both := [key for key in partitions if key in keys]):
                 raise SinkCommitError(
                     f"Iceberg table {self._table!r} has newer rows{'' if both[0] is None else f' of {both[0]}'}, those "
                     f"of {newer}: {checkpoint_id} must not replace them"
                 )
 
-    def has_written(self, table: Table, checkpoint_id: int, partition: str | None) -> bool:
-        """Returns whether a checkpoint, or a later one, has replaced a partition."""
-        return any(found >= checkpoint_id and partition in keys for found, _, _, keys in self._recent(table))
+    def has_written(self, table: Table, checkpoint_id: int, partition: str | None, since_ms: int) -> bool:
+        """Returns whether a checkpoint, or a later one since some time, has replaced a partition."""
+        return any(
+            partition in keys and (found == checkpoint_id or (found > checkpoint_id and ms >= since_ms))
+            for found, _, ms, keys in self._recent(table)
+        )
+
+    def check_reaches_back(self, table: Table, since_ms: int) -> None:
+        """Checks that the property has all commits since some time.
+
+        Raises:
+            SinkCommitError: It has not. Somebody else has committed often meanwhile, so this process is outdated.
+        """
+        recent = self._recent(table)
+        if len(recent) == _RECENT and recent[0][2] >= since_ms:
+            raise SinkCommitError(
+                f"Iceberg table {self._table!r} got {_RECENT} commits of sink {self._context.uid!r} since this attempt "
+                "has begun, and not that of its last checkpoint: another attempt runs the job. Nothing was deleted."
+            )
 
     def summary(self, checkpoint_id: int, digest: str) -> dict[str, str]:
         """Returns what the summary of the snapshot says about a commit."""

@@ -354,8 +354,9 @@ def test_a_partition_replaces_its_earlier_rows_in_the_same_version(location: Sto
         assert committer(sink).replace_partition(request.committable["partition"], request.checkpoint_id) == 0
         assert opened(sink).version() == version
     opened(sink).optimize.compact()
-    assert commit(sink, first, token=0) == 1  # an attempt that slept since it began this commit
-    assert committer(sink, token=0).replace_partition("2026-01-01", 1) == 0
+    slept = committer(sink, token=0)  # since it began this commit
+    assert commit_requests(slept, [CommitRequest(1, 0, first.committable)], "sink", wait=lambda _: None) == 1
+    assert slept.replace_partition("2026-01-01", 1) == 0
     assert days(sink) == [("2026-01-01", 4), ("2026-01-02", 3)]
 
 
@@ -394,3 +395,16 @@ def test_owners_share_a_table(tmp_path: Path) -> None:
     assert rows(mine) == [2, 9]
     assert committer(mine).replace_partition(None, 3) == 1
     assert rows(mine) == [9]
+
+
+def test_a_job_that_begins_anew_replaces_what_it_wrote_before(tmp_path: Path) -> None:
+    sink = DeltaSink(str(tmp_path), partition_column="day")
+    frozen = committer(sink)
+    for n, partition in ((1, "a"), (2, "b")):
+        commit(sink, stage(sink, n, partition=partition, checkpoint_id=8 + n))
+    anew = committer(sink)
+    commit(sink, stage(sink, 3, partition="a", checkpoint_id=1))
+    assert days(sink) == [("a", 3), ("b", 2)]
+    assert frozen.replace_partition("b", 2) == 0, "an attempt from before"
+    assert anew.replace_partition("b", 2) == 1
+    assert (anew.replace_partition("b", 2), anew.replace_partition("a", 1), days(sink)) == (0, 0, [("a", 3)])

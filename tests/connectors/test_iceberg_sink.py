@@ -19,7 +19,7 @@ from pyiceberg.table import Table
 
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.connectors import IcebergSink
+from dagster_flinkpy.connectors import IcebergSink, iceberg_table
 from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter, UpsertCommitter
 from dagster_flinkpy.connectors.iceberg_table import CommitLog
 from dagster_flinkpy.connectors.iceberg_writer import IcebergWriter
@@ -407,3 +407,32 @@ def test_every_record_is_in_the_table_once_wherever_the_job_dies(
     sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).abort_lingering([])
     assert list(sink.location.open().list_uploads()) == []
     assert list(sink.staged.location.open().list()) == []
+
+
+def test_a_job_that_begins_anew_replaces_what_it_wrote_before(tmp_path: Path) -> None:
+    sink = sink_in(tmp_path, partition_column="day")
+    slept, frozen = stage(sink, 0, partition="a", checkpoint_id=1), committer(sink)
+    for n, partition in ((1, "a"), (2, "b")):
+        commit(sink, stage(sink, n, partition=partition, checkpoint_id=8 + n))
+    with pytest.raises(SinkCommitError, match="newer rows of a, those of 9"):
+        commit(sink, slept)
+    anew = committer(sink)
+    commit(sink, stage(sink, 3, partition="a", checkpoint_id=2))
+    assert rows(sink) == [2, 3]
+    assert frozen.replace_partition("b", 3) == 0, "an attempt from before"
+    assert anew.replace_partition("b", 3) == 1
+    assert (anew.replace_partition("b", 3), anew.replace_partition("a", 2), rows(sink)) == (0, 0, [3])
+
+
+def test_an_attempt_that_slept_for_many_commits_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(iceberg_table, "_RECENT", 3)
+    sink = sink_in(tmp_path, partition_column="day")
+    commit(sink, stage(sink, 1, partition="a", checkpoint_id=1))
+    frozen = committer(sink)
+    for n in (2, 3, 4, 5):
+        commit(sink, stage(sink, n, partition="a" if n == 2 else f"b{n}", checkpoint_id=n))
+    with pytest.raises(SinkCommitError, match="another attempt runs the job"):
+        frozen.replace_partition("a", 1)
+    assert rows(sink) == [2, 3, 4, 5]
