@@ -81,3 +81,5 @@ register("staging_location", "dagster_flinkpy.connectors.kafka_staging:staging_l
 register("kafka_staging_writer", "dagster_flinkpy.connectors.kafka_writer:StagingWriter")
 register("kafka_direct_writer", "dagster_flinkpy.connectors.kafka_writer:DirectWriter")
 register("kafka_committer", "dagster_flinkpy.connectors.kafka_committer:KafkaCommitter")
+register("kinesis_enumerator", "dagster_flinkpy.connectors.kinesis_enumerator:KinesisEnumerator")
+register("kinesis_reader", "dagster_flinkpy.connectors.kinesis_reader:read_shard")

@@ -5,6 +5,7 @@ from dagster_flinkpy.connectors.delta_source import DeltaSource
 from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
 from dagster_flinkpy.connectors.iceberg_sink import IcebergSink
 from dagster_flinkpy.connectors.iceberg_source import IcebergSource
+from dagster_flinkpy.connectors.kinesis_source import KinesisSource
 from dagster_flinkpy.connectors.parquet_sink import ParquetSink
 from dagster_flinkpy.connectors.parquet_source import ParquetSource
 from dagster_flinkpy.connectors.postgres_change_source import PostgresChangeSource
@@ -22,6 +23,7 @@ __all__ = [
     "IcebergSink",
     "IcebergSource",
     "JsonLinesSink",
+    "KinesisSource",
     "ParquetSink",
     "ParquetSource",
     "PostgresChangeSource",

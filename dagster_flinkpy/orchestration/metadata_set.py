@@ -59,6 +59,7 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     unread_bytes: int | None = None
     unread_records: int | None = None
     unread_versions: int | None = None
+    unread_milliseconds: int | None = None
     """Versions of a table, or materializations of an asset."""
     metrics: TableMetadataValue | None = None
     """All metrics of the operator and of the job, by Flink's names."""

@@ -143,6 +143,8 @@ class SourceLag:
     """Bytes of input, as they are stored."""
     versions: int | None = None
     """Versions of a table, or other steps in which the input grows, such as materializations of an asset."""
+    milliseconds: int | None = None
+    """How long ago the last record came that is planned, if there are later ones; otherwise 0."""
 
     @staticmethod
     def from_position(position: object) -> SourceLag | None:

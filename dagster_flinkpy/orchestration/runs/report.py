@@ -109,6 +109,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         unread_bytes=lag.bytes,
         unread_records=lag.records,
         unread_versions=lag.versions,
+        unread_milliseconds=lag.milliseconds,
         metrics=_metrics_table(epoch, metrics) if metrics else None,
         rows_committed=report.rows_committed,
         late_records_dropped=report.late_records_dropped,
