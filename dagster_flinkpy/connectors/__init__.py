@@ -1,5 +1,6 @@
 """Sources and two-phase-commit sinks."""
 
+from dagster_flinkpy.connectors.asset_source import AssetSource, Materialization
 from dagster_flinkpy.connectors.delta_sink import DeltaSink
 from dagster_flinkpy.connectors.delta_source import DeltaSource
 from dagster_flinkpy.connectors.foreach_epoch import Epoch, ForeachEpoch
@@ -15,6 +16,7 @@ from dagster_flinkpy.connectors.python_data_source import PythonDataSource
 from dagster_flinkpy.connectors.text_sinks import CsvSink, JsonLinesSink
 
 __all__ = [
+    "AssetSource",
     "CsvSink",
     "DeltaSink",
     "DeltaSource",
@@ -24,6 +26,7 @@ __all__ = [
     "IcebergSource",
     "JsonLinesSink",
     "KinesisSource",
+    "Materialization",
     "ParquetSink",
     "ParquetSource",
     "PostgresChangeSource",

@@ -252,6 +252,10 @@ class Source(ABC):
         """
         return self
 
+    def upstream_assets(self) -> Sequence[Sequence[str]]:
+        """Returns the keys of the Dagster assets that it reads, which become upstream assets of the source."""
+        return ()
+
     def kinds(self) -> set[str]:
         """Dagster kinds of the asset, e.g. ``{"parquet"}``."""
         return set()

@@ -139,7 +139,13 @@ def _outside(job: FlinkJob, deps: Mapping[str, Sequence[CoercibleToAssetKey]]) -
             f"deps names {', '.join(map(repr, unknown))}, which is not a source of the program. "
             f"Its sources are {sorted(sources)}"
         )
-    return {uid: [AssetKey.from_coercible(key) for key in keys] for uid, keys in deps.items()}
+    outside = {uid: [AssetKey.from_coercible(key) for key in keys] for uid, keys in deps.items()}
+    for vertex in job.graph.sources:
+        read = vertex.spec.source.upstream_assets() if isinstance(vertex.spec, SourceSpec) else ()
+        if read:
+            keys = [*outside.get(vertex.uid, ()), *(AssetKey(list(path)) for path in read)]
+            outside[vertex.uid] = list(dict.fromkeys(keys))
+    return outside
 
 
 def _code_version(data: FlinkOperatorData) -> str:

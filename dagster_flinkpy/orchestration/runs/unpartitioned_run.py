@@ -10,6 +10,7 @@ from dagster_flinkpy.orchestration.failure import as_failure
 from dagster_flinkpy.orchestration.flink_job import FlinkJob
 from dagster_flinkpy.orchestration.resources import CheckpointStorageResource, SparkResource
 from dagster_flinkpy.orchestration.run_config import FlinkRunConfig
+from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
 from dagster_flinkpy.orchestration.runs.epoch_events import EpochEvents
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.runs_of_job import first_try
@@ -46,6 +47,7 @@ def run_epochs(
         The completed checkpoints. Their last one is to be materialized with `EpochEvents.results`.
     """
     context, events = run.context, EpochEvents(run, config.materialize_interval)
+    run_id = first_try(context.instance, context.run)  # so that a retried run restores only once
     attempt = job.attempt(
         storage,
         spark,
@@ -57,13 +59,13 @@ def run_epochs(
         start_empty=config.start_empty,
         allow_non_restored_state=config.allow_non_restored_state,
         allow_pickled_state=config.allow_pickled_state,
-        run_id=first_try(context.instance, context.run),  # so that a retried run restores only once
+        run_id=run_id,
         on_progress=context.log.info,
         on_log=to_run(context.log),
     )
     taken = 0
     try:
-        with attempt:
+        with assets_from(context.instance, run_id), attempt:
             attempt.refuse_input_after_end()
             if not attempt.finished:
                 barriers = 1 if config.periodic else config.barriers or job.checkpointing.barriers_per_job

@@ -1,0 +1,203 @@
+"""Finds the materializations that an `AssetSource` reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, EventLogRecord
+
+from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter
+from dagster_flinkpy.datastream.connectors.base import (
+    Json,
+    SourceSplit,
+    SplitEnumerator,
+    SplitEnumeratorContext,
+    position_field,
+)
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+from dagster_flinkpy.errors import SourceReadError
+from dagster_flinkpy.orchestration.dagster_internals import extract_data_version_from_entry
+
+if TYPE_CHECKING:
+    from dagster_flinkpy.connectors.asset_source import AssetSource
+
+__all__ = ["MaterializationEnumerator", "assets_from"]
+
+_PAGE = 1000
+_WINDOW = 1000
+"""Events are numbered before they are committed, so one may appear behind newer ones. So many numbers are looked at
+again."""
+
+_instances: dict[str, DagsterInstance] = {}
+"""The instances of the runs of this process, by run."""
+
+
+@contextmanager
+def assets_from(instance: DagsterInstance, run_id: str) -> Iterator[None]:
+    """Lets the sources of a run find assets in its instance, instead of that of ``DAGSTER_HOME``.
+
+    Args:
+        instance: The instance.
+        run_id: The run of the attempt.
+    """
+    _instances[run_id] = instance
+    try:
+        yield
+    finally:
+        _instances.pop(run_id, None)
+
+
+class MaterializationEnumerator(SplitEnumerator):
+    """Assigns each new materialization, as described at `AssetSource`.
+
+    State: the number of the newest event that was seen, the numbers of others shortly before it, the data version of
+    each partition that was assigned, and the splits that are not read yet.
+
+    Args:
+        source: The source.
+        restored: State of an earlier enumerator.
+    """
+
+    def __init__(self, source: AssetSource, restored: Json | None) -> None:
+        self._source, self._key = source, AssetKey(list(source.asset_key))
+        self._run_id: str | None = None
+        self._after: int | None = None
+        self._seen: set[int] = set()
+        self._partitions: dict[str, str | None] = {}
+        self._open = OpenSplits(EpochLimits(), _NoMeter())
+        self._ended = False
+        if restored is not None:
+            self._after = position_field(restored, "after", int) if restored.get("after") is not None else None
+            self._seen = set(position_field(restored, "seen", list))
+            self._partitions = position_field(restored, "partitions", dict)
+            self._ended = position_field(restored, "ended", bool)
+            fields = (("asset", list), ("run_id", str), ("metadata", dict))
+            self._open.restore(position_field(restored, "open", list), position_field(restored, "planned", int), fields)
+
+    def start(self, context: SplitEnumeratorContext) -> None:
+        self._run_id = context.run_id
+
+    def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
+        if not self._ended:
+            records = self._new()
+            for record in self._chosen(records):
+                self._assign(record)
+            self._advance(records)
+            self._ended = self._source.bounded is not False
+        return self._open.shares(parallelism)
+
+    def _new(self) -> list[EventLogRecord]:
+        """Returns the materializations that were not seen, oldest first."""
+        instance = _instances.get(self._run_id or "") or DagsterInstance.get()
+        after = None if self._after is None else max(self._after - _WINDOW, 0)
+        cursor, found = None, list[EventLogRecord]()
+        while True:
+            page = instance.fetch_materializations(
+                AssetRecordsFilter(self._key, after_storage_id=after), limit=_PAGE, cursor=cursor, ascending=True
+            )
+            found += page.records
+            cursor = page.cursor
+            if not page.has_more:
+                return [record for record in found if record.storage_id not in self._seen]
+
+    def _chosen(self, records: Sequence[EventLogRecord]) -> list[EventLogRecord]:
+        """Returns those that are read: of a partition only the newest; of what was there at the start, too."""
+        latest = {record.partition_key: record for record in records}
+        if self._after is None:
+            return list(latest.values())
+        return [r for r in records if r.partition_key is None or latest[r.partition_key] is r]
+
+    def _assign(self, record: EventLogRecord) -> None:
+        partition, version = record.partition_key, _version(record)
+        if partition is not None and partition in self._partitions:
+            if self._partitions[partition] == version:
+                return
+            raise SourceReadError(
+                f"partition {partition!r} of asset {self._key.to_user_string()} was materialized again, in run "
+                f"{record.run_id}, after the source had read it. Its new rows would count in addition to the old ones. "
+                "To read it again, start from a checkpoint before it, or from empty state; or materialize it with the "
+                f"data version {self._partitions[partition]!r} if its rows are the same."
+            )
+        event = record.asset_materialization
+        properties: Json = {
+            "asset": list(self._source.asset_key),
+            "partition": partition,
+            "run_id": record.run_id,
+            "data_version": version,
+            "timestamp": record.timestamp,
+            "metadata": {} if event is None else _metadata(event.metadata),
+        }
+        name = "/".join(self._source.asset_key)
+        self._open.open(f"{name}[{partition or record.run_id}]@{record.storage_id}", properties)
+        if partition is not None:
+            self._partitions[partition] = version
+
+    def _advance(self, records: Sequence[EventLogRecord]) -> None:
+        self._seen.update(record.storage_id for record in records)
+        self._after = max(self._seen, default=self._after or 0)
+        self._seen = {number for number in self._seen if number > self._after - _WINDOW}
+
+    def on_epoch_read(self, splits: Sequence[SourceSplit]) -> None:
+        read = {s.properties["partition"]: s.properties["data_version"] for s in splits}
+        if read.keys() - {None}:
+            for record in self._new():
+                partition = record.partition_key
+                if partition is not None and partition in read and _version(record) != read[partition]:
+                    raise SourceReadError(
+                        f"partition {partition!r} of asset {self._key.to_user_string()} was materialized again, in run "
+                        f"{record.run_id}, while the source read it. Nothing of the epoch is visible; the next attempt "
+                        "reads the new rows."
+                    )
+        self._open.take_back(splits)
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def unread(self) -> Sequence[str]:
+        known = self._partitions
+        return [
+            f"run {r.run_id}"
+            for r in self._new()
+            if r.partition_key is None or known.get(r.partition_key, "") != _version(r)
+        ]
+
+    def snapshot_state(self) -> Json:
+        return {
+            "after": self._after,
+            "seen": sorted(self._seen),
+            "partitions": self._partitions,
+            "planned": self._open.planned,
+            "open": self._open.to_json(),
+            "ended": self._ended,
+        }
+
+
+class _NoMeter(SplitMeter):
+    """A materialization is read as a whole."""
+
+    def amount(self, split: SourceSplit) -> Quantity:
+        return Quantity()
+
+    def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
+        return None, Quantity()
+
+
+def _version(record: EventLogRecord) -> str | None:
+    version = extract_data_version_from_entry(record.event_log_entry)
+    return None if version is None else version.value
+
+
+def _metadata(given: Any) -> Json:
+    """Returns the metadata that JSON can contain."""
+    found: Json = {}
+    for name, entry in given.items():
+        value = getattr(entry, "value", None)
+        try:
+            found[name] = json.loads(json.dumps(value, allow_nan=False))
+        except (TypeError, ValueError):
+            continue
+    return found

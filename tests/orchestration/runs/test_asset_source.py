@@ -1,0 +1,214 @@
+"""An upstream asset as a source, in process."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from dagster import (
+    AssetExecutionContext,
+    AssetKey,
+    AssetMaterialization,
+    AssetsDefinition,
+    DagsterInstance,
+    Definitions,
+    MaterializeResult,
+    asset,
+)
+
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
+from dagster_flinkpy.connectors import AssetSource, Materialization, ParquetSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.orchestration import flink_assets
+from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
+from dagster_flinkpy.runtime.master.job import JobAttempt
+from tests.runtime.harness import run_rows, spark_order
+
+ROW = Types.ROW_NAMED(["id", "run"], [Types.LONG(), Types.STRING()])
+
+
+def load(materialization: Materialization) -> pa.Table:
+    table = pq.read_table(materialization.metadata["path"])
+    return table.append_column("run", pa.array([materialization.run_id] * len(table)))
+
+
+def orders(folder: Path, numbers: list[int]) -> AssetsDefinition:
+    @asset(name="orders")
+    def made(context: AssetExecutionContext) -> MaterializeResult[Any]:
+        path = folder / f"{context.run_id}.parquet"
+        pq.write_table(pa.table({"id": numbers}), path)
+        return MaterializeResult(metadata={"path": str(path), "rows": len(numbers)})
+
+    return made
+
+
+def job(folder: Path) -> list[AssetsDefinition]:
+    env = StreamExecutionEnvironment.get_execution_environment()
+    source = env.from_source(AssetSource("orders", load, ROW), WatermarkStrategy.no_watermarks(), "orders")
+    source.uid("read").sink_to(ParquetSink(str(folder / "table"))).uid("table")
+    return flink_assets(env, name="shop")
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(JobAttempt, "_on_spark", lambda self, job: run_rows(job, spark_order))
+
+
+@pytest.mark.usefixtures("in_process")
+def test_each_materialization_of_an_upstream_asset_is_read_once(
+    tmp_path: Path, instance: DagsterInstance, resources: dict[str, Any]
+) -> None:
+    numbers = [1, 2]
+    definitions = Definitions([orders(tmp_path, numbers), *job(tmp_path)], resources=resources)
+    graph = definitions.resolve_asset_graph()
+    assert AssetKey("orders") in graph.get(AssetKey(["shop", "read"])).parent_keys
+
+    def run(*keys: list[str]) -> str:
+        chosen = [AssetKey(key) for key in keys]
+        result = definitions.resolve_implicit_global_asset_job_def().execute_in_process(
+            instance=instance, asset_selection=chosen
+        )
+        return str(result.run_id)
+
+    shop = (["shop", "read"], ["shop", "table"])
+    first = run(["orders"])
+    last = run(["orders"])
+    run(*shop)
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    assert rows == [{"id": 1, "run": last}, {"id": 2, "run": last}], "the first epoch reads the latest"
+    assert first != last
+    run(*shop)
+    assert len(pq.read_table(tmp_path / "table")) == 2
+    numbers[:] = [3]
+    runs = [run(["orders"]), run(["orders"])]
+    run(*shop)
+    rows = pq.read_table(tmp_path / "table").to_pylist()
+    assert sorted((row["id"], row["run"]) for row in rows[2:]) == sorted((3, each) for each in runs)
+
+
+class Orders:
+    """Materializations of an asset, and the enumerator of a source that reads it."""
+
+    def __init__(self, instance: DagsterInstance) -> None:
+        self.instance = instance
+        self.source = AssetSource(["shop", "orders"], lambda m: [(1, m.run_id)], ROW, bounded=False)
+        self.enumerator = self.create(None)
+
+    def create(self, restored: Any) -> SplitEnumerator:
+        enumerator = self.source.create_enumerator(restored)
+        enumerator.start(SplitEnumeratorContext("job", 1, None, run_id="run"))  # type: ignore[arg-type]
+        return enumerator
+
+    def add(self, partition: str | None = None, version: str | None = None) -> None:
+        tags = None if version is None else {"dagster/data_version": version}
+        event = AssetMaterialization(["shop", "orders"], partition=partition, tags=tags, metadata={"n": 1})
+        self.instance.report_runless_asset_event(event)
+
+    def plan(self) -> list[Any]:
+        return [split for share in self.enumerator.plan_epoch(2) for split in share]
+
+    def read(self) -> list[tuple[str | None, str | None]]:
+        splits = self.plan()
+        assert self.plan() == splits, "what was planned is pinned"
+        found = [Materialization.of_split(split) for split in splits]
+        self.enumerator.on_epoch_read([split.advanced(1, finished=True) for split in splits])
+        self.enumerator = self.create(json.loads(json.dumps(self.enumerator.snapshot_state())))
+        return sorted((each.partition_key, each.data_version) for each in found)  # type: ignore[type-var]
+
+
+@pytest.fixture
+def shop(instance: DagsterInstance) -> Any:
+    with assets_from(instance, "run"):
+        yield Orders(instance)
+
+
+def test_each_partition_is_read_once(shop: Orders) -> None:
+    assert shop.read() == []
+    shop.add("a", "1")
+    shop.add("b", "1")
+    shop.add("a", "2")
+    assert shop.read() == [("a", "2"), ("b", "1")]
+    shop.add("a", "2")
+    shop.add("c", "1")
+    assert shop.read() == [("c", "1")], "the same data version is the same rows"
+    shop.add("b", "2")
+    with pytest.raises(SourceReadError, match=r"partition 'b' of asset shop/orders was materialized again"):
+        shop.plan()
+    assert shop.enumerator.unread()
+
+
+def test_a_partition_that_is_materialized_while_it_is_read_fails_the_epoch(shop: Orders) -> None:
+    shop.add("a", "1")
+    splits = shop.plan()
+    position = json.loads(json.dumps(shop.enumerator.snapshot_state()))
+    shop.add("a", "1")
+    shop.enumerator.on_epoch_read([split.advanced(1, finished=True) for split in splits])
+    shop.enumerator = shop.create(position)
+    assert shop.plan() == splits, "a replay reads the pinned materialization"
+    shop.add("a", "2")
+    with pytest.raises(SourceReadError, match="while the source read it"):
+        shop.enumerator.on_epoch_read([split.advanced(1, finished=True) for split in splits])
+
+
+def test_an_event_that_appears_behind_newer_ones_is_read(shop: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.add()
+    fetch = DagsterInstance.fetch_materializations
+    shop.read()
+    shop.add()
+    [hidden] = fetch(shop.instance, AssetKey(["shop", "orders"]), 1).records
+    shop.add()
+
+    def without(*args: Any, **options: Any) -> Any:
+        result = fetch(shop.instance, *args, **options)
+        kept = [record for record in result.records if record.storage_id != hidden.storage_id]
+        return type(result)(records=kept, cursor=result.cursor, has_more=result.has_more)
+
+    monkeypatch.setattr(DagsterInstance, "fetch_materializations", lambda self, *a, **o: without(*a, **o))
+    assert len(shop.read()) == 1
+    monkeypatch.setattr(DagsterInstance, "fetch_materializations", fetch)
+    assert len(shop.read()) == 1
+    assert shop.read() == []
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.table({"run": ["x"], "id": pa.array([7], pa.int32())}),
+        pa.record_batch({"id": [7], "run": ["x"]}),
+        pd.DataFrame({"id": [7], "run": ["x"]}),
+        [(7, "x")],
+    ],
+)
+def test_rows_may_be_tables_frames_or_rows(shop: Orders, rows: Any) -> None:
+    shop.add()
+    [split] = shop.plan()
+    source = AssetSource("a", lambda m: rows, ROW)
+    assert [(column.to_pylist(), end) for column, end in source.read(split)] == [([{"id": 7, "run": "x"}], 1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (pa.table({"id": [1]}), r"load\(\) of asset a returned has no column 'run'"),
+        (pa.table({"id": ["x"], "run": ["x"]}), "does not fit its row_type"),
+        (5, "returned int: return a pyarrow.Table"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(shop: Orders, rows: Any, message: str) -> None:
+    shop.add()
+    [split] = shop.plan()
+    with pytest.raises(SourceReadError, match=message):
+        list(AssetSource("a", lambda m: rows, ROW).read(split))
+
+
+def test_arguments_are_checked() -> None:
+    assert AssetSource(AssetKey(["a", "b"]), load, ROW).asset_key == ("a", "b")  # type: ignore[arg-type]
+    for key, function, row_type in (("", load, ROW), ("a", "load", ROW), ("a", load, Types.LONG())):
+        with pytest.raises(ConfigurationError, match=r"AssetSource\(\)"):
+            AssetSource(key, function, row_type)  # type: ignore[arg-type]
