@@ -9,17 +9,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import Epoch, ForeachEpoch
 from dagster_flinkpy.connectors.foreach_committer import ForeachCommitter
 from dagster_flinkpy.connectors.staged_rows import StagedRows, StagedRowsWriter
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext, WriterInitContext
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError
+from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.commit_retries import MAX_RETRIES, commit_requests
+from dagster_flinkpy.spark.sessions import SparkSettings, get_session
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
 from tests.connectors.test_postgres_jobs import dying
@@ -196,3 +202,27 @@ def test_a_spark_data_frame(spark: Any, tmp_path: Path) -> None:
     made = sink.create_committer(CommitterInitContext("job", "sink", 1, ROW, lambda: nullcontext(spark)))
     commit(made, stage(sink, 1, 2), stage(sink, 3, subtask=1))
     assert [rows for _, rows in found] == [[(1, "1"), (2, "2"), (3, "3")]]
+
+
+@pytest.mark.spark
+def test_a_job_gives_the_rows_of_each_epoch_as_a_spark_data_frame(
+    tmp_path: Path, spark_settings: SparkSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_session, "get_session", lambda settings: get_session(spark_settings))
+    found: dict[str, list[Any]] = {}
+    failures = ["the first call fails"]
+
+    def write(rows: Any, epoch: Epoch) -> None:
+        found[epoch.id] = sorted(map(tuple, rows.collect()))
+        if failures:
+            raise OSError(failures.pop())
+        rows.write.mode("overwrite").parquet(str(tmp_path / "out" / epoch.id))
+
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    source = CollectionSource([(i, str(i)) for i in range(6)], ROW, records_per_epoch=4)
+    rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+    rows.sink_to(ForeachEpoch(write, str(tmp_path / "staging"), frame="spark")).uid("sink")
+    env.execute("foreach")
+    assert list(found.values()) == [[(i, str(i)) for i in range(4)], [(4, "4"), (5, "5")]]
+    written = [sorted(pq.read_table(tmp_path / "out" / name)["n"].to_pylist()) for name in found]
+    assert written == [[0, 1, 2, 3], [4, 5]]
