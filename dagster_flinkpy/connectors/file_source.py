@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.connectors.known_files import KnownFiles, some_of, version_of
 from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter
-from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records
+from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.datastream.connectors.base import Json, SourceLag, SourceSplit, SplitEnumerator, position_field
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.file_system import FileSource
@@ -144,7 +147,7 @@ def _without_lines(split: Json) -> Json:
     return split if not lines else {**split, "properties": {**split["properties"], "lines": lines}, "offset": 0}
 
 
-def _files(path: str, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
+def _files(path: Any, *, needed: bool, gone: bool = False) -> list[tuple[StorageLocation, ObjectInfo]]:
     """Lists the files at a path: the file itself, or those below the folder.
 
     Args:
@@ -152,11 +155,15 @@ def _files(path: str, *, needed: bool, gone: bool = False) -> list[tuple[Storage
         needed: Whether it is an error if there are no files.
         gone: Whether the folder may be missing.
     """
-    location = StorageLocation(path)
+    location = path if isinstance(path, StorageLocation) else StorageLocation(path)
+    if location.url.startswith("s3:"):
+        path = location.url
+    elif isinstance(path, StorageLocation):
+        path = unquote(urlsplit(location.url).path)
     parent, _, name = path.rstrip("/").rpartition("/")
     try:
         if name and not parent.endswith(":/"):
-            folder = StorageLocation(parent or "/")
+            folder = replace(location, url=parent or "/")
             info = next((info for info in folder.open().list(name) if info.key == name), None)
             if info is not None:
                 return [(folder, info)]
@@ -212,7 +219,7 @@ class _TextMeter(SplitMeter):
 
     def _file(self, split: SourceSplit) -> TextFile:
         properties = split.properties
-        store = StorageLocation(properties["root"]).open()
+        store = location_of(self._source, properties["root"]).open()
         return TextFile(store, properties["key"], properties["size"], self._source.stream_format)
 
 

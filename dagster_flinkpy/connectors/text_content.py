@@ -6,18 +6,18 @@ import codecs
 import io
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
 from dagster_flinkpy.connectors.ranged_file import RangedFile
-from dagster_flinkpy.datastream.connectors.file_system import StreamFormat
+from dagster_flinkpy.datastream.connectors.file_system import FileSource, StreamFormat
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.errors import SourceReadError
-from dagster_flinkpy.storage import ObjectStore
+from dagster_flinkpy.storage import ObjectStore, StorageLocation
 
-__all__ = ["TextFile", "ends_of_records"]
+__all__ = ["TextFile", "ends_of_records", "location_of"]
 
 _BLOCK_BYTES = 1 << 20
 _FETCH_BYTES = 8 << 20
@@ -148,6 +148,19 @@ class TextFile:
                 yield data if decoder is None else decoder.decode(data).encode()
         if decoder is not None:
             yield decoder.decode(b"", final=True).encode()
+
+
+def location_of(source: FileSource, root: str) -> StorageLocation:
+    """Returns where a split's file is, with the settings of the source's path: splits are stored without keys.
+
+    Args:
+        source: The source.
+        root: The URL of the folder.
+    """
+    for path in source.paths:
+        if isinstance(path, StorageLocation) and f"{path.url}/".startswith(f"{root}/"):
+            return replace(path, url=root)
+    return StorageLocation(root)
 
 
 def ends_of_records(data: bytes, quote: int | None) -> np.ndarray:

@@ -14,12 +14,11 @@ import pyarrow.json as pa_json
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.connectors.known_files import check_unchanged
-from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records
+from dagster_flinkpy.connectors.text_content import TextFile, ends_of_records, location_of
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import SourceReadError, StorageError
-from dagster_flinkpy.storage import StorageLocation
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.file_system import FileSource
@@ -43,7 +42,7 @@ def read_text(source: FileSource, split: SourceSplit) -> Iterator[tuple[pa.Array
         SourceReadError: The file cannot be read; the message names it and, if that is known, the line.
     """
     properties = split.properties
-    store, key, size = StorageLocation(properties["root"]).open(), properties["key"], properties["size"]
+    store, key, size = location_of(source, properties["root"]).open(), properties["key"], properties["size"]
     file = TextFile(store, key, size, source.stream_format)
     stop = properties.get("stop", properties.get("end"))
     try:

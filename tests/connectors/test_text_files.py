@@ -19,6 +19,7 @@ from dagster_flinkpy.datastream.connectors.file_system import FileSource, FileSo
 from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
+from dagster_flinkpy.storage import StorageLocation
 
 ROWS = Types.ROW_NAMED(["id", "name"], [Types.LONG(), Types.STRING()])
 CSV, JSON = CsvReaderFormat.for_row_type(ROWS), JsonLinesReaderFormat.for_row_type(ROWS)
@@ -174,6 +175,37 @@ def test_each_record_is_read_once(
     assert all(len(each) <= most + (limits[0] is not None and isinstance(format, CsvReaderFormat)) for each in epochs)
     assert (len(epochs) > 2) == (limits != (None, None) and limits != (40, None))
     assert enumerator.lag().to_json() == {"files": 0, "bytes": 0}
+
+
+@pytest.mark.usefixtures("small")
+def test_files_on_s3_are_read_in_parts(s3_location: StorageLocation) -> None:
+    store = s3_location.open()
+    rows = [{"id": i, "name": "x" * (i % 20)} for i in range(40)]
+    store.put("in/a.csv", b"id,name\n" + b"".join(f"{row['id']},{row['name']}\n".encode() for row in rows))
+    store.put("in/b.json.gz", gzip.compress("\n".join(map(json.dumps, rows)).encode()))
+    for key, format in (("in/a.csv", CSV), ("in/b.json.gz", JSON)):
+        builder = FileSource.for_record_stream_format(format, s3_location.child(key)).set_max_bytes_per_epoch(200)
+        source = builder.build()
+        enumerator, found = source.create_enumerator(None), []
+        while not enumerator.exhausted:
+            found += epoch(source, enumerator, 2)
+        assert sorted(row["id"] for row in found) == list(range(40))
+        assert str(s3_location.secret_access_key) not in json.dumps(enumerator.snapshot_state())
+    folder = FileSource.for_record_stream_format(CSV, s3_location.child("in")).build()
+    assert len(folder.create_enumerator(None).plan_epoch(1)[0]) == 2
+    with pytest.raises(SourceReadError, match=r"there is no file s3://.*/gone"):
+        gone = FileSource.for_record_stream_format(CSV, s3_location.child("gone")).build()
+        gone.create_enumerator(None).plan_epoch(1)
+
+
+def test_a_path_may_be_a_location(tmp_path: Path) -> None:
+    (tmp_path / "a b").mkdir()
+    (tmp_path / "a b" / "c d").write_text("1\n2\n")
+    for path in (tmp_path / "a b", tmp_path / "a b" / "c d"):
+        source = FileSource.for_record_stream_format(
+            StreamFormat.text_line_format(), StorageLocation(str(path))
+        ).build()
+        assert epoch(source, source.create_enumerator(None)) == ["1", "2"]
 
 
 def test_what_is_not_planned_is_the_lag(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from zoneinfo import ZoneInfo
 
 from dagster_flinkpy.common.no_effect import no_effect
@@ -45,6 +45,14 @@ __all__ = [
     "RollingPolicy",
     "StreamFormat",
 ]
+
+
+class FileLocation(Protocol):
+    """A `StorageLocation`: a path with an endpoint or keys of its own."""
+
+    @property
+    def url(self) -> str:
+        """Its URL."""
 
 
 def _absolute(path: str) -> str:
@@ -81,7 +89,7 @@ class FileSourceBuilder:
         paths: Files and folders.
     """
 
-    def __init__(self, stream_format: StreamFormat, paths: tuple[str, ...]) -> None:
+    def __init__(self, stream_format: StreamFormat, paths: tuple[str | FileLocation, ...]) -> None:
         self._source = FileSource(stream_format, paths)
 
     def monitor_continuously(self, discovery_interval: Duration) -> FileSourceBuilder:
@@ -137,8 +145,8 @@ class FileSource(Source):
     """
 
     stream_format: StreamFormat
-    paths: tuple[str, ...]
-    """Files and folders, local or ``s3://bucket/prefix``."""
+    paths: tuple[str | FileLocation, ...]
+    """Files and folders, local or ``s3://bucket/prefix``; a `StorageLocation` if S3 needs an endpoint or keys."""
     bounded: bool | None = None
     """Whether the input ends with the files that existed at the start. None: it ends if ``env.execute()`` runs the
     program, and continues from run to run in Dagster."""
@@ -148,16 +156,21 @@ class FileSource(Source):
     max_bytes_per_epoch: int | None = None
 
     @staticmethod
-    def for_record_stream_format(stream_format: StreamFormat, *paths: str) -> FileSourceBuilder:
+    def for_record_stream_format(stream_format: StreamFormat, *paths: str | FileLocation) -> FileSourceBuilder:
         """Returns a builder of a source that reads files of a format.
 
         Args:
             stream_format: How a file becomes records.
-            paths: Files and folders.
+            paths: Files and folders, as texts or as `StorageLocation`.
+
+        Raises:
+            ConfigurationError: There is no path.
         """
         if not paths:
             raise ConfigurationError("FileSource.for_record_stream_format() needs a path")
-        return FileSourceBuilder(stream_format, tuple(map(_absolute, paths)))
+        return FileSourceBuilder(
+            stream_format, tuple(_absolute(path) if isinstance(path, str) else path for path in paths)
+        )
 
     @property
     def produced_type(self) -> TypeInformation:
