@@ -82,6 +82,7 @@ register("kafka_reader", "dagster_flinkpy.connectors.kafka_reader:read_partition
 register("staging_location", "dagster_flinkpy.connectors.kafka_staging:staging_location")
 register("kafka_staging_writer", "dagster_flinkpy.connectors.kafka_writer:StagingWriter")
 register("kafka_direct_writer", "dagster_flinkpy.connectors.kafka_writer:DirectWriter")
+register("kafka_appending_committer", "dagster_flinkpy.connectors.kafka_committer:AppendingCommitter")
 register("kafka_committer", "dagster_flinkpy.connectors.kafka_committer:KafkaCommitter")
 register("kinesis_enumerator", "dagster_flinkpy.connectors.kinesis_enumerator:KinesisEnumerator")
 register("kinesis_reader", "dagster_flinkpy.connectors.kinesis_reader:read_shard")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -15,13 +17,20 @@ from dagster_flinkpy.connectors.kafka_staging import STAGED_RECORD
 from dagster_flinkpy.connectors.kafka_writer import produce_all, producer_settings
 from dagster_flinkpy.connectors.parquet_table import table_schema
 from dagster_flinkpy.connectors.staged_rows import RowFile, StagedRows, digest_of
-from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
+from dagster_flinkpy.datastream.connectors.base import (
+    CommitRequest,
+    CommitRequestState,
+    Committer,
+    CommitterInitContext,
+)
 from dagster_flinkpy.errors import CommittableLostError, ConfigurationError, SinkCommitError, StorageError
 
 if TYPE_CHECKING:
     from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
 
-__all__ = ["KafkaCommitter"]
+__all__ = ["AppendingCommitter", "KafkaCommitter"]
+
+_log = logging.getLogger(__name__)
 
 _SECONDS = 60.0
 _MARKS = 50
@@ -71,7 +80,7 @@ class KafkaCommitter(Committer):
         checkpoint_id = requests[0].checkpoint_id
         try:
             files = [RowFile.of(request) for request in requests]
-            if not self._write(checkpoint_id, files):
+            if not self._write(checkpoint_id, files, self._mark(requests, files)):
                 for request in requests:
                     request.signal_already_committed()
         except CommittableLostError as error:
@@ -102,9 +111,9 @@ class KafkaCommitter(Committer):
             else:
                 request.retry_later(error)
 
-    def _write(self, checkpoint_id: int, files: list[RowFile]) -> bool:
+    def _write(self, checkpoint_id: int, files: list[RowFile], mark: str) -> bool:
         """Writes the records in one transaction, unless that was done before. Returns whether it did."""
-        mark = f"{checkpoint_id}-{digest_of(files)[:16]}"
+        self._check()
         producer = self._fencing_producer()
         _, marks = self._marks()
         if mark in marks:
@@ -125,6 +134,9 @@ class KafkaCommitter(Committer):
                 producer.abort_transaction(_SECONDS)
             raise
         return True
+
+    def _mark(self, requests: Sequence[CommitRequest], files: list[RowFile]) -> str:
+        return f"{requests[0].checkpoint_id}-{digest_of(files)[:16]}"
 
     def _produce(self, producer: Any, checkpoint_id: int, files: list[RowFile]) -> None:
         failures: list[Any] = []
@@ -212,25 +224,56 @@ class KafkaCommitter(Committer):
     def abort_lingering(self, keep: Sequence[CommitRequest]) -> int:
         if not self._checked:  # when an attempt starts
             try:
-                self._check_topic()
+                self._check()
                 self._fencing_producer()  # aborts what a dead attempt has left open
             except KafkaException as error:
                 raise self._unreachable(error) from error
-            self._checked = True
         return self._rows.delete_lingering(keep)
 
-    def _check_topic(self) -> None:
+    def _check(self) -> None:
+        """Makes sure once that the topic exists.
+
+        Raises:
+            ConfigurationError: It does not.
+        """
+        if self._checked:
+            return
         topic = self._group().list_topics(timeout=_SECONDS).topics.get(self._topic)  # a consumer creates none
         if topic is None or not topic.partitions:
             raise ConfigurationError(
                 f"topic {self._topic!r} at {self._sink.bootstrap_servers} does not exist. Create it: "
                 f"kafka-topics.sh --bootstrap-server {self._sink.bootstrap_servers} --create --topic {self._topic}"
             )
+        self._checked = True
 
     def _unreachable(self, error: KafkaException) -> StorageError:
         return StorageError(
             f"sink {self._context.uid!r} cannot use Kafka at {self._sink.bootstrap_servers}: {error.args[0].str()}"
         )
+
+
+class AppendingCommitter(KafkaCommitter):
+    """Commits the transactions of an asset. A run writes once, whatever is retried; another run adds.
+
+    The run is part of the committables, because the next run commits what a dead one had begun to commit.
+    """
+
+    def _mark(self, requests: Sequence[CommitRequest], files: list[RowFile]) -> str:
+        partitions = sorted({str(file.partition) for file in files})
+        identity = json.dumps([requests[0].committable.get("run_key"), partitions])
+        return f"run-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+    def commit(self, requests: Sequence[CommitRequest]) -> None:
+        super().commit(requests)
+        if any(request.state is CommitRequestState.ALREADY_COMMITTED for request in requests):
+            _log.warning(
+                "the run of asset %r has written to topic %r before, so nothing is added: Kafka cannot replace records",
+                *(self._context.job_id, self._topic),
+            )
+
+    def replace_partition(self, partition: str | None, checkpoint_id: int) -> int:
+        """Does nothing: what is in a topic stays."""
+        return 0
 
 
 def _of_connections(name: str) -> bool:

@@ -8,18 +8,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import KafkaException, Producer
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.kafka_client import new_client
 from dagster_flinkpy.connectors.kafka_staging import STAGED_RECORD, StagedRecords
 from dagster_flinkpy.connectors.record_formats import record_encoder
 from dagster_flinkpy.connectors.staged_rows import StagedRowsWriter
-from dagster_flinkpy.datastream.connectors.base import SinkWriter, WriterInitContext
+from dagster_flinkpy.datastream.connectors.base import Json, SinkWriter, WriterInitContext
 from dagster_flinkpy.datastream.connectors.kafka_sink import field_type
+from dagster_flinkpy.datastream.formats.json import JsonRowSerializationSchema
 from dagster_flinkpy.errors import SinkCommitError, TypeMismatchError
 
 if TYPE_CHECKING:
-    from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink
+    from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaSink, TransactionalKafkaSink
 
 __all__ = ["DirectWriter", "StagingWriter", "produce_all", "producer_settings"]
 
@@ -52,9 +53,13 @@ class _Records:
         schema = sink.schema
         self._topic, self._columns = schema.topic, list(columns_of(type_info))
         self._most_bytes = int(sink.properties.get(_MAX_BYTES, _DEFAULT_MAX_BYTES))
+        value = schema.value
+        if value is None:
+            assert isinstance(type_info, RowTypeInfo)
+            value = JsonRowSerializationSchema(type_info)
         self._encoders = [
             None if each is None else (record_encoder(each, field_type(type_info, field)), field)
-            for each, field in ((schema.key, schema.key_field), (schema.value, schema.value_field))
+            for each, field in ((schema.key, schema.key_field), (value, schema.value_field))
         ]
 
     def of(self, column: pa.Array) -> pa.Array:
@@ -110,12 +115,16 @@ class StagingWriter(StagedRowsWriter):
         type_info: Type of the records.
     """
 
-    def __init__(self, sink: KafkaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
+    def __init__(self, sink: TransactionalKafkaSink, context: WriterInitContext, type_info: TypeInformation) -> None:
         super().__init__(StagedRecords(sink.staging), context, STAGED_RECORD)
-        self._records = _Records(sink, type_info)
+        self._records, self._run_key = _Records(sink, type_info), sink.run_key
 
     def write(self, column: pa.Array) -> None:
         super().write(self._records.of(column))
+
+    def prepare_commit(self) -> list[Json]:
+        prepared = super().prepare_commit()
+        return prepared if self._run_key is None else [{**each, "run_key": self._run_key} for each in prepared]
 
 
 class DirectWriter(SinkWriter):

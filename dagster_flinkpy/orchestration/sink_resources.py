@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dagster_flinkpy.connectors.output_ledger import OutputLedger, Stages, TransactionRecord
     from dagster_flinkpy.connectors.table_sink import TableSink
     from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
+    from dagster_flinkpy.datastream.connectors.kafka_sink import KafkaRecordSerializationSchema, TransactionalKafkaSink
     from dagster_flinkpy.runtime.output_transaction import Output, OutputTransaction
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "DeltaSinkResource",
     "FileSinkResource",
     "IcebergSinkResource",
+    "KafkaSinkResource",
     "LingeringTransaction",
     "PostgresSinkResource",
     "TwoPhaseCommitSinkResource",
@@ -322,6 +324,116 @@ class PostgresSinkResource(TwoPhaseCommitSinkResource):
 
         staging = None if options.get("prepare_transactions") else self.location().child(table)
         return PostgresSink(resolved(self.conninfo, "conninfo"), table, staging, **options)
+
+
+class KafkaSinkResource(TwoPhaseCommitSinkResource):
+    """Topics of Kafka. Needs ``pip install 'dagster-flinkpy[kafka]'``.
+
+    Records are staged under ``url``, and deleted when they are in the topic. **Kafka cannot replace records**, so
+    transactions of assets add: see `transaction`.
+    """
+
+    stages: ClassVar[Stages] = "files"
+
+    bootstrap_servers: str = Field(description="The brokers to ask first: 'host:9092', separated by commas.")
+    properties: dict[str, str] = Field(
+        default_factory=dict,
+        description="Settings of the client, as librdkafka knows them, such as 'sasl.password'.",
+    )
+    transactional_id_prefix: str = Field(
+        default="flinkpy", description="How transactional ids and consumer groups of the sinks begin."
+    )
+
+    def sink(self, table: str, **options: Any) -> TransactionalKafkaSink:
+        """Returns a sink into a topic.
+
+        Args:
+            table: The topic.
+            **options: ``record_serializer``, a `KafkaRecordSerializationSchema`; by default rows become JSON objects.
+                Without it ``key_field``, the field of rows that is the key, as text.
+
+        Raises:
+            ConfigurationError: An argument cannot work.
+        """
+        return self._sink(table, **options)
+
+    def _sink(
+        self,
+        table: str,
+        *,
+        record_serializer: KafkaRecordSerializationSchema | None = None,
+        key_field: str | None = None,
+        run_key: str | None = None,
+    ) -> TransactionalKafkaSink:
+        from dagster_flinkpy.common.serialization import SimpleStringSchema
+        from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema, KafkaSink
+        from dagster_flinkpy.datastream.connectors.kafka_sink import TransactionalKafkaSink
+
+        if record_serializer is None:
+            key = None if key_field is None else SimpleStringSchema()
+            record_serializer = KafkaRecordSerializationSchema(table, key=key, key_field=key_field)
+        elif key_field is not None or record_serializer.topic != table:
+            raise ConfigurationError(
+                f"record_serializer says how records become keys, and its topic must be {table!r}, as that of the sink"
+            )
+        builder = KafkaSink.builder().set_bootstrap_servers(resolved(self.bootstrap_servers, "bootstrap_servers"))
+        builder.set_record_serializer(record_serializer).set_staging(self.location().child(table))
+        builder.set_transactional_id_prefix(self.transactional_id_prefix)
+        for name, value in self.properties.items():
+            builder.set_property(name, resolved(value, name))
+        sink = builder.build()
+        assert isinstance(sink, TransactionalKafkaSink)
+        sink.run_key = run_key
+        return sink
+
+    @contextmanager
+    def transaction(
+        self,
+        context: AssetExecutionContext,
+        table: str,
+        *,
+        asset_key: CoercibleToAssetKey | None = None,
+        **options: Any,
+    ) -> Iterator[AssetTransaction]:
+        """Adds what is written inside of the ``with`` block to a topic, at once, when the block ends.
+
+        If the block raises, nothing is written. **A run writes once**: if it is retried after it has written, or dies
+        while it writes, its records are in the topic once, and those of the retry are dropped. Another run of the asset
+        or of a partition, such as a backfill, **adds its records to those that are there**.
+
+        A transaction of an asset and topic in a run is one; a second one fails. Rows become JSON objects.
+
+        Args:
+            context: The context of the asset.
+            table: The topic. It must exist.
+            asset_key: The asset. Required if the step has several.
+            **options: ``key_field``, the field that is the key, as text.
+
+        Yields:
+            The transaction.
+
+        Raises:
+            Failure: A newer transaction over one of the partitions has begun, the topic does not take the records, or
+                the store failed.
+        """
+        with flink_failures():
+            asset = _asset_key(context, asset_key).to_user_string()
+            this = (context.run.run_id, context.retry_number, asset, table)
+            if unfit := sorted({"record_serializer", "run_key"} & set(options)):
+                raise ConfigurationError(f"a transaction writes JSON objects, once in a run: leave out {unfit[0]}")
+            if this in _written:
+                raise ConfigurationError(
+                    f"asset {asset!r} has written to topic {table!r} in this run already, and Kafka cannot replace "
+                    "records: write all of them in one transaction"
+                )
+        run_key = context.run.root_run_id or context.run.tags.get("dagster/root_run_id") or context.run.run_id
+        with super().transaction(context, table, asset_key=asset_key, run_key=run_key, **options) as transaction:
+            yield transaction
+        _written.add(this)
+
+
+_written: set[tuple[str, int, str, str]] = set()
+"""Transactions into Kafka that this process has committed: the run, the number of its try, the asset, the topic."""
 
 
 def _asset_key(context: AssetExecutionContext, asset_key: CoercibleToAssetKey | None) -> AssetKey:

@@ -121,17 +121,27 @@ def test_a_job_that_begins_anew_with_the_same_ids_adds_its_records(cluster: Fake
     assert values(cluster) == ["a", "b"]
 
 
-def test_the_group_remembers_the_last_checkpoints(cluster: FakeCluster, tmp_path: Path) -> None:
+def test_the_group_remembers_the_last_checkpoints(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_committer, "_MARKS", 5)
     sink = transactional(tmp_path)
     by = committer(sink)
-    requests = [stage(sink, str(n), checkpoint_id=n) for n in range(1, 61)]
+    requests = [stage(sink, str(n), checkpoint_id=n) for n in range(1, 8)]
     for request in requests:
         commit(by, request)
-    assert committer(sink, 2).last_committed() == 60
-    assert [commit(committer(sink, 2), request) for request in requests[10:]] == [1] * 50
+    assert committer(sink, 2).last_committed() == 7
+    assert [commit(committer(sink, 2), request) for request in requests[2:]] == [1] * 5
     with pytest.raises(CommittableLostError, match="is missing"):  # so a zombie cannot write it again, either
-        commit(committer(sink), requests[9])
-    assert len(cluster.records) == 60
+        commit(committer(sink), requests[1])
+    assert len(cluster.records) == 7
+
+
+def test_the_marks_fit_into_the_metadata_of_an_offset(cluster: FakeCluster, tmp_path: Path) -> None:
+    marks = json.dumps([f"{10**12 + n}-{'f' * 16}" for n in range(kafka_committer._MARKS)])
+    cluster.offsets["flinkpy-job-sink"] = (1, marks)
+    commit(committer(transactional(tmp_path)), stage(transactional(tmp_path), "a"))  # the cluster checks the size
+    assert len(json.loads(cluster.offsets["flinkpy-job-sink"][1])) == kafka_committer._MARKS
 
 
 @pytest.mark.parametrize("sleeps_before", ["begin_transaction", "produce", "commit_transaction"])
@@ -340,7 +350,7 @@ def run(sink: Any, folder: Path, parallelism: int) -> list[list[CommitRequest]]:
     raise AssertionError("the job does not end")
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),
@@ -464,6 +474,9 @@ def test_what_a_schema_does_not_write_is_refused_when_the_program_is_built() -> 
         builder().set_record_serializer(record).set_staging("x").build().validate(type_info)
 
     row = JsonRowSerializationSchema(ROW)
+    builder().set_record_serializer(KafkaRecordSerializationSchema(TOPIC)).set_staging("x").build().validate(ROW)
+    with pytest.raises(ConfigurationError, match=r"JSON objects, but records are .*ROW_NAMED"):
+        builder().set_record_serializer(KafkaRecordSerializationSchema(TOPIC)).set_staging("x").build().validate(TEXT)
     for schema, type_info, field in [
         (SimpleStringSchema(), TEXT, None),
         (SimpleStringSchema(), None, None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from importlib.util import find_spec
 from typing import Any
 
@@ -41,7 +42,7 @@ class KafkaRecordSerializationSchema:
 
     Args:
         topic: The topic.
-        value: The schema of values.
+        value: The schema of values, or None for JSON objects of rows.
         value_field: The field that is the value, or None for the whole record.
         key: The schema of keys, or None for no keys.
         key_field: The field that is the key, or None for the whole record.
@@ -50,10 +51,10 @@ class KafkaRecordSerializationSchema:
     def __init__(
         self,
         topic: str,
-        value: SerializationSchema,
-        value_field: str | None,
-        key: SerializationSchema | None,
-        key_field: str | None,
+        value: SerializationSchema | None = None,
+        value_field: str | None = None,
+        key: SerializationSchema | None = None,
+        key_field: str | None = None,
     ) -> None:
         self.topic = topic
         self.value, self.value_field = value, value_field
@@ -77,6 +78,13 @@ class KafkaRecordSerializationSchema:
                     schema.check_type(kind)
                 except ConfigurationError as error:
                     raise ConfigurationError(f"the {what} of topic {self.topic!r}: {error}") from None
+            elif what == "value":
+                if not isinstance(type_info, RowTypeInfo):
+                    raise ConfigurationError(
+                        f"values of topic {self.topic!r} are JSON objects, but records are {type_info}: use "
+                        "Types.ROW_NAMED(...), or set_value_serialization_schema()"
+                    )
+                resolve("check_json_type")("record", type_info)
 
 
 def field_type(type_info: TypeInformation, field: str | None) -> TypeInformation:
@@ -98,7 +106,7 @@ class KafkaRecordSerializationSchemaBuilder:
 
     def __init__(self) -> None:
         self._topic: str | None = None
-        self._value: tuple[SerializationSchema, str | None] | None = None
+        self._value: tuple[SerializationSchema | None, str | None] = None, None
         self._key: tuple[SerializationSchema, str | None] | None = None
 
     def set_topic(self, topic: str) -> KafkaRecordSerializationSchemaBuilder:
@@ -114,7 +122,7 @@ class KafkaRecordSerializationSchemaBuilder:
     def set_value_serialization_schema(
         self, value_serialization_schema: SerializationSchema, field: str | None = None
     ) -> KafkaRecordSerializationSchemaBuilder:
-        """Sets how records become values.
+        """Sets how records become values. Default: rows become JSON objects; Flink has no default.
 
         Args:
             value_serialization_schema: The schema, such as ``SimpleStringSchema()``.
@@ -145,12 +153,10 @@ class KafkaRecordSerializationSchemaBuilder:
         """Returns the schema.
 
         Raises:
-            ConfigurationError: The topic or the schema of values is missing.
+            ConfigurationError: There is no topic.
         """
-        if self._topic is None or self._value is None:
-            raise ConfigurationError(
-                "KafkaRecordSerializationSchema needs set_topic() and set_value_serialization_schema()"
-            )
+        if self._topic is None:
+            raise ConfigurationError("KafkaRecordSerializationSchema needs set_topic()")
         return KafkaRecordSerializationSchema(self._topic, *self._value, *(self._key or (None, None)))
 
 
@@ -197,13 +203,29 @@ class KafkaSink(Sink):
 class TransactionalKafkaSink(KafkaSink, TwoPhaseCommittingSink):
     """A `KafkaSink` with `DeliveryGuarantee.EXACTLY_ONCE`."""
 
+    owner: str | None = None
+    """The asset whose transactions it writes, if any."""
+    run_key: str | None = None
+    """The same for all tries of a run of the owner, which writes once."""
+
     def create_writer(self, context: WriterInitContext, type_info: TypeInformation) -> CommittingSinkWriter:
         writer: CommittingSinkWriter = resolve("kafka_staging_writer")(self, context, type_info)
         return writer
 
     def create_committer(self, context: CommitterInitContext) -> Committer:
-        committer: Committer = resolve("kafka_committer")(self, context)
+        name = "kafka_committer" if self.owner is None else "kafka_appending_committer"
+        committer: Committer = resolve(name)(self, context)
         return committer
+
+    def for_owner(self, owner: str) -> TransactionalKafkaSink:
+        """Returns the sink with which an owner, such as an asset, writes in transactions. They add and never replace.
+
+        Args:
+            owner: The owner.
+        """
+        sink = copy.copy(self)
+        sink.owner = owner
+        return sink
 
 
 class KafkaSinkBuilder:

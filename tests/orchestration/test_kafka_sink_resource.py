@@ -1,0 +1,154 @@
+"""Transactions of assets into Kafka: a run writes once, and another run adds."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dagster as dg
+import pyarrow as pa
+import pytest
+
+from dagster_flinkpy.common import Types
+from dagster_flinkpy.common.serialization import SimpleStringSchema
+from dagster_flinkpy.connectors import kafka_committer
+from dagster_flinkpy.connectors.output_ledger import OutputLedger
+from dagster_flinkpy.datastream.connectors.kafka import KafkaRecordSerializationSchema
+from dagster_flinkpy.errors import ConfigurationError
+from dagster_flinkpy.orchestration import KafkaSinkResource
+from tests.connectors.fake_kafka import TOPIC, FakeCluster, FakeProducer
+
+DAYS = dg.StaticPartitionsDefinition(["x", "y"])
+
+
+class Deployment:
+    """Runs assets that write to a topic."""
+
+    def __init__(self, cluster: FakeCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.topics = KafkaSinkResource(url=str(folder), bootstrap_servers="broker:9092")
+        self.instance = dg.DagsterInstance.ephemeral()
+
+    def run(self, asset: Any, **options: Any) -> bool:
+        resources = {"topics": self.topics}
+        result = dg.materialize([asset], instance=self.instance, resources=resources, raise_on_error=False, **options)
+        return result.success
+
+    def numbers(self) -> list[int]:
+        return sorted(json.loads(value or b"")["n"] for _, value in self.cluster.records)
+
+    def staged(self) -> list[str]:
+        return [each.key for each in self.topics.location().open().list() if not each.key.startswith(".")]
+
+
+@pytest.fixture
+def deployment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Deployment:
+    cluster = FakeCluster()
+    monkeypatch.setattr(kafka_committer, "new_client", cluster.client)
+    return Deployment(cluster, tmp_path)
+
+
+def writing(after: Callable[[int], None] = lambda retry: None, retries: int = 1, **options: Any) -> Any:
+    @dg.asset(retry_policy=dg.RetryPolicy(max_retries=retries), **options)
+    def numbers(context: dg.AssetExecutionContext, topics: KafkaSinkResource) -> None:
+        with topics.transaction(context, TOPIC, key_field="s") as transaction:
+            transaction.write(pa.table({"n": [1, 2], "s": ["a", None]}))
+        after(context.retry_number)
+
+    return numbers
+
+
+def test_an_asset_writes_when_it_is_done(deployment: Deployment) -> None:
+    assert deployment.run(writing())
+    assert deployment.cluster.records == [(b"a", b'{"n": 1, "s": "a"}'), (None, b'{"n": 2, "s": null}')]
+    assert deployment.staged() == []
+
+
+def test_a_run_that_is_retried_after_it_has_written_adds_nothing(deployment: Deployment) -> None:
+    def fail_once(retry: int) -> None:
+        if retry == 0:
+            raise ConnectionError
+
+    assert deployment.run(writing(fail_once))
+    assert (deployment.numbers(), deployment.staged()) == ([1, 2], [])
+
+
+def test_another_run_adds(deployment: Deployment) -> None:
+    asset = writing(partitions_def=DAYS)
+    for day in ("x", "y", "x"):
+        assert deployment.run(asset, partition_key=day)
+    assert deployment.numbers() == [1, 1, 1, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("when", "step", "is_retry"),
+    [
+        ("before", "begin_transaction", True),
+        ("before", "commit_transaction", True),
+        ("after", "commit_transaction", True),
+        ("after", "commit_transaction", False),
+    ],
+)
+def test_a_run_that_dies_while_it_writes_writes_once(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, step: str, when: str, is_retry: bool
+) -> None:
+    real, dies = getattr(FakeProducer, step), [True]
+
+    class Crash(BaseException):
+        pass
+
+    def crashing(producer: FakeProducer, *args: Any) -> None:
+        if when == "after":
+            real(producer, *args)
+        if dies:
+            dies.clear()
+            raise Crash
+        if when == "before":
+            real(producer, *args)
+
+    monkeypatch.setattr(FakeProducer, step, crashing)
+    asset = writing(retries=0)
+    assert not deployment.run(asset)
+    (died,) = deployment.instance.get_runs()
+    assert deployment.run(asset, tags={"dagster/root_run_id": died.run_id} if is_retry else {})
+    expected = [1, 2] if is_retry else [1, 1, 2, 2]  # another run adds its own
+    assert (deployment.numbers(), deployment.staged(), deployment.cluster.open) == (expected, [], {})
+    (ledger,) = OutputLedger.all(deployment.topics.location().open())
+    assert ledger.read().transactions == ()
+
+
+def test_a_transaction_that_fails_writes_nothing(deployment: Deployment) -> None:
+    @dg.asset
+    def fails(context: dg.AssetExecutionContext, topics: KafkaSinkResource) -> None:
+        with topics.transaction(context, TOPIC) as transaction:
+            transaction.write(pa.table({"n": [1]}))
+            raise ValueError
+
+    assert not deployment.run(fails)
+    assert (deployment.cluster.records, deployment.staged()) == ([], [])
+
+
+def test_a_second_transaction_of_a_run_is_refused(deployment: Deployment) -> None:
+    @dg.asset
+    def twice(context: dg.AssetExecutionContext, topics: KafkaSinkResource) -> None:
+        for n in (1, 2):
+            with topics.transaction(context, TOPIC) as transaction:
+                transaction.write(pa.table({"n": [n]}))
+
+    assert not deployment.run(twice)
+    assert deployment.numbers() == [1]
+
+
+def test_a_topic_that_does_not_exist_fails_the_step_and_leaves_nothing(deployment: Deployment) -> None:
+    deployment.cluster.topics.clear()
+    assert not deployment.run(writing())
+    assert (deployment.cluster.records, deployment.staged()) == ([], [])
+
+
+def test_sinks_of_programs(deployment: Deployment) -> None:
+    text = KafkaRecordSerializationSchema(TOPIC, SimpleStringSchema())
+    sink = deployment.topics.sink(TOPIC, record_serializer=text)
+    sink.validate(Types.STRING())
+    assert sink.uri() == "kafka://broker:9092/topic"
+    with pytest.raises(ConfigurationError, match="topic must be 'other'"):
+        deployment.topics.sink("other", record_serializer=text)
