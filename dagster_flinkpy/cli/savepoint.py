@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dagster_flinkpy.checkpoint.dispose import dispose_savepoint
+from dagster_flinkpy.checkpoint.in_flight import in_flight
 from dagster_flinkpy.checkpoint.job_metrics import operator_metrics
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.offline import restore_savepoint, stop_with_savepoint, trigger_savepoint
@@ -306,6 +307,13 @@ def describe_savepoint(path: str, uid: str | None, endpoint_url: str | None, as_
     for operator in metadata.operators:
         table.add_row(*_operator_row(operator))
     console.print(table)
+    if found := in_flight(metadata):
+        segments = plain_table("edge", "not read by", "#epochs", "#segments", "#records", "#bytes")
+        for each in found:
+            counts = (each.epochs, each.segments, each.records, each.bytes)
+            segments.add_row(each.edge, each.uid, *(f"{count:,}" for count in counts))
+        console.print("\n[bold]in flight[/] on blocking edges, because barriers were unaligned:")
+        console.print(segments)
     metrics = plain_table("uid", "metric", "#value")
     for operator in metadata.operators:
         for metric, number in _metrics(operator.subtasks).items():

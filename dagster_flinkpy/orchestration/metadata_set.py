@@ -94,6 +94,10 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     job_state_bytes: int | None = None
     job_state_growth_bytes: int | None = None
     """Growth since the previous completed checkpoint."""
+    segments_in_flight: int | None = None
+    """Unaligned checkpoints: the segments of the job's blocking edges that the checkpoint names. As the next two."""
+    records_in_flight: int | None = None
+    bytes_in_flight: int | None = None
     alignment_ms: int | None = None
     """The longest time that an input gate waited for its last barrier."""
     subtasks: TableMetadataValue | None = None

@@ -331,8 +331,9 @@ def _open(path: str | StorageLocation) -> tuple[CheckpointMetadata, dict[str, _O
         if operator.in_flight or any(subtask.channel_state for subtask in operator.subtasks):
             raise RestoreError(
                 f"operator {operator.uid!r} has in-flight data in {metadata.kind.value} {metadata.checkpoint_id} of "
-                f"job {metadata.job_id!r}, an unaligned checkpoint, which only its own job can restore. Take one with "
-                "unaligned=False"
+                f"job {metadata.job_id!r}, an unaligned checkpoint, which only its own job can restore. Take an "
+                "aligned savepoint: run the job once without enable_unaligned_checkpoints(), with the savepoint as "
+                "restore_from if it has to be this one, and take a savepoint of its next checkpoint"
             )
     return metadata, {o.uid: _Operator(o, stored.files, o.max_parallelism) for o in metadata.operators}
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner, Result
 
+from dagster_flinkpy import state_processor
 from dagster_flinkpy.checkpoint.metadata import CheckpointKind, CheckpointMetadata
 from dagster_flinkpy.checkpoint.operator_states import OperatorState, SubtaskState
 from dagster_flinkpy.checkpoint.savepoint import write_savepoint
@@ -21,6 +22,7 @@ from dagster_flinkpy.cli import main
 from dagster_flinkpy.cli import savepoint as cli_savepoint
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescriptor, ValueStateDescriptor
+from dagster_flinkpy.errors import RestoreError
 from dagster_flinkpy.key_groups import compute_key_group_range_for_operator_index
 from dagster_flinkpy.key_hashes import key_groups
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
@@ -30,6 +32,7 @@ from dagster_flinkpy.state.operator_state_backend import OperatorStateBackend
 from dagster_flinkpy.storage import ObjectStore, StorageLocation
 from tests.checkpoint import samples
 
+IN_FLIGHT = Path(__file__).parents[1] / "fixtures" / "metadata" / "v1" / "in-flight"
 COUNTS = {"ape": 3, "bee": 1, "cat": 2, "[red]dog": 5}
 
 
@@ -175,6 +178,13 @@ def test_describe_as_json(job: Path, suffix: str) -> None:
     document = json.loads(printed("savepoint", "describe", f"{job}/chk-3{suffix}", "--json"))
     metadata = CheckpointMetadata.from_json(document)
     assert (metadata.checkpoint_id, metadata.end_of_input) == (3, True)
+
+
+def test_describe_lists_what_is_in_flight_on_blocking_edges() -> None:
+    text = printed("savepoint", "describe", IN_FLIGHT / "job" / "chk-2")
+    assert ["events.exchange", "events.exchange.counts", "1", "2", "4", "1,760"] in map(str.split, text.splitlines())
+    with pytest.raises(RestoreError, match="Take an aligned savepoint: run the job once without"):
+        state_processor.write_savepoint(str(IN_FLIGHT / "job" / "chk-2"))
 
 
 def test_describe_one_operator_as_json(savepoint: Path) -> None:

@@ -75,7 +75,7 @@ def any_order(draw: st.DrawFn) -> tuple[Program, Settings]:
     program = Program(tuple(inputs), draw(st.sampled_from(Path_)), draw(_some(legs)))
     order = st.none() | st.integers(0, 999)
     settings = draw(
-        _settings(order=order, unaligned=st.just(True), savepoints=_savepoints)
+        _settings(order=order, unaligned=st.just(True), lags=st.booleans(), savepoints=_savepoints)
         | _settings(order=order, at_least_once=st.booleans(), rescale=_rescale, savepoints=_savepoints)
     )
     return program, settings

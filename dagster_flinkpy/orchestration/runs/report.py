@@ -20,6 +20,7 @@ from dagster import (
     UrlMetadataValue,
 )
 
+from dagster_flinkpy.checkpoint.in_flight import in_flight
 from dagster_flinkpy.checkpoint.skew import rows_by_key_group, skew
 from dagster_flinkpy.common.clock import datetime_of_millis
 from dagster_flinkpy.datastream.connectors.base import SourceLag
@@ -93,6 +94,7 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
     metrics = operator_metrics(state) if state else None
     numbers: Mapping[str, int | float] = metrics.total if metrics else {}
     lag = (SourceLag.from_position(state.coordinator_state) if state else None) or SourceLag()
+    waiting = in_flight(epoch.metadata)
     facts = FlinkCheckpointMetadataSet(
         checkpoint_id=epoch.checkpoint_id,
         checkpoint_metadata=place(epoch.metadata_path),
@@ -128,6 +130,9 @@ def operator_metadata(epoch: CompletedEpoch, report: OperatorReport, attempt: in
         checkpoints_failed=epoch.statistics.counts.failed,
         job_state_bytes=_last(epoch.statistics, "state_bytes"),
         job_state_growth_bytes=_last_growth(epoch.statistics),
+        segments_in_flight=sum(each.segments for each in waiting) if waiting else None,
+        records_in_flight=sum(each.records for each in waiting) if waiting else None,
+        bytes_in_flight=sum(each.bytes for each in waiting) if waiting else None,
         alignment_ms=_last(epoch.statistics, "alignment_ms"),
         statistics=_summary_table(epoch.statistics),
         history=_history_table(epoch.statistics),

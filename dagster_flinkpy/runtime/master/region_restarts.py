@@ -36,8 +36,9 @@ def diagnosed(error: E, latest: CheckpointMetadata | None) -> E | NamedSegmentLo
     named = NamedSegmentLostError(
         f"{lost} is gone, and checkpoint {latest.checkpoint_id} names it, because barriers are unaligned and its "
         "records were not read before the barrier. No restart from this checkpoint can succeed. Put the object back, "
-        "from a backup or an older version of it. Otherwise restore a checkpoint or savepoint that does not name it "
-        "(restore_from; flinkpy savepoint show lists what one names), or start from empty state (start_empty)"
+        "from a backup or an older version of it. Otherwise restore a checkpoint or savepoint that does not name it, "
+        "with restore_from (flinkpy savepoint describe --json shows what one names), or start from empty state, with "
+        "start_empty"
     )
     named.__cause__ = error
     return named

@@ -7,7 +7,14 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from dagster_flinkpy.checkpoint.messages import Subtask
-from dagster_flinkpy.errors import CheckpointTimeoutError, CorruptStateError, FencedError, FlinkPyError, StorageError
+from dagster_flinkpy.errors import (
+    CheckpointTimeoutError,
+    CorruptStateError,
+    FencedError,
+    FlinkPyError,
+    SegmentLostError,
+    StorageError,
+)
 from dagster_flinkpy.runtime.blocking.blocking_edge import EdgeInputs, EdgeOutput
 from dagster_flinkpy.runtime.epoch import Epoch, EpochJob
 from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
@@ -174,8 +181,8 @@ class JobRunner:
         self.watchdog.run(told, self.planner.splits.notify_complete, checkpoint_id)
 
     def _cause(self, error: FlinkPyError) -> FlinkPyError:
-        """Returns the error to report: a newer attempt may have deleted state files that seem lost."""
-        if isinstance(error, CorruptStateError):
+        """Returns the error to report: a newer attempt may have deleted files that seem lost."""
+        if isinstance(error, CorruptStateError | SegmentLostError):
             try:
                 self.check_leader()
             # Damage is reported only if it is certain.

@@ -122,6 +122,11 @@ def test_metrics_are_numbers_that_the_page_plots_and_a_table_of_all(tmp_path: Pa
         "watermark_lag_ms": 9,
     }
     assert (facts["flink/busy_ms_per_second"], facts["flink/back_pressured_ms_per_second"]) == (700, 100)
+    assert "flink/records_in_flight" not in facts
+    output = {"edge": "e", "segments": [{"rows": 3, "bytes": 9}, {"rows": 4, "bytes": 9}]}
+    overtaken = replace(epoch.metadata, operators=(replace(operator, in_flight=(output,)),))
+    of_edges = operator_metadata(replace(epoch, metadata=overtaken), epoch.operator("count"), 7)
+    assert [of_edges[f"flink/{of}_in_flight"] for of in ("segments", "records", "bytes")] == [2, 7, 18]
     (row, _) = records(facts["flink/subtasks"])
     assert (row["bytes_in"], row["busy_ms_per_second"], row["idle_ms_per_second"]) == (480, 700, 200)
     table = {(row["of"], row["metric"]): row["value"] for row in records(facts["flink/metrics"])}

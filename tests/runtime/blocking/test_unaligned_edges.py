@@ -24,7 +24,7 @@ from dagster_flinkpy.common.clock import current_millis
 from dagster_flinkpy.datastream import DataStream
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
-from dagster_flinkpy.errors import RestoreError, UserFunctionError
+from dagster_flinkpy.errors import NamedSegmentLostError, RestoreError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.mailbox import InlineMailbox, Lane, Mailbox, ThreadMailbox
@@ -256,6 +256,48 @@ def test_a_checkpoint_does_not_wait_for_a_spark_job_behind_the_edge(tmp_path: Pa
         assert attempt.finished
     assert in_any_order(sink.rows()) == expected(tmp_path)
     assert (segments(tmp_path), sink.staged()) == ([], [])
+
+
+def lose(folder: Path, epoch: int) -> Callable[[], None]:
+    def act() -> None:
+        for path in segments(folder):
+            if f"-{epoch:010d}/" in path:
+                (folder / "job" / path).unlink()
+
+    return act
+
+
+def test_a_lost_segment_that_the_last_checkpoint_names_ends_the_run_at_once(tmp_path: Path) -> None:
+    graph, sink = program(tmp_path)
+    failover = FailoverConfig(FixedDelayRestart(9, timedelta(0)))
+    config = {**options(), "failover": failover}
+    before = {(1, 2): lose(tmp_path, 1)}
+    with (
+        pytest.raises(NamedSegmentLostError, match=r"exchange/events.exchange/.* is gone, and checkpoint 1 names it"),
+        Watched(graph, tmp_path, config=config, before=before) as attempt,
+    ):
+        attempt.run_epoch()
+        attempt.run_epoch()
+    assert attempt.jobs.count((1, 2)) == 1
+    assert attempt.token == 1
+    with pytest.raises(NamedSegmentLostError), HarnessAttempt(graph, tmp_path, config=config) as attempt:
+        attempt.run_epoch()
+    assert attempt.token == 2
+    with HarnessAttempt(graph, tmp_path, config=config, start_empty=True) as attempt:
+        list(attempt.run_epochs())
+    assert in_any_order(sink.rows()) == expected(tmp_path)
+
+
+def test_a_lost_segment_that_no_checkpoint_names_is_written_again(tmp_path: Path) -> None:
+    graph, sink = program(tmp_path)
+    failover = FailoverConfig(FixedDelayRestart(1, timedelta(0)))
+    before = {(1, 3): lose(tmp_path, 3)}  # the epoch that ends the input aligns
+    with Slow(graph, tmp_path, config={**options(), "failover": failover}, before=before) as attempt:
+        list(attempt.run_epochs())
+        assert attempt.finished
+        assert attempt.token == 1, "only the two regions restart"
+    assert [attempt.jobs.count((region, 3)) for region in (0, 1)] == [2, 2]
+    assert in_any_order(sink.rows()) == expected(tmp_path)
 
 
 @pytest.mark.parametrize("parallelism", [None, 1, 3])
