@@ -21,6 +21,8 @@ __all__ = ["TextFile", "ends_of_records", "location_of"]
 
 _BLOCK_BYTES = 1 << 20
 _FETCH_BYTES = 8 << 20
+_TAIL_BYTES = 64 << 10
+"""How much is fetched behind a split, for the end of its last record."""
 _MOST_BYTES = 64 << 20
 """The longest record. Without a limit, a file without line ends would fill the memory."""
 
@@ -75,7 +77,7 @@ class TextFile:
         position = max(start - 1, 0) if self.is_divisible else 0
         begins = start == 0 or not self.is_divisible
         rest = b""
-        for data in self._data(position):
+        for data in self._data(position, stop):
             if not self.is_divisible and position < start:  # unpack what was read before, and drop it
                 data, position = data[start - position :], min(start, position + len(data))
                 if not data:
@@ -122,21 +124,32 @@ class TextFile:
         later = ends[ends > at]
         return int(later[0]) if len(later) else 0
 
-    def _data(self, position: int) -> Iterator[bytes]:
-        """Reads the content: from a position on if it is divisible, otherwise from the beginning."""
+    def _data(self, position: int, stop: int | None) -> Iterator[bytes]:
+        """Reads the content: from a position on if it is divisible, otherwise from the beginning.
+
+        Args:
+            position: Where to begin.
+            stop: Where the last record begins at the latest. The reader goes on until that record has ended.
+        """
         if not self.is_divisible:
             yield from self._unpacked()
             return
         with ThreadPoolExecutor(1) as ahead:  # the next range is fetched while this one is parsed
-            fetched = ahead.submit(self._fetch, position)
+            fetched = ahead.submit(self._fetch, position, stop)
             while data := fetched.result():
                 position += len(data)
-                fetched = ahead.submit(self._fetch, position)
+                wanted = stop is None or position < stop
+                if wanted:
+                    fetched = ahead.submit(self._fetch, position, stop)
                 for at in range(0, len(data), _BLOCK_BYTES):
                     yield data[at : at + _BLOCK_BYTES]
+                if not wanted:  # only the end of the last record can be missing
+                    fetched = ahead.submit(self._fetch, position, stop)
 
-    def _fetch(self, position: int) -> bytes:
+    def _fetch(self, position: int, stop: int | None) -> bytes:
         length = min(_FETCH_BYTES, self.size - position)
+        if stop is not None:
+            length = min(length, max(stop - position, 0) + _TAIL_BYTES)
         return self.store.get_range(self.key, position, length) if length > 0 else b""
 
     def _unpacked(self) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.datastream.formats.json_lines import JsonLinesReaderFormat
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.storage import StorageLocation
+from dagster_flinkpy.storage.local import LocalObjectStore
 
 ROWS = Types.ROW_NAMED(["id", "name"], [Types.LONG(), Types.STRING()])
 CSV, JSON = CsvReaderFormat.for_row_type(ROWS), JsonLinesReaderFormat.for_row_type(ROWS)
@@ -59,6 +60,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes files of some kilobytes large ones."""
     monkeypatch.setattr(text_content, "_BLOCK_BYTES", 61)
     monkeypatch.setattr(text_content, "_FETCH_BYTES", 157)
+    monkeypatch.setattr(text_content, "_TAIL_BYTES", 5)
     monkeypatch.setattr(file_source, "_SPLIT_BYTES", 50)
 
 
@@ -206,6 +208,22 @@ def test_a_path_may_be_a_location(tmp_path: Path) -> None:
             StreamFormat.text_line_format(), StorageLocation(str(path))
         ).build()
         assert epoch(source, source.create_enumerator(None)) == ["1", "2"]
+
+
+def test_a_small_part_of_a_large_file_needs_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_text("id,name\n" + "1,aaaaaaaaaa\n" * 300_000)
+    source = files(CSV, tmp_path / "a.csv").set_max_bytes_per_epoch(10_000).build()
+    enumerator = source.create_enumerator(None)
+    epoch(source, enumerator)
+    fetched: list[int] = []
+    get_range = LocalObjectStore.get_range
+    monkeypatch.setattr(
+        LocalObjectStore,
+        "get_range",
+        lambda *args: fetched.append(args[-1]) or get_range(*args),  # type: ignore[func-returns-value]
+    )
+    assert len(epoch(source, enumerator)) == 769
+    assert sum(fetched) < 200_000
 
 
 def test_what_is_not_planned_is_the_lag(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ class MaterializationEnumerator(SplitEnumerator):
     def _assign(self, record: EventLogRecord) -> None:
         partition, version = record.partition_key, _version(record)
         if partition is not None and partition in self._partitions:
-            if self._partitions[partition] == version:
+            if _is_same(self._partitions[partition], version):
                 return
             raise SourceReadError(
                 f"partition {partition!r} of asset {self._key.to_user_string()} was materialized again, in run "
@@ -145,7 +145,7 @@ class MaterializationEnumerator(SplitEnumerator):
         if read.keys() - {None}:
             for record in self._new():
                 partition = record.partition_key
-                if partition is not None and partition in read and _version(record) != read[partition]:
+                if partition is not None and partition in read and not _is_same(read[partition], _version(record)):
                     raise SourceReadError(
                         f"partition {partition!r} of asset {self._key.to_user_string()} was materialized again, in run "
                         f"{record.run_id}, while the source read it. Nothing of the epoch is visible; the next attempt "
@@ -162,7 +162,7 @@ class MaterializationEnumerator(SplitEnumerator):
         return [
             f"run {r.run_id}"
             for r in self._new()
-            if r.partition_key is None or known.get(r.partition_key, "") != _version(r)
+            if r.partition_key is None or not _is_same(known.get(r.partition_key), _version(r))
         ]
 
     def snapshot_state(self) -> Json:
@@ -184,6 +184,11 @@ class _NoMeter(SplitMeter):
 
     def advance(self, split: SourceSplit, offset: int, most: Quantity, least: int) -> tuple[int | None, Quantity]:
         return None, Quantity()
+
+
+def _is_same(read: str | None, version: str | None) -> bool:
+    """Returns whether two materializations of a partition have the same rows, as far as data versions tell."""
+    return read is not None and read == version
 
 
 def _version(record: EventLogRecord) -> str | None:

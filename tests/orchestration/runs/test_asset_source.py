@@ -143,6 +143,14 @@ def test_each_partition_is_read_once(shop: Orders) -> None:
     assert shop.enumerator.unread()
 
 
+def test_without_data_versions_a_partition_counts_as_changed(shop: Orders) -> None:
+    shop.add("a")
+    assert shop.read() == [("a", None)]
+    shop.add("a")
+    with pytest.raises(SourceReadError, match="materialized again"):
+        shop.plan()
+
+
 def test_a_partition_that_is_materialized_while_it_is_read_fails_the_epoch(shop: Orders) -> None:
     shop.add("a", "1")
     splits = shop.plan()
