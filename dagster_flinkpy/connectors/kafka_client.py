@@ -125,6 +125,7 @@ class PartitionLookup:
         asked = [TopicPartition(each.topic, each.partition, when) for each in partitions]
         if not asked:
             return {}
+        self.consumer.poll(0)  # takes what librdkafka wants to report, which would pile up
         with self._asking("offsets"):
             answers = self.consumer.offsets_for_times(asked, timeout=_SECONDS)
         found = {}

@@ -17,7 +17,14 @@ from dagster_flinkpy.common.serialization import (
     SerializationSchema,
     SimpleStringSchema,
 )
-from dagster_flinkpy.common.typeinfo import ListTypeInfo, MapTypeInfo, RowTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import (
+    ListTypeInfo,
+    MapTypeInfo,
+    RowTypeInfo,
+    TupleTypeInfo,
+    TypeInformation,
+    Types,
+)
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.json_values import to_json_text
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
@@ -30,8 +37,9 @@ Decoder = Callable[[Messages], pa.Array]
 Encoder = Callable[[pa.Array], pa.Array]
 """Makes a column of binary messages of a column of records. A null stays null."""
 
+_TEXT = (Types.STRING(), Types.CHAR())
 _IN_COLUMNS = (
-    Types.STRING(),
+    *_TEXT,
     Types.BOOLEAN(),
     Types.BYTE(),
     Types.SHORT(),
@@ -163,7 +171,7 @@ def _value(name: str, type_info: TypeInformation, value: Any, fails: bool) -> An
     """
     if value is None:
         return None
-    if isinstance(type_info, RowTypeInfo) and isinstance(value, dict):
+    if isinstance(type_info, (RowTypeInfo, TupleTypeInfo)) and isinstance(value, dict):
         columns = columns_of(type_info)
         if fails and (missing := [field for field in columns if field not in value]):
             raise ValueError(f"{name} has no field {missing[0]!r}")
@@ -180,14 +188,16 @@ def _value(name: str, type_info: TypeInformation, value: Any, fails: bool) -> An
 
 
 def _key(type_info: TypeInformation, key: str) -> Any:
-    textual = type_info == Types.STRING() or type_info in _TEXTS
+    textual = type_info in _TEXT or type_info in _TEXTS
     return key if textual else json.loads(key, parse_float=Decimal)
 
 
 def _scalar(name: str, type_info: TypeInformation, value: Any) -> Any:
     number = isinstance(value, (int, Decimal)) and not isinstance(value, bool)
-    if type_info == Types.STRING() and isinstance(value, str):
+    if type_info in _TEXT and isinstance(value, str):
         return value
+    if type_info == Types.BIG_DEC() and (number or isinstance(value, str)):
+        return str(Decimal(value))
     if type_info == Types.BOOLEAN() and isinstance(value, bool):
         return value
     if type_info in _RANGES and number and isinstance(value, int):

@@ -16,6 +16,7 @@ from dagster_flinkpy.connectors import record_formats
 from dagster_flinkpy.connectors.record_formats import UndecodableMessage, record_decoder, record_encoder
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 from dagster_flinkpy.errors import ConfigurationError
+from tests.connectors.test_column_types import VALUES
 
 FLAT = Types.ROW_NAMED(["n", "s", "x"], [Types.LONG(), Types.STRING(), Types.DOUBLE()])
 RICH = Types.ROW_NAMED(
@@ -109,6 +110,20 @@ def test_every_type_of_json_makes_a_round_trip() -> None:
     for wrong in (b'{"instant": "2026-01-01T00:00:00"}', b'{"price": 1.234}', b'{"day": 3}', b'{"more": {"x": 1}}'):
         with pytest.raises(UndecodableMessage):
             decoded(json_schema(RICH), wrong)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_each_type_makes_a_round_trip_through_json_or_is_refused(name: str) -> None:
+    kind, value = VALUES[name]
+    row = Types.ROW_NAMED(["v", "t"], [kind, Types.TUPLE([kind])])
+    if name in ("PRIMITIVE_ARRAY(BYTE())", "untyped"):
+        with pytest.raises(ConfigurationError, match="which JSON cannot contain"):
+            json_schema(row)
+        return
+    record = Row(value, (value,))
+    message = JsonRowSerializationSchema(row).serialize(record)
+    assert row.to_arrow([json_schema(row).deserialize(message)]) == row.to_arrow([record])
+    assert decoded(json_schema(row), b"{}") == [{"v": None, "t": None}]
 
 
 def test_a_schema_of_the_user_decodes_message_by_message() -> None:
