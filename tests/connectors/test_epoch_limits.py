@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,14 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyiceberg.catalog.sql import SqlCatalog
 
+from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.connectors import DeltaSource, IcebergSource, ParquetSource
+from dagster_flinkpy.connectors import DeltaSource, IcebergSource, ParquetSink, ParquetSource
 from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter, share_of_rows
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, SplitEnumerator
 from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
+from dagster_flinkpy.datastream.connectors.file_system import FileSource
+from dagster_flinkpy.datastream.formats.csv import CsvReaderFormat
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.testing import run_local
+from tests.runtime.harness import HarnessAttempt
+from tests.runtime.programs import environment
 
 
 class Rows(SplitMeter):
@@ -171,6 +177,30 @@ def test_a_job_with_limits_reads_all_and_ends(tmp_path: Path) -> None:
     source = ParquetSource(tmp_path.as_posix(), max_records_per_epoch=20)
     rows = env.from_source(source, WatermarkStrategy.no_watermarks(), "rows").uid("rows").map(lambda row: row.n)
     assert run_local(env, rows) == [list(range(50))]
+
+
+@pytest.mark.parametrize("barriers", [1, 3])
+def test_a_job_that_restarts_reads_on_amid_files(tmp_path: Path, barriers: int) -> None:
+    """Each attempt has another parallelism, and takes some barriers in one Spark job."""
+    (tmp_path / "in").mkdir()
+    pq.write_table(table(*range(40)), tmp_path / "in" / "1.parquet", row_group_size=10)
+    lines = "n\n" + "".join(f"{n}\n" for n in range(40, 64))
+    (tmp_path / "lines.csv.gz").write_bytes(gzip.compress(lines.encode()))
+    row = Types.ROW_NAMED(["n"], [Types.LONG()])
+    for attempts in range(12):
+        env = environment(1 + attempts % 3)
+        rows = ParquetSource(str(tmp_path / "in"), row_type=row, max_records_per_epoch=7)
+        csv = FileSource.for_record_stream_format(CsvReaderFormat.for_row_type(row), str(tmp_path / "lines.csv.gz"))
+        text = csv.set_max_bytes_per_epoch(23).build()
+        first = env.from_source(rows, WatermarkStrategy.no_watermarks(), "rows").uid("rows")
+        second = env.from_source(text, WatermarkStrategy.no_watermarks(), "text").uid("text")
+        first.union(second).sink_to(ParquetSink(str(tmp_path / "out"))).uid("out")
+        with HarnessAttempt(env.get_job_graph(), tmp_path / "job") as attempt:
+            if attempt.finished:
+                break
+            attempt.run_epoch(barriers=barriers)
+    assert attempts == 6 // barriers
+    assert sorted(pq.read_table(tmp_path / "out")["n"].to_pylist()) == list(range(64))
 
 
 def test_limits_must_be_positive(tmp_path: Path) -> None:
