@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation, Types
 from dagster_flinkpy.errors import ConfigurationError
 
-__all__ = ["row_type_of"]
+__all__ = ["cast_column", "row_type_of"]
 
 _SIMPLE: dict[pa.DataType, TypeInformation] = {
     pa.bool_(): Types.BOOLEAN(),
@@ -35,7 +37,19 @@ def row_type_of(schema: pa.Schema) -> RowTypeInfo:
     Raises:
         ConfigurationError: There is no type information for the type of a column; the message names the column.
     """
-    return Types.ROW_NAMED(schema.names, [type_info_of(field.type, field.name) for field in schema])
+    types = [
+        Types.STRING() if isinstance(field.type, pa.UuidType) else type_info_of(field.type, field.name)
+        for field in schema
+    ]
+    return Types.ROW_NAMED(schema.names, types)
+
+
+def cast_column(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Casts a column of a file to a type that a source declares. A UUID becomes its text."""
+    if isinstance(column.type, pa.UuidType) and pa.types.is_string(wanted):
+        values = column.storage.to_pylist()
+        return pa.array([None if value is None else str(UUID(bytes=value)) for value in values], wanted)
+    return column.cast(wanted)
 
 
 def type_info_of(arrow_type: pa.DataType, name: str, *, instants: bool = False) -> TypeInformation:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import ClassVar
@@ -31,6 +32,9 @@ from dagster_flinkpy.registry import resolve
 from dagster_flinkpy.storage import StorageLocation
 
 __all__ = ["IcebergSink"]
+
+_TRANSFORM = re.compile(r"(years?|months?|days?|hours?|bucket|truncate|void)\s*[(\[].*", re.IGNORECASE)
+"""How people write partition transforms."""
 
 
 class IcebergSink(TwoPhaseCommittingSink):
@@ -134,6 +138,12 @@ class IcebergSink(TwoPhaseCommittingSink):
         columns = {} if type_info is None else columns_of(type_info)
         if self.filled is not None:
             self.filled.check_free(where, columns)
+        for name in self.files.partition_by:
+            if name not in columns and _TRANSFORM.fullmatch(name):
+                raise ConfigurationError(
+                    f"{where} cannot partition by {name}: it writes files by the values of columns only. Add a column "
+                    "with the values with map(), and partition by that"
+                )
         self.files.validate(None if type_info is None else self.row_type(type_info))
         check_key(where, self.key, columns)
 

@@ -134,12 +134,15 @@ class TargetTable:
         self._check_partitions(table, what)
 
     def _check_partitions(self, table: Table, what: str) -> None:
-        columns = [
-            table.schema().find_field(field.source_id).name
-            if isinstance(field.transform, IdentityTransform)
-            else f"{field.transform}({table.schema().find_field(field.source_id).name})"
-            for field in table.spec().fields
-        ]
+        columns = []
+        for field in table.spec().fields:
+            name = table.schema().find_field(field.source_id).name
+            if not isinstance(field.transform, IdentityTransform):
+                raise ConfigurationError(
+                    f"{what} is partitioned by {field.transform} of {name!r}, but IcebergSink writes files by the "
+                    "values of columns only: partition the table by a column that has them, which map() can add"
+                )
+            columns.append(name)
         if sorted(columns) != sorted(self._sink.files.partition_by):
             raise ConfigurationError(
                 f"{what} is partitioned by {columns}, not by {list(self._sink.files.partition_by)}"

@@ -517,11 +517,13 @@ def _check_unique(schema: pa.Schema, names: Sequence[str]) -> None:
 def _struct(batch: pa.RecordBatch, row_type: RowTypeInfo) -> pa.Array:
     import pyarrow as pa
 
+    from dagster_flinkpy.connectors.arrow_types import cast_column
+
     fields = list(row_type.arrow_type)
     columns = []
     for field, declared in zip(fields, row_type.field_types, strict=True):
         try:
-            columns.append(batch.column(field.name).cast(field.type))
+            columns.append(cast_column(batch.column(field.name), field.type))
         except pa.ArrowException as error:
             raise SourceReadError(f"column {field.name!r} does not fit {declared}: {error}") from error
     return pa.StructArray.from_arrays(columns, fields=fields)

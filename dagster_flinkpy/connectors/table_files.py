@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dagster_flinkpy.connectors.arrow_types import cast_column
 from dagster_flinkpy.connectors.ranged_file import RangedFile
 from dagster_flinkpy.datastream.connectors.base import SourceSplit
 from dagster_flinkpy.errors import SourceReadError, StorageError
@@ -78,7 +79,7 @@ def _struct(source: TableSource, split: SourceSplit, rows: pa.RecordBatch, colum
     constants, arrays = split.properties.get("values", {}), []
     for field in source.table_type.arrow_type:
         if field.name in columns:
-            arrays.append(rows.column(columns[field.name]).cast(field.type))
+            arrays.append(cast_column(rows.column(columns[field.name]), field.type))
         else:
             arrays.append(pa.repeat(pa.scalar(constants.get(field.name)).cast(field.type), rows.num_rows))
     kind, version = split.properties.get("kind"), split.properties.get("version")

@@ -436,3 +436,17 @@ def test_an_attempt_that_slept_for_many_commits_deletes_nothing(
     with pytest.raises(SinkCommitError, match="another attempt runs the job"):
         frozen.replace_partition("a", 1)
     assert rows(sink) == [2, 3, 4, 5]
+
+
+def test_partition_transforms_are_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot partition by bucket\(8, n\)"):
+        sink_in(tmp_path, partition_by=["bucket(8, n)"]).validate(ROW)
+    sink_in(tmp_path, partition_by=["day (local)"]).validate(
+        Types.ROW_NAMED(["n", "day (local)"], [Types.LONG(), Types.STRING()])
+    )
+    sink = sink_in(tmp_path)
+    committer(sink).abort_lingering([])
+    with opened(sink).update_spec() as spec:
+        spec.add_field("n", "bucket[8]")
+    with pytest.raises(ConfigurationError, match=r"is partitioned by bucket\[8\] of 'n'"):
+        committer(sink).abort_lingering([])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
-from dagster_flinkpy.connectors import DeltaSource, IcebergSource
+from dagster_flinkpy.connectors import DeltaSource, IcebergSource, ParquetSource
 from dagster_flinkpy.connectors.table_source import TableSource
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.connectors.base import SplitEnumerator
@@ -339,3 +340,21 @@ def test_change_feeds_that_are_refused(tmp_path: Path) -> None:
     removed[0].unlink()
     with pytest.raises(SourceReadError):
         changes(source, enumerator)
+
+
+def test_uuids_are_text(tmp_path: Path) -> None:
+    value = uuid.uuid4()
+    rows = pa.table({"n": [1, 2], "u": pa.array([value.bytes, None], pa.uuid())})
+    catalog = SqlCatalog("default", uri=f"sqlite:///{tmp_path}/c.db", warehouse=f"file://{tmp_path}/w")
+    catalog.create_namespace("db")
+    table = catalog.create_table("db.t", rows.schema)
+    table.append(rows)
+    (tmp_path / "p").mkdir()
+    pq.write_table(rows, tmp_path / "p" / "a.parquet")
+    properties = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db"}
+    iceberg = IcebergSource("db.t", table.location(), properties=properties)
+    for source in (iceberg, ParquetSource(str(tmp_path / "p"))):
+        assert source.produced_type.field_types[1] == Types.STRING()
+        [[split]] = source.create_enumerator(None).plan_epoch(1)
+        [(column, _)] = source.read(split)
+        assert column.to_pylist() == [{"n": 1, "u": str(value)}, {"n": 2, "u": None}]
