@@ -76,6 +76,7 @@ class PostgresChangeEnumerator(SplitEnumerator):
     def _begin(self, slot: Slot) -> None:
         self._lsn, name = slot.position(), self._source.slot
         if self._lsn is None:
+            self._progress(f"creating replication slot {name!r}: it waits for the transactions that are in flight")
             self._lsn = slot.create()
             self._progress(
                 f"created replication slot {name!r}, for changes of table {slot.table_name} since "
