@@ -151,11 +151,19 @@ class PostgresEnumerator(SplitEnumerator):
 
     def _await_partition(self, scan: Scan) -> None:
         """Waits until no transaction can add rows to the partition."""
+        partition = self._source.partition
+        assert partition is not None
+        left = (self._delay - scan.age(partition.end)).total_seconds()
+        if left > _PARTITION_WAIT_SECONDS:
+            raise SourceReadError(
+                f"partition {partition.key} of table {scan.name} may still get rows: it ends at {partition.end}, and "
+                f"the source waits for {self._delay} after that. Run it again later"
+            )
+        time.sleep(max(left, 0))
         in_flight = InFlight.now(scan.connection)
         if not _ended(in_flight, scan.connection, _PARTITION_WAIT_SECONDS):
-            assert self._source.partition is not None
             raise SourceReadError(
-                f"partition {self._source.partition.key} of table {scan.name} may still get rows from transactions "
+                f"partition {partition.key} of table {scan.name} may still get rows from transactions "
                 f"that are in flight: {in_flight.shown()}. Run it again when they have ended, or end them"
             )
 

@@ -167,6 +167,11 @@ class Scan:
         statement = f"SELECT ((clock_timestamp() - %s){zone})::{self._kinds[0]}::text"
         return str(self._one(statement, delay))
 
+    def age(self, when: datetime) -> timedelta:
+        """Returns for how long a time has been over, by the server's clock."""
+        age: timedelta = self._one("SELECT clock_timestamp() - %s", when)
+        return age
+
     def newest(self, after: Value | None, before: str | None = None) -> Value | None:
         """Returns the last value that is visible, or None if there is none.
 

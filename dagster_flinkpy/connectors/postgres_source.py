@@ -51,8 +51,8 @@ class PostgresSource(PartitionedSource):
             ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
         max_records_per_epoch: Maximum number of rows between two barriers. Rows of the same value are never torn apart,
             so there can be more. Default: all that exist.
-        delay: How old a time must be before its rows are read. Only for a column of times, if the input does not end.
-            Default: 1 second.
+        delay: How old a time must be before its rows are read, and how long a time partition must be over. Only for a
+            column of times. Input that ends with the existing rows has all of them. Default: 1 second.
         discovery_interval: How long a job that runs on waits before it looks for rows again. Default: 1 second.
         batch_rows: Maximum number of records in a batch.
 
@@ -97,6 +97,10 @@ class PostgresSource(PartitionedSource):
             raise ConfigurationError(
                 f"delay={delay} of PostgresSource() must not be negative, and "
                 f"discovery_interval={discovery_interval} must be positive"
+            )
+        if bounded and delay is not None:
+            raise ConfigurationError(
+                "PostgresSource(bounded=True) reads all rows that are committed: leave out delay, or bounded"
             )
         self.conninfo, self.schema, self.table = conninfo, schema or None, name
         self.bounded, self.max_records_per_epoch, self.delay = bounded, max_records_per_epoch, delay

@@ -318,6 +318,7 @@ def test_tables_that_cannot_be_read_in_order(database: Database) -> None:
         (("x", "t", []), "name of a column"),
         (("x", "t", "n", {"max_records_per_epoch": 0}), "at least 1"),
         (("x", "t", "n", {"delay": timedelta(-1)}), "must not be negative"),
+        (("x", "t", "n", {"delay": timedelta(1), "bounded": True}), "leave out delay"),
         (("x", "t", "n", {"discovery_interval": timedelta(0)}), "must be positive"),
         (("x", "t", "n", {"row_type": Types.LONG()}), "ROW_NAMED"),
     ],
@@ -406,6 +407,10 @@ def test_partitions_of_time(database: Database) -> None:
         assert (take(source, enumerator), enumerator.exhausted) == ([1, 2], True)
     with Writer(database), pytest.raises(SourceReadError, match="may still get rows from transactions"):
         source.create_enumerator(None).plan_epoch(1)
+    today = datetime.now(timezone.utc)
+    recent = source_of(database, "at", bounded=None, delay=timedelta(days=2))
+    with pytest.raises(SourceReadError, match="may still get rows: it ends at"):
+        recent.for_partition(TimePartition("now", today, today, 0)).create_enumerator(None).plan_epoch(1)
     hour = TimePartition("h", start, start + timedelta(hours=1), 0)
     with pytest.raises(ConfigurationError, match="shorter than a day"):
         source.for_partition(hour).create_enumerator(None).plan_epoch(1)
