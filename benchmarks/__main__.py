@@ -19,6 +19,7 @@ NAMES = (
     "state_sql",
     "coordinator",
     "continuous",
+    "sinks",
     "dagster",
 )
 PEERS = ("spark", "pyflink", "flinksql")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
-import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 
 from dagster_flinkpy.connectors.column_types import columns_of
@@ -221,22 +222,21 @@ class LedgerCommitter(_PostgresCommitter):
         Raises:
             CommittableLostError: It does not exist, or is not what was written.
         """
-        digest, decompressor = hashlib.sha256(), zlib.decompressobj(wbits=31)
         what = f"{self._store.url}/{file['key']}, with {file['rows']} rows of checkpoint {checkpoint_id}"
         advice = (
             "Nothing of the checkpoint is in the table. Restore a savepoint or an older checkpoint to write the rows "
             f"again, or 'chk-{checkpoint_id}' to continue without them."
         )
+        staged = _StagedContent(self._store, file["key"], file["bytes"])
         try:
-            for start in range(0, file["bytes"], PART_BYTES):
-                data = self._store.get_range(file["key"], start, PART_BYTES)
-                digest.update(data)
-                yield decompressor.decompress(data)
+            with pa.CompressedInputStream(pa.PythonFile(staged, "r"), "lz4") as content:
+                while data := content.read(PART_BYTES):
+                    yield data
         except ObjectNotFoundError as error:
             raise CommittableLostError(f"{what}, is gone. Was it deleted by a rule of the bucket? {advice}") from error
-        except zlib.error as error:
+        except OSError as error:
             raise CommittableLostError(f"{what}, is damaged: {error}. {advice}") from error
-        if digest.hexdigest() != file["sha256"]:
+        if staged.sha256() != file["sha256"]:
             raise CommittableLostError(f"{what}, is not what was written. {advice}")
 
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
@@ -369,6 +369,36 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         return [
             gid for (gid,) in found if gid not in kept and int(gid.rsplit(":", 2)[1]) <= self._context.fencing_token
         ]
+
+
+class _StagedContent(io.RawIOBase):
+    """Reads a staged file from its beginning to its end.
+
+    Args:
+        store: The store.
+        key: The file.
+        size: Its size, in bytes.
+    """
+
+    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
+        self._store, self._key, self._size, self._at = store, key, size, 0
+        self._part, self._digest = memoryview(b""), hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if not self._part and self._at < self._size:
+            data = self._store.get_range(self._key, self._at, PART_BYTES)
+            self._at += PART_BYTES
+            self._digest.update(data)
+            self._part = memoryview(data)
+        taken, self._part = self._part[:size], self._part[size:]
+        return bytes(taken)
+
+    def sha256(self) -> str:
+        """Returns the SHA-256 of what was read, in hex."""
+        return self._digest.hexdigest()
 
 
 def _checked(request: CommitRequest) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["CsvEncoder", "PreparingWriter", "StagingWriter"]
 
 _OPTIONS = csv.WriteOptions(include_header=False)
-_COMPRESSION_LEVEL = 1
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -58,7 +56,10 @@ class CsvEncoder:
         names = [*self._columns, *self._filled]
         out = io.BytesIO()
         csv.write_csv(pa.Table.from_arrays(encoded, names=names), out, _OPTIONS)
-        return out.getvalue()
+        data = out.getvalue()
+        if b"\0" in data:
+            raise _nul(next(name for name, each in zip(names, encoded, strict=True) if _has_nul(each)))
+        return data
 
 
 def _encoded(name: str, type_info: TypeInformation, array: pa.Array) -> pa.Array:
@@ -68,9 +69,11 @@ def _encoded(name: str, type_info: TypeInformation, array: pa.Array) -> pa.Array
         return _hex(array)
     if pa.types.is_decimal(array.type):
         return array.cast(pa.string())
-    if pa.types.is_string(array.type) and pc.any(pc.match_substring(array, "\0")).as_py():
-        raise _nul(name)
     return array
+
+
+def _has_nul(array: pa.Array) -> bool:
+    return pa.types.is_string(array.type) and bool(pc.any(pc.match_substring(array, "\0")).as_py())
 
 
 def _nul(name: str) -> TypeMismatchError:
@@ -119,20 +122,20 @@ class StagingWriter(CommittingSinkWriter):
         self._encoder = CsvEncoder(type_info, None if sink.filled is None else sink.filled.values(context.partition))
         self._partition = context.partition
         self._store = sink.staging.open()
-        self._key = f"{file_name(context)}.csv.gz"
+        self._key = f"{file_name(context)}.csv.lz4"
         self._upload = StagedUpload(self._store, self._key)
-        self._compressor = zlib.compressobj(_COMPRESSION_LEVEL, wbits=31)  # 31: gzip
+        self._compressor = pa.CompressedOutputStream(pa.PythonFile(self._upload, "w"), "lz4")
         self._rows = 0
         self._finished = False
 
     def write(self, column: pa.Array) -> None:
-        self._upload.write(self._compressor.compress(self._encoder.encode(column)))
+        self._compressor.write(self._encoder.encode(column))
         self._rows += len(column)
 
     def prepare_commit(self) -> list[Json]:
         if not self._rows:
             return []
-        self._upload.write(self._compressor.flush())
+        self._compressor.close()
         file = self._upload.finish(self._rows)
         # Nobody reads the folder, so the file may be visible.
         self._store.complete_upload(file.key, file.upload_id, file.parts, if_none_match=True)

@@ -9,7 +9,7 @@ import hashlib
 import io
 import re
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -97,7 +97,7 @@ class StagedFile:
 
 
 class StagedUpload(io.RawIOBase):
-    """A file that is uploaded in parts while it is written. The upload begins with the first byte.
+    """A file that is uploaded in parts while it is written. A part is sent while the next one is filled.
 
     Args:
         store: Store rooted at the sink's location.
@@ -112,6 +112,8 @@ class StagedUpload(io.RawIOBase):
         self._upload_id: str | None = None
         self._parts: list[UploadedPart] = []
         self._pending = bytearray()
+        self._sender: ThreadPoolExecutor | None = None
+        self._sending: Future[None] | None = None
         self._digest = hashlib.sha256()
         self._size = 0
         self._aborted = False
@@ -127,31 +129,59 @@ class StagedUpload(io.RawIOBase):
         if self._aborted:  # the Parquet footer, when the writer is dropped
             return len(view)
         self._pending += view
-        self._digest.update(view)
         self._size += len(view)
         while len(self._pending) >= self._part_bytes:
             self._send(self._part_bytes)
         return len(view)
 
     def _send(self, size: int) -> None:
+        """Sends a part when the one before has arrived."""
+        self._await_part()
+        whole = size == len(self._pending)
+        data = bytes(self._pending) if whole else bytes(memoryview(self._pending)[:size])
+        if whole:
+            self._pending = bytearray()
+        else:
+            del self._pending[:size]
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, "upload")
+        self._sending = self._sender.submit(self._upload, data)
+
+    def _await_part(self) -> None:
+        sending, self._sending = self._sending, None
+        if sending is not None:
+            sending.result()
+
+    def _upload(self, data: bytes) -> None:
+        self._digest.update(data)
         if self._upload_id is None:
             self._upload_id = self._store.create_upload(self._key)
         number = len(self._parts) + 1
-        self._parts.append(self._store.upload_part(self._key, self._upload_id, number, bytes(self._pending[:size])))
-        del self._pending[:size]
+        self._parts.append(self._store.upload_part(self._key, self._upload_id, number, data))
 
     def finish(self, rows: int) -> StagedFile:
         """Sends the last part, and returns what is needed to complete the upload."""
+        self._await_part()
         if self._pending:
-            self._send(len(self._pending))
+            self._upload(bytes(self._pending))
+            self._pending.clear()
+        self._end()
         return StagedFile(
             self._key, self._upload_id or "", tuple(self._parts), rows, self._size, self._digest.hexdigest()
         )
+
+    def _end(self) -> None:
+        if self._sender is not None:
+            self._sender.shutdown()
+            self._sender = None
 
     def abort(self) -> None:
         """Aborts the upload."""
         self._pending.clear()
         self._aborted = True
+        with suppress(Exception):  # the writer has failed already
+            self._await_part()
+        self._end()
         if self._upload_id is not None:
             with suppress(StorageError):  # abort_lingering finds what remains
                 self._store.abort_upload(self._key, self._upload_id)

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as pq
 
-from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation, Types
+from dagster_flinkpy.common.typeinfo import RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.json_values import to_json_text
+from dagster_flinkpy.connectors.json_values import to_json_lines
 from dagster_flinkpy.connectors.staged_files import (
     PART_BYTES,
     StagedFile,
@@ -80,11 +80,10 @@ class _CsvEncoder(_Encoder):
 class _JsonEncoder(_Encoder):
     def __init__(self, upload: StagedUpload, schema: pa.Schema, types: dict[str, TypeInformation], by: str) -> None:
         self._out = _compressed(upload, by)
-        self._record = Types.ROW_NAMED(list(types), list(types.values()))
+        self._types = types
 
     def write(self, table: pa.Table) -> None:
-        lines = (to_json_text("record", self._record, record) + "\n" for record in table.to_pylist())
-        self._out.write("".join(lines).encode())
+        self._out.write(to_json_lines(self._types, table).encode())
 
     def close(self) -> None:
         self._out.close()

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from dagster_flinkpy.common import Row, Types
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.connectors import CsvSink, JsonLinesSink, ParquetSink
+from dagster_flinkpy.connectors.json_values import to_json_lines, to_json_text
 from dagster_flinkpy.connectors.parquet_table import ParquetTable, table_schema
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.connectors.table_writer import TableWriter
@@ -208,6 +209,31 @@ def test_json_lines_have_an_object_for_each_record(tmp_path: Path) -> None:
         {"list": [{"at": "2026-01-02T03:00:00", "price": "1.5"}, None], "map": {"true": 0.5}, "time": None},
         {"list": [], "map": {}, "time": None},
     ]
+
+
+def test_json_lines_are_what_the_standard_library_writes() -> None:
+    types = {
+        'a "%s"': Types.STRING(),
+        "n": Types.LONG(),
+        "b": Types.BOOLEAN(),
+        "d": Types.DOUBLE(),
+        "f": Types.FLOAT(),
+        "day": Types.SQL_DATE(),
+        "at": Types.SQL_TIMESTAMP(),
+        "list": Types.LIST(Types.LONG()),
+    }
+    rows = [
+        ('quote " \\ \n\x01 \u2028 ä 😀', -(2**63), True, 1e300, 0.1, FIRST, datetime(2026, 1, 2, 3, 4, 5, 6), [1]),
+        ("", 0, False, -0.0, 2.0, date(1, 1, 1), datetime(2026, 1, 2), []),
+        (None,) * len(types),
+    ]
+    columns = [
+        kind.to_arrow(list(values)) for kind, values in zip(types.values(), zip(*rows, strict=True), strict=True)
+    ]
+    table = pa.table(columns, names=list(types))
+    whole = Types.ROW_NAMED(list(types), list(types.values()))
+    expected = "".join(to_json_text("record", whole, row) + "\n" for row in table.to_pylist())
+    assert to_json_lines(types, table) == expected
 
 
 def test_json_lines_refuse_nan_when_it_is_written(tmp_path: Path) -> None:
