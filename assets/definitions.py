@@ -2,7 +2,8 @@
 
 The pipeline exists twice. Job ``flights`` reads February 2013 as a stream, or only its first ``FLINKPY_DAYS`` days; the
 checkpoint sensor drives it, and its operators are assets. Job ``flights_daily`` has a partition for each day of 2013,
-for backfills; only its sources and tables are assets. Loading reads no data and imports neither PySpark nor boto3.
+for backfills; only its sources and tables are assets. Loading reads no data and imports neither PySpark nor boto3 nor
+deltalake.
 """
 
 import os
@@ -36,7 +37,7 @@ from dagster_flinkpy.orchestration import (
     build_savepoint_sensor,
     flink_assets,
 )
-from resources import HOME, TABLES, resources
+from resources import DELTA_TABLES, HOME, TABLES, resources
 
 __all__ = ["DAILY_JOB", "DATA", "FIRST_DAY", "JOB", "LAST_DAY", "defs"]
 
@@ -89,13 +90,16 @@ class FlightsTranslator(FlinkTranslator):
 
 def flights_env() -> StreamExecutionEnvironment:
     """Builds the program for those days. An epoch reads one day."""
-    env = build_flights_env(str(DATA), TABLES.location(), first_day=FIRST_DAY, last_day=LAST_DAY, parallelism=2)
+    delays = DELTA_TABLES.sink("airport_delays")
+    env = build_flights_env(str(DATA), TABLES.location(), delays, first_day=FIRST_DAY, last_day=LAST_DAY, parallelism=2)
     return env.enable_checkpointing(1000)
 
 
 def daily_env() -> StreamExecutionEnvironment:
     """Builds the same program for the partitions of a run. It has separate tables."""
-    return build_flights_env(str(DATA), TABLES.location().child("daily"), parallelism=2)
+    # A day that runs again replaces its rows in the same version of the table.
+    delays = DELTA_TABLES.sink("daily/airport_delays", partition_column="run_day")
+    return build_flights_env(str(DATA), TABLES.location().child("daily"), delays, parallelism=2)
 
 
 translator = FlightsTranslator()

@@ -22,6 +22,7 @@ from dagster_flinkpy.common.time import Duration, Time
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy.datastream.connectors.base import TwoPhaseCommittingSink
 from dagster_flinkpy.datastream.stream_execution_environment import StreamExecutionEnvironment
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 from dagster_flinkpy.storage import StorageLocation
@@ -35,6 +36,7 @@ TABLES = ("rotations", "airport_delays", "weather_join", "never_departed")
 def build_flights_env(
     data: StorageLocation | str,
     tables: StorageLocation | str,
+    delays: TwoPhaseCommittingSink,
     *,
     first_day: date | None = None,
     last_day: date | None = None,
@@ -46,7 +48,8 @@ def build_flights_env(
 
     Args:
         data: Folder with the folders ``flights`` and ``weather``, as ``assets.demo.data.prepare`` writes them.
-        tables: Folder for the tables. Each table is a folder of Parquet files.
+        tables: Folder for the tables except ``airport_delays``. Each is a folder of Parquet files.
+        delays: The sink of the table ``airport_delays``.
         first_day: First day to read. Default: the first existing day.
         last_day: Last day to read. Default: the input continues in Dagster, and ends with the last existing day
             elsewhere.
@@ -91,7 +94,7 @@ def build_flights_env(
         .aggregate(DelayAggregate(), AirportDelayWindow(), accumulator_type=DELAYS, output_type=AIRPORT_DELAY)
     )
     airport_delays.name("airport_delays").uid("airport_delays")
-    airport_delays.sink_to(table("airport_delays")).uid("airport_delays_table")
+    airport_delays.sink_to(delays).uid("airport_delays_table")
 
     weather_join = (
         departed.connect(weather)

@@ -1,12 +1,12 @@
 """What transactions cost: rows written, prepared and committed by a sink, beside the same rows written without any.
 
-- Files: the Parquet, CSV and JSON-lines sinks beside PyArrow's writers (JSON: a loop of ``json.dumps``), which write one
-  file and do not wait for the disk.
+- Files: the Parquet, CSV and JSON-lines sinks beside PyArrow's writers (JSON: a loop of ``json.dumps``). The peers
+  write one file and do not wait for the disk.
 - Delta Lake and Iceberg beside our Parquet sink.
 - PostgreSQL, staged and prepared, beside a ``COPY`` of the same rows as CSV, in one transaction.
 
-One subtask writes an epoch. Both sides of a ratio take turns, and the ratio is the median over the rounds. Because other
-work may share the machine, each ratio of time has one of CPU time of this process beside it.
+One subtask writes an epoch. Both sides of a ratio take turns, and the ratio is the median over the rounds. Other work
+may share the machine, so each ratio of time has one of CPU time of this process beside it.
 """
 
 from __future__ import annotations

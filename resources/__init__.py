@@ -12,9 +12,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from dagster_flinkpy.orchestration import CheckpointStorageResource, FileSinkResource, SparkResource
+from dagster_flinkpy.orchestration import CheckpointStorageResource, DeltaSinkResource, FileSinkResource, SparkResource
 
-__all__ = ["CHECKPOINTS", "HOME", "SPARK", "TABLES", "resources"]
+__all__ = ["CHECKPOINTS", "DELTA_TABLES", "HOME", "SPARK", "TABLES", "resources"]
 
 HOME = Path(os.environ.get("FLINKPY_HOME") or Path(__file__).parents[1] / ".demo").absolute()
 
@@ -25,5 +25,6 @@ _SPARK_REMOTE = os.environ.get("FLINKPY_SPARK_REMOTE")
 SPARK = SparkResource(mode="remote", remote=_SPARK_REMOTE) if _SPARK_REMOTE else SparkResource()
 CHECKPOINTS = CheckpointStorageResource(url=f"{_STORAGE}/checkpoints", endpoint_url=_ENDPOINT_URL)
 TABLES = FileSinkResource(url=f"{_STORAGE}/tables", endpoint_url=_ENDPOINT_URL)
+DELTA_TABLES = DeltaSinkResource(url=f"{_STORAGE}/tables", endpoint_url=_ENDPOINT_URL)
 
-resources = {"spark": SPARK, "checkpoint_storage": CHECKPOINTS, "tables": TABLES}
+resources = {"spark": SPARK, "checkpoint_storage": CHECKPOINTS, "tables": TABLES, "delta_tables": DELTA_TABLES}

@@ -10,6 +10,7 @@ from typing import Any
 
 import duckdb
 import pyarrow as pa
+from deltalake import DeltaTable
 
 __all__ = ["TABLES", "TableDifference", "compare", "compare_tables", "expected_counts", "expected_rows"]
 
@@ -73,13 +74,24 @@ def expected_rows(data_dir: str | Path, first_day: date, last_day: date) -> dict
 
 
 def compare(data_dir: str | Path, tables_dir: str | Path, first_day: date, last_day: date) -> list[TableDifference]:
-    """Compares the committed tables (folders of Parquet files in ``tables_dir``) with the expected ones."""
-    committed = {}
-    with duckdb.connect() as db:
-        for table in TABLES:
-            files = sorted(str(path) for path in (Path(tables_dir) / table).glob("**/[!._]*.parquet"))
-            committed[table] = db.read_parquet(files).to_arrow_table() if files else None
+    """Compares the committed tables with the expected ones.
+
+    Args:
+        data_dir: The input.
+        tables_dir: Contains the tables: folders of Parquet files, or Delta Lake tables.
+        first_day: The first day that was read.
+        last_day: The last day that was read.
+    """
+    committed = {table: _committed(Path(tables_dir) / table) for table in TABLES}
     return compare_tables(expected_rows(data_dir, first_day, last_day), committed)
+
+
+def _committed(folder: Path) -> pa.Table | None:
+    if (folder / "_delta_log").exists():
+        return DeltaTable(folder).to_pyarrow_table()
+    files = sorted(str(path) for path in folder.glob("**/[!._]*.parquet"))
+    with duckdb.connect() as db:
+        return db.read_parquet(files).to_arrow_table() if files else None
 
 
 def compare_tables(expected: Mapping[str, pa.Table], committed: Mapping[str, pa.Table | None]) -> list[TableDifference]:

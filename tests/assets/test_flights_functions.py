@@ -24,6 +24,7 @@ from assets.flights_functions import (
 )
 from assets.flights_pipeline import TABLES, build_flights_env
 from dagster_flinkpy.common.time import Time
+from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream.window import TumblingEventTimeWindows
 
 FIRST, LAST = date(2013, 2, 1), date(2013, 2, 5)
@@ -192,7 +193,9 @@ def test_flights_that_never_departed_go_to_the_side(flights_data):
 
 
 def test_the_program_is_a_valid_job_graph(tmp_path):
-    graph = build_flights_env(str(tmp_path), str(tmp_path), first_day=FIRST, last_day=LAST).get_job_graph()
+    graph = build_flights_env(
+        str(tmp_path), str(tmp_path), ParquetSink(str(tmp_path)), first_day=FIRST, last_day=LAST
+    ).get_job_graph()
     uids = {vertex.uid for vertex in graph.vertices}
     assert uids == {"flights", "weather", "departed", *TABLES[:3], *(f"{table}_table" for table in TABLES)}
     assert all(vertex.uid_set for vertex in graph.vertices)

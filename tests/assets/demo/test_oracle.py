@@ -3,6 +3,7 @@ from datetime import date
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from assets.demo.data import FLIGHTS_SCHEMA, WEATHER_SCHEMA
 from assets.demo.oracle import TABLES, TableDifference, compare, compare_tables, expected_counts, expected_rows
@@ -87,6 +88,10 @@ def test_compare_counts_lost_and_duplicated_rows(small, tmp_path_factory):
         pq.write_table(rows.slice(0, 1), tables / name / "partition=x" / "a.parquet")
         pq.write_table(rows.slice(1), tables / name / "b.parquet")
     assert compare(small, tables, DAY, DAY) == [TableDifference(n, len(t), len(t), 0, 0) for n, t in expected.items()]
+
+    write_deltalake(tables / "delta" / "airport_delays", expected["airport_delays"].slice(1))
+    [_, delays, *_] = compare(small, tables / "delta", DAY, DAY)
+    assert delays == TableDifference("airport_delays", 4, 5, 1, 0)
 
     (tables / "never_departed" / "b.parquet").unlink()
     (tables / "never_departed" / "partition=x" / "a.parquet").unlink()
