@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 HEAVY = {"pyspark", "pyarrow", "numpy", "pandas", "psutil", "boto3", "botocore", "grpc_status", "rich", "duckdb"}
-HEAVY |= {"deltalake", "pyiceberg", "psycopg", "polars", "prometheus_client"}
+HEAVY |= {"deltalake", "pyiceberg", "psycopg", "confluent_kafka", "polars", "prometheus_client"}
 RUN = {  # what runs, checks and ticks need
     "checkpoint.coordinator",
     "checkpoint.metadata",
@@ -30,7 +30,14 @@ def test_the_modules_are_named_as_they_are(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["dagster_flinkpy", "dagster_flinkpy.connectors", "dagster_flinkpy.orchestration", "assets.definitions"]
+    "module",
+    [
+        "dagster_flinkpy",
+        "dagster_flinkpy.connectors",
+        "dagster_flinkpy.datastream.connectors.kafka",
+        "dagster_flinkpy.orchestration",
+        "assets.definitions",
+    ],
 )
 def test_heavy_modules_stay_out(module: str, tmp_path: Path) -> None:
     """A code location is loaded often, and never itself runs Spark."""
