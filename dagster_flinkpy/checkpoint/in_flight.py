@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
+if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 
 __all__ = ["InFlight", "in_flight"]
 
