@@ -166,6 +166,16 @@ class EpochPlanner:
             self._ended = ended
         self._states[checkpoint_id] = self._continues_from, self._inputs, self._ended
 
+    def acknowledged_with(self, epoch: int, checkpoint_id: int) -> None:
+        """Notes which checkpoint has a state first, so that user functions are told of it.
+
+        Args:
+            epoch: The last checkpoint of the epochs that have left the state.
+            checkpoint_id: The checkpoint.
+        """
+        _, inputs, ended = self._states[epoch]
+        self._states[epoch] = checkpoint_id, inputs, ended
+
     def rewind(self, checkpoint_id: int) -> None:
         """Lets the next epoch start from an earlier state.
 

@@ -3,9 +3,8 @@
 Only the master's thread calls it. It submits work to the region's lane and never waits.
 
 If barriers are unaligned, no checkpoint waits for a Spark job of a region that only reads blocking edges. The region
-acknowledges a checkpoint with the state of its last Spark job that has ended, as soon as the regions before it have
-acknowledged theirs; what it has not read as of that state is in flight, even if its current Spark job is reading it.
-The results of that Spark job belong to the next checkpoint that the region acknowledges.
+acknowledges a checkpoint with the state of its last Spark job that has ended, as soon as the regions before it have;
+what it has not read as of that state is in flight. A Spark job belongs to the next checkpoint after its end.
 """
 
 from __future__ import annotations
@@ -413,9 +412,10 @@ class RegionExecution:
 
     def _acknowledge_in_flight(self, checkpoint_id: int) -> Acknowledged:
         job, self._result = self._result, None
-        unchanged = self.planner.repeat(checkpoint_id)
-        states = unchanged.states if job is None else job.results.states
-        self._outputs[checkpoint_id] = [*job.outputs.values()] if job is not None else []
+        states, self._outputs[checkpoint_id] = self.planner.repeat(checkpoint_id).states, []
+        if job is not None:
+            states, self._outputs[checkpoint_id] = job.results.states, [*job.outputs.values()]
+            self.planner.acknowledged_with(self._state, checkpoint_id)
         self._in_flight = [*self._in_flight, *self._input(checkpoint_id)]
         self._overtaken[checkpoint_id], self.acknowledged = self._state, checkpoint_id
         edges = self.planner.edge_sources.items()

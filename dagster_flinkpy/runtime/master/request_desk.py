@@ -126,7 +126,9 @@ class RequestDesk:
             JobCancelledError: Somebody asked for the job to be cancelled.
             BaseException: The run was terminated.
         """
-        while self._now() < until_ms or self._mailbox.busy[Lane.REQUESTS]:
+        before = self._now()
+        while (now := self._now()) < until_ms or self._mailbox.busy[Lane.REQUESTS]:
+            before, until_ms = now, until_ms - max(before - now, 0)  # a clock that is set back prolongs nothing
             if (told := self._mailbox.termination) is not None:
                 raise told
             timers = [until_ms]

@@ -230,6 +230,13 @@ def test_a_region_that_fails_reads_the_same_again(tmp_path: Path) -> None:
 class Slow(Watched):
     """A run in one process in which the last regions wait whenever another lane has work."""
 
+    restored: int | None = None
+    """The checkpoint whose state the last Spark job of the last region has started from."""
+
+    def _on_spark(self, job: EpochJob) -> list[WireRow]:
+        self.restored = job.restored if job.region else self.restored
+        return super()._on_spark(job)
+
     def _create_mailbox(self) -> Mailbox:
         return InlineMailbox(_first_regions_first, now=current_millis)
 
@@ -256,6 +263,15 @@ def test_a_checkpoint_does_not_wait_for_a_spark_job_behind_the_edge(tmp_path: Pa
         assert attempt.finished
     assert in_any_order(sink.rows()) == expected(tmp_path)
     assert (segments(tmp_path), sink.staged()) == ([], [])
+
+
+def test_functions_are_told_of_a_checkpoint_that_has_their_state(tmp_path: Path) -> None:
+    graph, _ = program(tmp_path, per_epoch=2)
+    with Slow(graph, tmp_path, config=options()) as attempt:
+        list(attempt.run_epochs(2))
+        list(attempt.run_epochs(2))
+        assert [number for region, number in attempt.jobs if region == 1] == [1, 3]
+        assert attempt.restored == 2, "the first one that the Spark job named 1 belongs to"
 
 
 def lose(folder: Path, epoch: int) -> Callable[[], None]:
