@@ -29,7 +29,7 @@ from dagster_flinkpy.connectors.parquet_table import ParquetTable, table_schema
 from dagster_flinkpy.connectors.table_sink import TableSink
 from dagster_flinkpy.connectors.table_writer import TableWriter
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitterInitContext, WriterInitContext
-from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
+from dagster_flinkpy.errors import ConfigurationError, StorageError, TypeMismatchError
 from dagster_flinkpy.runtime.master.commit_retries import commit_requests
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
@@ -186,6 +186,57 @@ def test_equal_parts_but_the_last(s3_location: StorageLocation) -> None:
     )
     data, _ = store.get(upload.key)
     assert len(data) == committable["bytes"] == len('"value"\n') + 12_000 * 1003
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_parts_have_the_same_size_however_rows_come(tmp_path: Path, kind: Callable[..., TableSink]) -> None:
+    writer = TableWriter(kind(str(tmp_path), compression="none"), CONTEXT, Types.STRING(), part_bytes=1000)
+    for rows in (1, 400, 3, 0, 90):
+        writer.write(pa.array(["x" * 30] * rows, pa.string()))
+    [committable] = writer.prepare_commit()
+    sizes = [int(etag.rpartition("-")[2]) for _, etag in committable["parts"]]  # of a local folder
+    assert sum(sizes) == committable["bytes"]
+    assert set(sizes[:-1]) <= {1000}
+    assert 0 < sizes[-1] <= 1000
+    assert kind is ParquetSink or len(sizes) > 10
+
+
+def test_a_part_that_cannot_be_sent_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = LocalObjectStore.upload_part
+
+    def upload_part(store: Any, key: str, upload_id: str, number: int, data: bytes) -> Any:
+        if number == 2:
+            raise StorageError("503")
+        return real(store, key, upload_id, number, data)
+
+    monkeypatch.setattr(LocalObjectStore, "upload_part", upload_part)
+    sink = CsvSink(str(tmp_path))
+    writer = TableWriter(sink, CONTEXT, Types.STRING(), part_bytes=1000)
+    with pytest.raises(StorageError, match="503"):
+        for _ in range(2):  # parts are sent beside: the error comes with the next one, or at the end
+            writer.write(pa.array(["x" * 30] * 100))
+        writer.prepare_commit()
+    writer.abort()
+    assert sink.create_committer(CommitterInitContext("job", "table", 1)).lingering([]) == 0
+
+
+@pytest.mark.parametrize("kind", SINKS)
+def test_folders_sizes_order_and_compression_together(tmp_path: Path, kind: Callable[..., TableSink]) -> None:
+    sink = kind(str(tmp_path), partition_by=["country"], sort_by=["n"], max_file_bytes=3000, compression="gzip")
+    batches = [
+        [("DE" if n % 3 else "FR", FIRST, n) for n in range(start + 49, start - 1, -1)] for start in range(0, 900, 50)
+    ]
+    keys = commit(sink, batches)
+    folders = Counter(key.partition("/")[0] for key in keys)
+    assert set(folders) == {"country=DE", "country=FR"}
+    assert min(folders.values()) > 1
+    for key in keys:
+        numbers = [row["n"] for row in read(tmp_path / key)]
+        assert numbers == sorted(numbers)
+        assert {n % 3 == 0 for n in numbers} == {key.startswith("country=FR/")}
+    assert all_rows(tmp_path) == list(range(900))
 
 
 # --- values -----------------------------------------------------------------------------------------------------------
