@@ -9,6 +9,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pa_json
 
 from dagster_flinkpy.common.serialization import (
@@ -26,7 +27,7 @@ from dagster_flinkpy.common.typeinfo import (
     Types,
 )
 from dagster_flinkpy.connectors.column_types import columns_of
-from dagster_flinkpy.connectors.json_values import to_json_text
+from dagster_flinkpy.connectors.json_values import to_json_lines
 from dagster_flinkpy.datastream.formats.json import JsonRowDeserializationSchema, JsonRowSerializationSchema
 
 __all__ = ["Decoder", "Encoder", "UndecodableMessage", "record_decoder", "record_encoder"]
@@ -233,13 +234,20 @@ def record_encoder(schema: SerializationSchema, type_info: TypeInformation) -> E
     if (isinstance(schema, ByteArraySchema) and binary) or (text and _is_utf8(schema)):
         return lambda column: column.cast(pa.binary())
     if isinstance(schema, JsonRowSerializationSchema):
-        return lambda column: pa.array(
-            [None if v is None else to_json_text("record", type_info, v).encode() for v in column.to_pylist()],
-            pa.binary(),
-        )
+        return lambda column: _json_objects(columns_of(type_info), column)
     return lambda column: pa.array(
         [None if each is None else schema.serialize(each) for each in type_info.from_arrow(column)], pa.binary()
     )
+
+
+def _json_objects(types: dict[str, TypeInformation], column: pa.Array) -> pa.Array:
+    if types:
+        table = pa.Table.from_arrays(column.flatten(), names=list(types))
+        objects = to_json_lines(types, table).encode().split(b"\n")[:-1]  # text in JSON has no line break
+    else:
+        objects = [b"{}"] * len(column)
+    encoded = pa.array(objects, pa.binary())
+    return encoded if not column.null_count else pc.if_else(column.is_valid(), encoded, pa.scalar(None, pa.binary()))
 
 
 def _is_utf8(schema: SerializationSchema | DeserializationSchema) -> bool:

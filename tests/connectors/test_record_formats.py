@@ -147,6 +147,8 @@ def test_encoders() -> None:
     assert record_encoder(ByteArraySchema(), binary)(pa.array([b"x"])).to_pylist() == [b"x"]
     row = record_encoder(JsonRowSerializationSchema(FLAT), FLAT)(FLAT.to_arrow([Row(1, "a", 2.0)]))
     assert row.to_pylist() == [b'{"n": 1, "s": "a", "x": 2.0}']
+    nulls = record_encoder(JsonRowSerializationSchema(FLAT), FLAT)(FLAT.to_arrow([None, Row(1, "\n", None)]))
+    assert nulls.to_pylist() == [None, b'{"n": 1, "s": "\\n", "x": null}']
 
 
 def test_what_json_does_not_have_is_refused_when_the_schema_is_built() -> None:
