@@ -49,7 +49,7 @@ class Bucket:
         self.uploads: dict[str, _Upload] = {}
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
-        self.lost: dict[str, int] = {}
+        self.lost: dict[tuple[int, str], int] = {}
         self.hidden: set[str] = set()
         """Segments that tasks no longer find."""
         self.found_lost: Counter[tuple[str, str]] = Counter()

@@ -34,7 +34,7 @@ def read_in_flight(metadata: CheckpointMetadata, read: Callable[[str], bytes]) -
 def read_segment(job: EpochJob, store: ObjectStore, edge: str, key: str) -> list[int]:
     """Reads a segment, unless somebody has deleted it."""
     world, full = here(), f"{JOB}/{EXCHANGE_FOLDER}/{edge}/{key}"
-    if job.restarts > world.bucket.lost.get(full, job.restarts):
+    if job.restarts > world.bucket.lost.get((job.region, full), job.restarts):
         world.report(f"{full} is read again, though it is lost")
     if world.chaos.segment_loss and world.rng.random() < world.chaos.segment_loss:
         world.note(f"{full} is lost")
@@ -48,16 +48,16 @@ def read_segment(job: EpochJob, store: ObjectStore, edge: str, key: str) -> list
     return records
 
 
-def segment_lost(error: SegmentLostError, restarts: int, attempt: str) -> None:
+def segment_lost(error: SegmentLostError, job: EpochJob, attempt: str) -> None:
     """Takes note that a region has failed because a segment is lost.
 
     Args:
         error: Names it.
-        restarts: How often the region has restarted.
+        job: The Spark job that has read it.
         attempt: The run.
     """
     world, lost = here(), str(error)
-    world.bucket.lost[lost] = restarts
+    world.bucket.lost[job.region, lost] = job.restarts
     world.bucket.found_lost[attempt, lost] += 1
     if world.bucket.found_lost[attempt, lost] > _MOST_READS:
         world.report(f"{attempt} restarts over and over, though {lost} is lost")
@@ -70,9 +70,8 @@ def put_back(error: NamedSegmentLostError) -> None:
     if not found:
         here().report(f"the error names no lost segment: {error}")
     bucket.hidden -= found
-    for full in found:
-        bucket.lost.pop(full, None)
-        bucket.found_lost = Counter({each: n for each, n in bucket.found_lost.items() if each[1] != full})
+    bucket.lost = {each: n for each, n in bucket.lost.items() if each[1] not in found}
+    bucket.found_lost = Counter({each: n for each, n in bucket.found_lost.items() if each[1] not in found})
 
 
 def slow_down(job: EpochJob) -> None:

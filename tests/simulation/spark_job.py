@@ -65,7 +65,7 @@ class SparkJob:
             return [_row(Kind.FAILURE, error_to_json(error, self._job.graph.vertices[-1].uid, 0))]
         except FlinkPyError as error:
             if isinstance(error, SegmentLostError):
-                segment_lost(error, self._job.restarts, self._name.partition("/")[0])
+                segment_lost(error, self._job, self._name.partition("/")[0])
             return [_row(Kind.FAILURE, error_to_json(error, self._job.graph.vertices[-1].uid, 0))]
         acks = [ack for each in sources for acks, _ in each for ack in acks] + [ack for acks in counted for ack in acks]
         return [_row(Kind.ACK, json.dumps(ack).encode()) for ack in acks]
