@@ -30,7 +30,8 @@ from tests.runtime.master.test_lost_objects import listing, rows
 from tests.runtime.programs import COUNTED, environment, events
 
 _HARMLESS = re.compile(
-    r"without inventory|/program|/metrics|/splits/\d+/|/coordinator_state/(ended|lag)|/committables/\d+/|narrower .*/runs/"
+    r"without inventory|/program|/metrics|/splits/\d+/|/coordinator_state/(ended|lag)|/committables/\d+/"
+    r"|narrower .*/runs/"
 )
 """What may be missing: numbers for people, parts of splits that were read and of files that were committed, the fact
 that the input has not ended, and key groups without rows."""
