@@ -108,7 +108,7 @@ def test_text_files_are_read_by_lines(env: StreamExecutionEnvironment, tmp_path:
     stream = env.read_text_file(str(tmp_path / "a"))
     source = env.get_job_graph().vertices[0].spec.source
     ((split,),) = source.create_enumerator(None).plan_epoch(1)
-    assert [column.to_pylist() for column, _ in source.read(split)] == [["x", "y"]]
+    assert [line for column, _ in source.read(split) for line in column.to_pylist()] == ["x", "y"]
     assert stream.get_type() == Types.STRING()
 
 
