@@ -41,7 +41,7 @@ BACKLOG = 50_000
 """Records of an epoch where capacity and throughput are measured."""
 DELAY = 0.03
 """Seconds by which each request to the S3 server is later."""
-ROUNDS = 2
+ROUNDS = 5
 _BATCH = 8192
 _SAMPLES = 50
 

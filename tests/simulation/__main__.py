@@ -12,7 +12,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import repeat
 
-from tests.simulation.failover_mutations import MUTATIONS
+from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.run import Outcome, simulate
 
 _SHOWN = 80

@@ -50,11 +50,11 @@ class Bucket:
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
         self.lost: dict[tuple[int, str], int] = {}
+        """Segments of whose loss a master knows from a region, and how often the region had restarted then."""
         self.hidden: set[str] = set()
         """Segments that tasks no longer find."""
         self.found_lost: Counter[tuple[str, str]] = Counter()
         """How often a run has failed because of a lost segment, by run and segment."""
-        """Segments whose loss a Spark job has reported, and how often its region had restarted then."""
         self.looked_at = 0
         """Uploads that existed when the job that ended last began to look for open uploads."""
         self.on_put: Callable[[str, bytes | None, bytes], None] = lambda key, old, new: None

@@ -48,16 +48,17 @@ def read_segment(job: EpochJob, store: ObjectStore, edge: str, key: str) -> list
     return records
 
 
-def segment_lost(error: SegmentLostError, job: EpochJob, attempt: str) -> None:
-    """Takes note that a region has failed because a segment is lost.
+def segment_lost(error: SegmentLostError, region: int, restarts: int) -> None:
+    """Takes note that the master knows from a region that a segment is lost.
 
     Args:
         error: Names it.
-        job: The Spark job that has read it.
-        attempt: The run.
+        region: The region.
+        restarts: How often it has restarted.
     """
-    world, lost = here(), str(error)
-    world.bucket.lost[job.region, lost] = job.restarts
+    world, lost = here(), str(error.args[0]).partition("\n")[0]
+    attempt = world.current.name
+    world.bucket.lost[region, lost] = restarts
     world.bucket.found_lost[attempt, lost] += 1
     if world.bucket.found_lost[attempt, lost] > _MOST_READS:
         world.report(f"{attempt} restarts over and over, though {lost} is lost")

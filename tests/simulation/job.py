@@ -18,6 +18,7 @@ from dagster_flinkpy.checkpoint.messages import (
 )
 from dagster_flinkpy.checkpoint.operator_states import SubtaskState
 from dagster_flinkpy.checkpoint.stimuli import Acknowledge, Decline, Stimulus, TimerFired
+from dagster_flinkpy.errors import SegmentLostError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.failover import (
     FailoverConfig,
@@ -33,6 +34,8 @@ from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
 from dagster_flinkpy.runtime.master.results import EpochResults
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.simulation.bucket import URL
+from tests.simulation.edges import segment_lost
+from tests.simulation.epoch_rules import EpochRules
 from tests.simulation.program import (
     JOB,
     Scenario,
@@ -137,6 +140,7 @@ class SimulatedAttempt(JobAttempt):
     def _on_spark(self, job: EpochJob) -> list[WireRow]:
         world = self._world
         world.step(f"Spark job of checkpoint {job.checkpoint_id}, {len(job.epochs)} barriers")
+        self._master.rules.started(job)
         return SparkJob(
             world, job, f"{self._name}/{job.checkpoint_id}", lambda: self._regions.sessions[job.region]._interrupted
         ).run()
@@ -171,6 +175,7 @@ class SimulatedMaster(JobMaster):
         self._results = EpochResults()
         self._before: dict[int, dict[Subtask, SubtaskState]] = {}
         """What was acknowledged of the checkpoints so far."""
+        self.rules = EpochRules(self._regions, self._world.report)
 
     @property
     def _token(self) -> int:
@@ -178,12 +183,23 @@ class SimulatedMaster(JobMaster):
 
     def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
         self._results = EpochResults() if region.works_ahead else ended.results
+        if isinstance(ended.error, SegmentLostError) and not region.abandoned:
+            segment_lost(ended.error, region.planner.number, region._restarts)
+        if ended.error is None and not region.abandoned:
+            self.rules.ended(region, ended)
         super()._on_region_ended(region, ended)
         self._results = EpochResults()
+
+    def _finish(self) -> None:
+        metadata = self._chain.current
+        super()._finish()
+        assert metadata is not None
+        self.rules.completed(metadata)
 
     def _acknowledge(self, region: RegionExecution, checkpoint_id: int, states: Mapping[Subtask, SubtaskState]) -> None:
         """Acknowledges in any order, mixed with messages for other checkpoints."""
         rng, chaos = self._world.rng, self._world.chaos
+        self.rules.acknowledged(checkpoint_id, states)
         shuffled = list(states.items())
         rng.shuffle(shuffled)
         for later_id, later in self._results.acknowledged.items():

@@ -73,7 +73,7 @@ def _(real: Wrapped, region: RegionExecution, checkpoint_id: int, *, rewritten: 
     RegionRestarts,
     "_unavailable",
     "",
-    **{**_LOSING, "diamond": 1},
+    **{**_LOSING, "unaligned": 1, "lags": 0.7},
 )
 def _(real: Wrapped, restarts: RegionRestarts, epochs: Mapping[int, int]) -> str:
     return ""

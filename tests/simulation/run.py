@@ -18,7 +18,7 @@ from dagster_flinkpy.runtime.master import commit_retries, request_desk
 from dagster_flinkpy.runtime.master import job as job_loop
 from dagster_flinkpy.runtime.master.watchdog import Watchdog
 from dagster_flinkpy.storage import lease
-from tests.simulation.failover_mutations import MUTATIONS
+from tests.simulation.completion_mutations import MUTATIONS
 from tests.simulation.invariants import Invariants
 from tests.simulation.job import SimulatedMaster
 from tests.simulation.program import Scenario, simulate_in

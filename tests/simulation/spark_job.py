@@ -9,11 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from dagster_flinkpy.errors import CheckpointError, FlinkPyError, SegmentLostError, StorageError
+from dagster_flinkpy.errors import CheckpointError, FlinkPyError, StorageError
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.failure import error_to_json
 from dagster_flinkpy.runtime.shuffle.wire import Kind, WireRow
-from tests.simulation.edges import segment_lost
 from tests.simulation.tasks import CountTask, EdgeReadTask, EdgeWriteTask, SourceTask
 from tests.simulation.world import World
 
@@ -64,8 +63,6 @@ class SparkJob:
                 raise
             return [_row(Kind.FAILURE, error_to_json(error, self._job.graph.vertices[-1].uid, 0))]
         except FlinkPyError as error:
-            if isinstance(error, SegmentLostError):
-                segment_lost(error, self._job, self._name.partition("/")[0])
             return [_row(Kind.FAILURE, error_to_json(error, self._job.graph.vertices[-1].uid, 0))]
         acks = [ack for each in sources for acks, _ in each for ack in acks] + [ack for acks in counted for ack in acks]
         return [_row(Kind.ACK, json.dumps(ack).encode()) for ack in acks]

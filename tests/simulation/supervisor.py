@@ -10,6 +10,7 @@ from typing import Any
 from dagster_flinkpy.checkpoint.head import HEAD_KEY
 from dagster_flinkpy.datastream.state_recovery import RecoveryClaimMode
 from dagster_flinkpy.errors import (
+    CheckpointError,
     CommittableLostError,
     CorruptMetadataError,
     CorruptStateError,
@@ -249,7 +250,12 @@ class Supervisor:
             elif attempt.config.checkpointing.interval is not None:
                 list(attempt.run_epochs(1, periodic=True))
             else:
-                attempt.run_epoch(barriers=rng.choice((1, 1, 1, 2, 3)))
+                try:
+                    attempt.run_epoch(barriers=rng.choice((1, 1, 1, 2, 3)))
+                except CheckpointError:
+                    if attempt._master.error is not None or not attempt.finished:
+                        raise
+                    return  # it was stopped before
             if self._savepoints(attempt, run, asked):
                 return
 

@@ -87,7 +87,9 @@ class SourceTask(_Task):
         for epoch in self.job.epochs:
             world.step()
             splits = epoch.splits.get(("numbers", self.index), ())
-            seen = seen + [split.properties["n"] for split in splits]
+            read = [split.properties["n"] for split in splits]
+            world.rng.shuffle(read)  # a task that runs again need not do the same
+            seen = seen + read
             records = [s.properties["n"] * SPLIT_RECORDS + r for s in splits for r in range(SPLIT_RECORDS)]
             state = SubtaskState(
                 self.index,

@@ -258,7 +258,7 @@ class World:
         rng, chaos = self.rng, self.chaos
         self.now_ms += rng.randrange(20)
         if chaos.clock_jump and rng.random() < chaos.clock_jump:
-            process.skew_ms = rng.randrange(-3_600_000, 3_600_000)
+            process.skew_ms = rng.randrange(-1_200_000, 1_200_000)
             self.note(f"clock {process.skew_ms:+} ms")
         if chaos.crash and rng.random() < chaos.crash:
             process.crashed = True

@@ -47,8 +47,9 @@ _ALLOWED = Held(memory_mb=48, threads=4, descriptors=12)
 _ALLOWED_SHARE = 0.1
 """Memory may grow by this share, if that is more: an allocator returns it late, and Java's heap grows to its limit."""
 _ALLOWED_FILES = 20
-_POOLS = "block-manager-"
-"""Spark's two pools of this name take up to 128 threads each, and give them back after a minute without work."""
+_POOLS = ("block-manager-", "Worker Monitor")
+"""Threads of Spark that come and go with the number of tasks: two pools of up to 128 threads each, which give them back
+after a minute without work, and one thread per Python task, which ends up to two seconds after it."""
 
 
 def hold(process: psutil.Process) -> Held:

@@ -446,7 +446,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             ConfigurationError: ``barriers`` is below 1, or above 1 for a partition; or a source cannot be read, or a
                 sink cannot be written, by partition.
             UserFunctionError: A user function raised. The checkpoint was declined; nothing of the epoch is visible.
-            CheckpointError: The checkpoint was not completed.
+            CheckpointError: The checkpoint was not completed, or a request to stop had come before.
             FencedError: A newer attempt took over.
             SourceReadError: Input cannot be read.
             InputAfterEndError: Input has come for a source that has ended.
@@ -544,8 +544,10 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
 
     def _checkpoint(self, request: EpochRequest) -> CompletedEpoch:
         """Runs all epochs of a request, and returns the last one."""
-        (last,) = deque(self._run(request), maxlen=1)
-        return last
+        epochs = deque(self._run(request), maxlen=1)
+        if not epochs:
+            raise CheckpointError(f"job {self.config.job_id!r} was stopped before the epoch began: somebody had asked")
+        return epochs[0]
 
     def _redeploy(self, parallelism: int) -> None:
         before = {**vars(self)}

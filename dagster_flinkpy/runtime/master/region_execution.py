@@ -99,7 +99,7 @@ class _RegionEpochs:
     read: bool = False
     """Whether the enumerators know that they were read."""
     stale: bool = False
-    """Whether regions before it may have written what they read anew since they were planned."""
+    """Whether regions before it may have written what they read anew since they were planned. It stays, as plans do."""
     since_ms: int = 0
     """When they were triggered, in milliseconds since 1970."""
     found: EdgeInputs = ()
@@ -506,7 +506,7 @@ class RegionExecution:
         self._waiting.extendleft(reversed(again))
         for epochs in (self._current, *self._waiting):
             if epochs is not None and rewritten:
-                epochs.stale, epochs.reads = bool(epochs.planned), None
+                epochs.stale, epochs.reads = True, None  # it may be being planned now
                 self.begun = {uid: min(number, self.acknowledged) for uid, number in self.begun.items()}
         if self.at_work and self._current is not None:
             self.abandoned = True
@@ -555,7 +555,7 @@ class RegionExecution:
         """
         epochs = self._current
         assert epochs is not None
-        epochs.read, epochs.stale, epochs.before = True, False, self.acknowledged
+        epochs.read, epochs.before = True, self.acknowledged
         epochs.carried, self._result = self._result, None
         self._done.append(epochs)
         if self.before:

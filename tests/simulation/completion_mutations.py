@@ -1,0 +1,142 @@
+"""Breaks rules of the order in which checkpoints complete, and of who restarts; adds them to the others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from dagster_flinkpy.checkpoint.attempt import Attempt
+from dagster_flinkpy.checkpoint.instructions import NotifyAborted
+from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
+from dagster_flinkpy.runtime.master.completion_chain import CompletionChain
+from dagster_flinkpy.runtime.master.epoch_outputs import EpochOutputs
+from dagster_flinkpy.runtime.master.epoch_planner import EpochPlanner
+from dagster_flinkpy.runtime.master.job_master import JobMaster
+from dagster_flinkpy.runtime.master.mailbox import Lane
+from dagster_flinkpy.runtime.master.region_execution import RegionExecution
+from dagster_flinkpy.runtime.master.region_restarts import RegionRestarts
+from tests.simulation.failover_mutations import MUTATIONS
+from tests.simulation.mutations import ONE_STREAM, Wrapped, mutation
+
+__all__ = ["MUTATIONS"]
+
+_TOLERANT = {**ONE_STREAM, "fail_before": 0.04, "savepoint": 0.1, "tolerates": 1, "regions": 0}
+_LOSING = {**ONE_STREAM, "regions": 1, "unaligned": 0, "segment_loss": 0.05, "restarts": 1}
+
+
+# --- the id of the next checkpoint ------------------------------------------------------------------------------------
+
+
+@mutation(
+    "an id that was taken in advance is given to two checkpoints",
+    CompletedCheckpointStore,
+    "assign_checkpoint_id",
+    "CheckpointIdAssigned",
+    **ONE_STREAM,
+)
+def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt) -> int:
+    reserved = attempt.reserved_checkpoint_id
+    number: int = real(store, attempt)
+    attempt.reserved_checkpoint_id = reserved
+    return number
+
+
+# --- completing -------------------------------------------------------------------------------------------------------
+
+
+@mutation(
+    "state is deleted that the next checkpoint takes over",
+    JobMaster,
+    "_perform",
+    "was deleted, but retained|which does not exist|CorruptStateError",
+    **_TOLERANT,
+)
+def _(real: Wrapped, master: JobMaster, instruction: Any) -> None:
+    real(master, instruction)
+    if isinstance(instruction, NotifyAborted) and instruction.tolerated:
+        coordinator = master.coordinator
+        files = coordinator._handed_over | coordinator._named_by_latest
+        master._mailbox.submit(Lane.STORE, partial(master._steps.store.store.delete_many, sorted(files)))
+
+
+@mutation(
+    "a checkpoint that failed is not handed over to the next one",
+    CompletionChain,
+    "hand_over",
+    "but the files have",
+    **_TOLERANT,
+)
+def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> bool:
+    current = chain.current
+    if current is None or current.checkpoint_id != checkpoint_id:
+        return False
+    chain.current, chain.replacing_head = None, False
+    return True
+
+
+@mutation("rows are taken over twice", EpochOutputs, "publish", "whose upload is gone", **_TOLERANT)
+def _(real: Wrapped, outputs: EpochOutputs, checkpoint_id: int) -> Any:
+    failed = outputs._failed
+    published = real(outputs, checkpoint_id)
+    outputs._failed = failed
+    return published
+
+
+@mutation(
+    "the newest acknowledged checkpoint completes first", CompletionChain, "proceed", "but the files have", **ONE_STREAM
+)
+def _(real: Wrapped, chain: CompletionChain) -> None:
+    if chain.current is None and len(chain.waiting) > 1:
+        chain.waiting.rotate(1)
+    real(chain)
+
+
+# --- restarts ---------------------------------------------------------------------------------------------------------
+
+
+@mutation(
+    "who has read what is written anew does not restart",
+    RegionRestarts,
+    "_failure",
+    "does not name segment|though it is lost",
+    **_LOSING,
+)
+def _(real: Wrapped, restarts: RegionRestarts, *args: Any) -> Any:
+    return replace(real(restarts, *args), begun={})
+
+
+@mutation(
+    "acknowledgements of regions that run again stay",
+    RegionExecution,
+    "acknowledged_from",
+    "has acknowledged last",
+    **_LOSING,
+)
+def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> list[int]:
+    return []
+
+
+@mutation(
+    "a region that runs again starts from its newest state",
+    EpochPlanner,
+    "rewind",
+    "but its operator state has|but counted",
+    **_LOSING,
+)
+def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> None:
+    pass
+
+
+@mutation(
+    "a region that runs twice again has its first plan the second time",
+    RegionExecution,
+    "on_acknowledged",
+    "though it is lost|written anew",
+    **_LOSING,
+)
+def _(real: Wrapped, region: RegionExecution, ended: Any) -> None:
+    epochs = region._current
+    real(region, ended)
+    assert epochs is not None
+    epochs.stale = False
