@@ -135,8 +135,9 @@ def _(real: Wrapped, planner: EpochPlanner, checkpoint_id: int) -> None:
     "though it is lost|written anew",
     **_LOSING,
 )
-def _(real: Wrapped, region: RegionExecution, ended: Any) -> None:
+def _(real: Wrapped, region: RegionExecution, ended: Any) -> Any:
     epochs = region._current
-    real(region, ended)
+    acknowledged = real(region, ended)
     assert epochs is not None
     epochs.stale = False
+    return acknowledged
