@@ -49,8 +49,8 @@ class Bucket:
         self.uploads: dict[str, _Upload] = {}
         self.created: list[tuple[int, str]] = []
         self.uploads_made = 0
-        self.lost: dict[tuple[int, str], int] = {}
-        """Segments of whose loss a master knows from a region, and how often the region had restarted then."""
+        self.lost: dict[tuple[int, int, str], int] = {}
+        """How often a region had restarted when its master knew of a lost segment, by token, region and segment."""
         self.hidden: set[str] = set()
         """Segments that tasks no longer find."""
         self.found_lost: Counter[tuple[str, str]] = Counter()

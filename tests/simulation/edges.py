@@ -34,7 +34,7 @@ def read_in_flight(metadata: CheckpointMetadata, read: Callable[[str], bytes]) -
 def read_segment(job: EpochJob, store: ObjectStore, edge: str, key: str) -> list[int]:
     """Reads a segment, unless somebody has deleted it."""
     world, full = here(), f"{JOB}/{EXCHANGE_FOLDER}/{edge}/{key}"
-    if job.restarts > world.bucket.lost.get((job.region, full), job.restarts):
+    if job.restarts > world.bucket.lost.get((job.fencing_token, job.region, full), job.restarts):
         world.report(f"{full} is read again, though it is lost")
     if world.chaos.segment_loss and world.rng.random() < world.chaos.segment_loss:
         world.note(f"{full} is lost")
@@ -48,17 +48,18 @@ def read_segment(job: EpochJob, store: ObjectStore, edge: str, key: str) -> list
     return records
 
 
-def segment_lost(error: SegmentLostError, region: int, restarts: int) -> None:
+def segment_lost(error: SegmentLostError, token: int, region: int, restarts: int) -> None:
     """Takes note that the master knows from a region that a segment is lost.
 
     Args:
         error: Names it.
+        token: The fencing token of the attempt.
         region: The region.
         restarts: How often it has restarted.
     """
     world, lost = here(), str(error.args[0]).partition("\n")[0]
     attempt = world.current.name
-    world.bucket.lost[region, lost] = restarts
+    world.bucket.lost[token, region, lost] = restarts
     world.bucket.found_lost[attempt, lost] += 1
     if world.bucket.found_lost[attempt, lost] > _MOST_READS:
         world.report(f"{attempt} restarts over and over, though {lost} is lost")
@@ -71,7 +72,7 @@ def put_back(error: NamedSegmentLostError) -> None:
     if not found:
         here().report(f"the error names no lost segment: {error}")
     bucket.hidden -= found
-    bucket.lost = {each: n for each, n in bucket.lost.items() if each[1] not in found}
+    bucket.lost = {each: n for each, n in bucket.lost.items() if each[2] not in found}
     bucket.found_lost = Counter({each: n for each, n in bucket.found_lost.items() if each[1] not in found})
 
 

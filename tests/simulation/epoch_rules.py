@@ -32,15 +32,17 @@ class EpochRules:
         self._edges = {uid: (r, sink) for r in regions for uid, sink in r.planner.edge_sources.items()}
         """The region that reads, and the sink that writes, by uid of the source."""
         self._written: dict[tuple[str, int], Segments] = {}
-        """What is acknowledged, by uid of the sink, and checkpoint; 0 stands for what the job has started from."""
+        """What is acknowledged, by uid of the sink, and checkpoint."""
+        self._restored: dict[str, Segments] = {}
+        """What was in flight when the attempt began, by uid of the source."""
         self._read: dict[tuple[str, int], Segments] = {}
         """What was read by those who have acknowledged a checkpoint, by uid of the source, and checkpoint."""
         self._states: dict[int, dict[Subtask, SubtaskState]] = {}
         """What was acknowledged last, by checkpoint."""
         self._jobs: dict[tuple[str, int], Segments] = {}
         """What the latest Spark job reads, by uid of the source, and checkpoint."""
-        for region, sink in self._edges.values():
-            self._written[sink, 0] = _keys(each[sink] for each in region.planner.in_flight if sink in each)
+        for uid, (region, sink) in self._edges.items():
+            self._restored[uid] = _keys(each[sink] for each in region.planner.in_flight if sink in each)
 
     def started(self, job: EpochJob) -> None:
         """Notes what a Spark job reads."""
@@ -74,7 +76,8 @@ class EpochRules:
             if not same or any(each not in found.committables for each in state.committables):
                 self._fail(f"checkpoint {number} has not what {task} has acknowledged last")
         for uid, (_, sink) in self._edges.items() if self._aligned else ():
-            written, read = _up_to(number, sink, self._written), _up_to(number, uid, self._read)
+            written = self._restored[uid] | _up_to(number, sink, self._written)
+            read = _up_to(number, uid, self._read)
             operator = metadata.operator(uid)
             named = _keys(EdgeOutput.from_json(each) for each in (operator.in_flight if operator is not None else ()))
             if twice := read & named:

@@ -184,7 +184,7 @@ class SimulatedMaster(JobMaster):
     def _on_region_ended(self, region: RegionExecution, ended: RegionEnded) -> None:
         self._results = EpochResults() if region.works_ahead else ended.results
         if isinstance(ended.error, SegmentLostError) and not region.abandoned:
-            segment_lost(ended.error, region.planner.number, region._restarts)
+            segment_lost(ended.error, self._token, region.planner.number, region._restarts)
         if ended.error is None and not region.abandoned:
             self.rules.ended(region, ended)
         super()._on_region_ended(region, ended)

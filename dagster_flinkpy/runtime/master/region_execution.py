@@ -505,7 +505,7 @@ class RegionExecution:
         self._done = self._done[: len(self._done) - len(again)]
         self._waiting.extendleft(reversed(again))
         for epochs in (self._current, *self._waiting):
-            if epochs is not None and rewritten:
+            if epochs is not None and rewritten and not epochs.ahead:  # what is in flight to those was not rewritten
                 epochs.stale, epochs.reads = True, None  # it may be being planned now
                 self.begun = {uid: min(number, self.acknowledged) for uid, number in self.begun.items()}
         if self.at_work and self._current is not None:
