@@ -12,8 +12,8 @@ import unittest
 
 from pyflink.common import Configuration, Row, Types
 from pyflink.datastream import AsyncDataStream, MapFunction
-from pyflink.datastream.connectors.kafka import KafkaSource
-from pyflink.datastream.formats.json import JsonRowDeserializationSchema
+from pyflink.datastream.connectors.pulsar import PulsarSource
+from pyflink.datastream.formats.avro import AvroRowDeserializationSchema
 from pyflink.datastream.tests.test_util import DataStreamTestSinkFunction
 from pyflink.find_flink_home import _find_flink_home
 from pyflink.java_gateway import get_gateway
@@ -47,10 +47,10 @@ class Tests(PyFlinkStreamingTestCase):
         self.assertEqual(self.sink.get_results(), ["1.1", "null"])
 
     def test_connector(self):
-        KafkaSource.builder()
+        PulsarSource.builder()
 
     def test_format(self):
-        JsonRowDeserializationSchema.builder()
+        AvroRowDeserializationSchema.builder()
 
     def test_home(self):
         _find_flink_home()

@@ -37,7 +37,11 @@ def _(real: Wrapped, region: RegionExecution, checkpoint_id: int) -> Any:
 
 
 @mutation(
-    "the acknowledgement of a region is lost", JobMaster, "_acknowledge", "not enough values to unpack", **_TWO_REGIONS
+    "the acknowledgement of a region is lost",
+    JobMaster,
+    "_acknowledge",
+    "stopped before the epoch began",
+    **_TWO_REGIONS,
 )
 def _(real: Wrapped, master: JobMaster, region: RegionExecution, checkpoint_id: int, states: Any) -> None:
     if not region.before:

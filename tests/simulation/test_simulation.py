@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.simulation.run import simulate
 
 _ROOT = Path(__file__).parents[2]
@@ -23,6 +25,7 @@ def test_invariants_hold() -> None:
     assert code == 0, printed
 
 
+@pytest.mark.timeout(900)
 def test_every_broken_rule_is_noticed() -> None:
     code, printed = run("--mutations", "--seeds", "1000")
     assert code == 0, printed

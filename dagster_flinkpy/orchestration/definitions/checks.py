@@ -39,8 +39,8 @@ class FlinkAssetChecks:
     - ``restore_drill``, of operators with state: reads the state as a restore at another parallelism would, and fails
       if a row is missing.
     - ``lag``, of the last operators: the time since the last checkpoint, and how far the watermark is behind.
-    - ``source_lag``, of sources: how much input the last epoch left unread, because of a limit such as
-      ``max_bytes_per_epoch``.
+    - ``source_lag``, of sources of jobs without time partitions: how much input the last epoch left unread, because of
+      a limit such as ``max_bytes_per_epoch``.
     - ``late_records``, of event-time windows that drop late records: how many they dropped in the last epoch.
     - ``lingering_transactions``, of sinks: fails if data is staged that no checkpoint will commit.
     - ``checkpoint_trend``, of operators with state, or of sources if there are none: compares duration and size of the
@@ -173,6 +173,11 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
         if isinstance(v.spec, WindowSpec) and v.spec.assigner.is_event_time() and v.spec.late_tag is None
     ]
     last = [v for v in graph.vertices if not graph.outputs(v.uid)]
+    limited = sources
+    if any(spec.partitions_def is not None for spec in assets.specs.values()):
+        # A partition is one epoch without limits. And a source depends on its own previous partition, with which
+        # Dagster cannot run a check of it alone.
+        limited, sources = [], [v.uid for v in last]
     return [
         _Check(
             "snapshot_integrity",
@@ -192,7 +197,7 @@ def _declared(assets: JobAssets, settings: FlinkAssetChecks) -> list[_Check]:
         ),
         _Check(
             "source_lag",
-            sources,
+            limited,
             "The last epoch left little enough input unread.",
             {what: getattr(settings, f"max_unread_{what}") for what in _UNREAD},
         ),
