@@ -16,6 +16,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
+import psutil
+
 SCRIPTS = Path(sys.executable).parent
 _METHODS = (b"GET ", b"HEAD ", b"PUT ", b"POST ", b"DELETE ")
 
@@ -56,7 +58,10 @@ def postgres() -> Iterator[str]:
         try:
             yield server.get_uri()
         finally:
-            server.stop()
+            # At once: an orderly stop may take a minute, and those of several test processes wait for each other.
+            postmaster = server.get_postmaster_info().process
+            postmaster.send_signal(signal.SIGQUIT)
+            psutil.wait_procs([postmaster], timeout=10)
 
 
 @contextmanager
