@@ -12,7 +12,7 @@ from dagster_flinkpy.common.clock import datetime_of_millis
 if TYPE_CHECKING:
     from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
 
-__all__ = ["execution_metadata"]
+__all__ = ["execution_metadata", "operator_states"]
 
 
 def execution_metadata(report: ExecutionReport) -> dict[str, MetadataValue]:
@@ -24,7 +24,7 @@ def execution_metadata(report: ExecutionReport) -> dict[str, MetadataValue]:
     found: dict[str, MetadataValue] = {
         "status": MetadataValue.text(report.run.status),
         "restarts": MetadataValue.int(report.run.restarts),
-        "operators": _operators(report),
+        "operators": operator_states(report),
     }
     if report.run.checkpoint_id is not None:
         found["last_checkpoint"] = MetadataValue.int(report.run.checkpoint_id)
@@ -33,7 +33,8 @@ def execution_metadata(report: ExecutionReport) -> dict[str, MetadataValue]:
     return found
 
 
-def _operators(report: ExecutionReport) -> TableMetadataValue:
+def operator_states(report: ExecutionReport) -> TableMetadataValue:
+    """Returns a table of the operators of a run: region, states of the subtasks, since when, and attempts."""
     kinds = {"operator": "string", "name": "string", "region": "int", "subtasks": "int", "state": "string"}
     kinds |= {"subtasks by state": "string", "since": "string", "attempt": "int"}
     rows = [

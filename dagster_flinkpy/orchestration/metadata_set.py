@@ -108,6 +108,8 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     """Duration, state size and alignment of the last 100 completed checkpoints: last, min, p50, p99 and max."""
     history: TableMetadataValue | None = None
     """The job's last checkpoints and their outcome."""
+    execution: TableMetadataValue | None = None
+    """The job's operators at the end of a run: region, states, attempts. They are CANCELED if the job can go on."""
     checkpoint_metadata: PathMetadataValue | UrlMetadataValue | None = None
     """Path of ``_metadata``."""
     savepoint: PathMetadataValue | UrlMetadataValue | None = None

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from dagster import MaterializeResult
 
 from dagster_flinkpy.orchestration.dagster_internals import record_at_once
+from dagster_flinkpy.orchestration.execution_tables import operator_states
+from dagster_flinkpy.orchestration.metadata_set import FlinkCheckpointMetadataSet
 from dagster_flinkpy.orchestration.runs.job_run import JobRun
 from dagster_flinkpy.orchestration.runs.report import asset_metadata, checkpoint_line, data_version
 from dagster_flinkpy.orchestration.runs.table_rows import table_rows
 
 if TYPE_CHECKING:
+    from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
     from dagster_flinkpy.runtime.master.reports import CompletedEpoch
 
 __all__ = ["EpochEvents"]
@@ -39,6 +42,8 @@ class EpochEvents:
         self._last: tuple[CompletedEpoch, int] | None = None
         """The last completed checkpoint, and the fencing token of its attempt."""
         self._is_recorded = False
+        self.execution: ExecutionReport | None = None
+        """How the run was executed, for `results`; None if it has not ended."""
 
     def completed(self, epoch: CompletedEpoch, attempt: int, *, is_last: bool) -> None:
         """Records a checkpoint that was just completed.
@@ -69,8 +74,11 @@ class EpochEvents:
             return
         epoch, attempt = self._last
         version, run = data_version(epoch), self._run.with_inputs_of(epoch.metadata.timestamp_ms)
+        executed = {}
+        if self.execution is not None:
+            executed = dict(FlinkCheckpointMetadataSet(execution=operator_states(self.execution)))
         for uid, spec in run.specs.items():
-            facts = self._facts(uid, epoch, attempt)
+            facts = {**self._facts(uid, epoch, attempt), **executed}
             if run.is_selected(spec):
                 # Dagster would say that the step has read what was there when it began.
                 tags = {**run.outside_tags(spec), **run.input_tags(spec, version)}

@@ -80,6 +80,7 @@ def run_epochs(
         if isinstance(error, FlinkPyError):
             raise as_failure(error, execution=attempt.execution) from error
         raise
+    events.execution = attempt.execution
     if attempt.stopped_with is not None:
         context.log.info(f"Job {job.job_id} was stopped on request, with savepoint {attempt.stopped_with}")
     elif not taken:
