@@ -354,6 +354,8 @@ class ExecutionFailureHandler:
     def __init__(self, topology: RegionTopology, config: FailoverConfig, seed: str = "") -> None:
         self._topology, self._config, self._seed = topology, config, seed
         self._failures_ms: list[int] = []
+        self._failed_epoch = 0
+        """The last epoch that has failed in a region."""
 
     def handle(self, error: BaseException, failure: RegionFailure | None, now_ms: int) -> FailureHandlingResult:
         """Decides about a failure.
@@ -368,6 +370,7 @@ class ExecutionFailureHandler:
         if self._config.only_lost_workers and not isinstance(error, _LOST_WORKERS):
             return FailureHandlingResult(error, None, now_ms, "the program sets no restart strategy")
         self._failures_ms.append(now_ms)
+        self._failed_epoch = max(self._failed_epoch, 0 if failure is None else failure.epoch)
         # The same random numbers for the same failures, because a strategy goes through all of them each time.
         decision = self._config.restart.decide(self._failures_ms, random=random.Random(self._seed).random)
         if not decision.restart:
@@ -376,10 +379,14 @@ class ExecutionFailureHandler:
         plan = RestartPlan({}) if failure is None else self._config.failover.plan(self._topology, failure)
         return FailureHandlingResult(error, plan, decision.at_ms, decision.reason)
 
-    def succeeded(self) -> None:
+    def succeeded(self, checkpoint_id: int) -> None:
         """Notes that a checkpoint is complete, which ends a series of failures for strategies that count in a row.
 
-        An acknowledged epoch does not: what the next region reads or what the checkpoint names may fail each time.
+        An acknowledged epoch does not: what the next region reads or what the checkpoint names may fail each time. Nor
+        does a checkpoint from before the epoch that has failed.
+
+        Args:
+            checkpoint_id: The checkpoint.
         """
-        if self._config.restart.success_ends_series:
+        if self._config.restart.success_ends_series and checkpoint_id >= self._failed_epoch:
             self._failures_ms.clear()

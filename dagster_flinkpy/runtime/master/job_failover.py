@@ -94,9 +94,9 @@ class JobFailover:
         self.graph.schedule(region)
         self.graph.deploy(region)
 
-    def completed(self) -> None:
+    def completed(self, checkpoint_id: int) -> None:
         """Notes that a checkpoint is complete and committed."""
-        self._handler.succeeded()
+        self._handler.succeeded(checkpoint_id)
 
     def region_failed(
         self,

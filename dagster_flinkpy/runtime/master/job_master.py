@@ -581,7 +581,7 @@ class JobMaster:
         self._timeouts.pop(number, None)
         self._coordinators.pop(number, None)
         self._incomplete.discard(number)
-        self._failover.completed()
+        self._failover.completed(number)
         self._completed.append(self._completion(metadata, published))
         for each in published.checkpoint_ids:
             written = {uid: ids for region in self._regions for uid, ids in region.on_completed(each).items()}

@@ -302,18 +302,25 @@ def test_without_an_option_a_scheduled_run_restarts_only_after_a_lost_worker() -
     lost = PythonWorkerLostError("a worker died"), ExecutorLostError("an executor died")
     plans = [handler.handle(lost[n], RegionFailure(0, 1, {}), n).plan for n in range(2)]
     assert [plan is not None for plan in plans] == [True, False]
-    handler.succeeded()
+    handler.succeeded(1)
     assert handler.handle(lost[1], RegionFailure(0, 2, {}), 2).plan is not None
 
 
-def test_an_acknowledged_epoch_ends_a_series_of_failures() -> None:
+def test_a_checkpoint_from_before_the_failure_does_not_end_the_series() -> None:
+    handler, error = handler_of(FixedDelayRestart(1)), StorageError("x")
+    assert handler.handle(error, RegionFailure(0, 2, {}), 0).plan is not None
+    handler.succeeded(1)  # it was being completed when epoch 2 failed
+    assert handler.handle(error, RegionFailure(0, 2, {}), 10).plan is None
+
+
+def test_a_complete_checkpoint_ends_a_series_of_failures() -> None:
     handler, error = handler_of(FixedDelayRestart(1)), StorageError("x")
     for now in (0, 10):
         assert handler.handle(error, RegionFailure(0, 1, {}), now).plan is not None
-        handler.succeeded()
+        handler.succeeded(1)
     rated = handler_of(FailureRateRestart(1))
     assert rated.handle(error, RegionFailure(0, 1, {}), 0).plan is not None
-    rated.succeeded()
+    rated.succeeded(1)
     assert rated.handle(error, RegionFailure(0, 1, {}), 1).plan is None, "this strategy counts per interval"
 
 
