@@ -74,7 +74,8 @@ def _break_rules(seeds: range, workers: int) -> int:
 
 
 def _first_violation(mutation: str, seeds: range) -> Outcome | None:
-    for seed in seeds:
+    first = MUTATIONS[mutation].first
+    for seed in range(seeds.start + first, seeds.stop + first):
         outcome = simulate(seed, mutation)
         if outcome.violation is None:
             continue
