@@ -58,7 +58,8 @@ def _serve(endpoint: str, weather: _Weather) -> None:
             if self.path == _COUNT:
                 self.answer(200, {}, str(weather.count).encode())
                 return
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            chunked = self.headers.get("Transfer-Encoding") == "chunked"  # PyArrow uploads so
+            body = self.chunks() if chunked else self.rfile.read(int(self.headers.get("Content-Length") or 0))
             if weather.refuses():
                 self.answer(503, {"Content-Type": "application/xml"}, _SLOW_DOWN)
                 return
@@ -74,6 +75,18 @@ def _serve(endpoint: str, weather: _Weather) -> None:
                 return
             kept = {name: value for name, value in response.headers.items() if name.lower() not in _OWN}
             self.answer(response.status, kept, answer, length)
+
+        def chunks(self) -> bytes:
+            """Reads a body in chunks, with their sizes: it is passed on as it is."""
+            raw, size = b"", 1
+            while size:
+                line = self.rfile.readline()
+                size = int(line.partition(b";")[0], 16)
+                raw += line + self.rfile.read(size)
+                while (end := self.rfile.readline()) != b"\r\n":  # trailers, after the last chunk
+                    raw += end
+                raw += end
+            return raw
 
         do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = pass_on
 

@@ -3,17 +3,19 @@
 The folder ``.flinkpy`` in each directory holds what must stay invisible: a lock file, new objects until they are
 complete and on disk, and staged uploads. Its place depends only on the object's own directory, so stores rooted at
 different levels of one tree agree on it. It is removed when its directory holds nothing else.
+
+The content of a part is compared with its SHA-256 only where parts are joined, or to see whether an object consists of
+them: a file that becomes the object as it is must have the right size.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import BinaryIO
@@ -27,7 +29,16 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
-from dagster_flinkpy.file_lock import LockTimeoutError, file_lock
+from dagster_flinkpy.file_lock import LockTimeoutError
+from dagster_flinkpy.storage.local_files import (
+    HIDDEN,
+    directory_to_disk,
+    locked,
+    temporary,
+    to_disk,
+    translated,
+)
+from dagster_flinkpy.storage.local_upload import LocalUpload, consists_of
 from dagster_flinkpy.storage.object_store import (
     ObjectInfo,
     ObjectStore,
@@ -39,12 +50,8 @@ from dagster_flinkpy.storage.object_store import (
 
 __all__ = ["LocalObjectStore"]
 
-_HIDDEN = ".flinkpy"
 _STALE_SECONDS = 24 * 3600
 """A temporary file of this age was left by a killed process."""
-_LOCK_TIMEOUT_SECONDS = 60.0
-"""No process needs the lock for long; this is far below the default checkpoint timeout."""
-_TRIES = 100
 
 
 class LocalObjectStore(ObjectStore):
@@ -89,17 +96,18 @@ class LocalObjectStore(ObjectStore):
     def put(self, key: str, data: bytes, *, if_none_match: bool = False, if_match: str | None = None) -> str:
         """See ``ObjectStore``."""
         path = self._path(key)
-        with _translated(f"write {path}"), _temporary(path.parent) as (temporary, file):
+        with translated(f"write {path}"), temporary(path.parent) as (complete, file):
             file.write(data)
-            self._publish(key, temporary, file, if_none_match=if_none_match, if_match=if_match)
+            to_disk(file)
+            self._publish(key, complete, if_none_match=if_none_match, if_match=if_match)
         return hashlib.sha256(data).hexdigest()
 
     def delete(self, key: str) -> None:
         """See ``ObjectStore``."""
         path = self._path(key)
-        with _translated(f"delete {path}"):
+        with translated(f"delete {path}"):
             if path.is_file():
-                with _locked(path.parent):
+                with locked(path.parent):
                     path.unlink(missing_ok=True)
                 self._prune(path.parent)
 
@@ -131,53 +139,44 @@ class LocalObjectStore(ObjectStore):
         """See ``ObjectStore``."""
         path = self._path(key)
         upload_id = f"{current_millis():013d}-{uuid.uuid4().hex}"
-        with _translated(f"stage {path}"), _locked(path.parent):
-            _make_directory(self._upload(key, upload_id))
+        with translated(f"stage {path}"), locked(path.parent):
+            self._upload(key, upload_id).create()
         return upload_id
 
-    def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
+    def upload_part(
+        self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
+    ) -> UploadedPart:
         """See ``ObjectStore``."""
         if not 1 <= number <= 10_000:
             raise ConfigurationError(f"part number {number} of {key!r} is not in 1 to 10000")
-        path, folder = self._path(key), self._upload(key, upload_id)
-        with _translated(f"stage {path}"), _temporary(path.parent) as (temporary, file):
-            file.write(data)
-            _to_disk(file)
+        upload = self._upload(key, upload_id)
+        with translated(f"stage {self._path(key)}"):
             try:
-                os.replace(temporary, folder / str(number))
+                return upload.append(number, data, sha256_of_all)
             except FileNotFoundError as error:
                 raise self._no_upload(key, upload_id) from error
-            _directory_to_disk(folder)
-        return UploadedPart(number, f"{hashlib.sha256(data).hexdigest()}-{len(data)}")
 
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
-    ) -> str:
+    ) -> None:
         """See ``ObjectStore``."""
         if not parts:
             raise ConfigurationError(f"upload {upload_id!r} of {key!r} has no parts to complete")
         parts = sorted(parts, key=lambda part: part.number)
         try:
-            etag = self._assemble(key, upload_id, parts, if_none_match)
+            self._complete(key, upload_id, parts, if_none_match)
         except (PreconditionFailedError, UploadNotFoundError):
-            same = self._etag_if_made_of(key, parts)
-            if same is None:
+            if not self._consists_of(key, parts):
                 raise
-            etag = same
         self.abort_upload(key, upload_id)
-        return etag
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         """See ``ObjectStore``."""
-        folder = self._upload(key, upload_id)
-        with _translated(f"remove {folder}"):
-            if folder.is_dir():
-                directory = self._path(key).parent
-                with _locked(directory):
-                    shutil.rmtree(folder)
-                    with suppress(OSError):  # not empty: other uploads
-                        folder.parent.rmdir()
-                        folder.parent.parent.rmdir()
+        upload, directory = self._upload(key, upload_id), self._path(key).parent
+        with translated(f"remove the upload of {self._path(key)}"):
+            if upload.exists():
+                with locked(directory):
+                    upload.remove()
                 self._prune(directory)
 
     def list_uploads(self, prefix: str = "") -> Iterator[UploadInfo]:
@@ -185,9 +184,9 @@ class LocalObjectStore(ObjectStore):
         folder, _ = _split(prefix)
         found = []
         for directory, folders, _ in os.walk(self._root / folder):
-            if _HIDDEN in folders:
-                folders.remove(_HIDDEN)
-                for name, uploads in _scan(Path(directory, _HIDDEN, "uploads")):
+            if HIDDEN in folders:
+                folders.remove(HIDDEN)
+                for name, uploads in _scan(Path(directory, HIDDEN, "uploads")):
                     key = Path(directory, name).relative_to(self._root).as_posix()
                     if key.startswith(prefix):
                         found += [
@@ -204,11 +203,11 @@ class LocalObjectStore(ObjectStore):
         _refuse_hidden(check_relative(key))
         return self._root / key
 
-    def _upload(self, key: str, upload_id: str) -> Path:
+    def _upload(self, key: str, upload_id: str) -> LocalUpload:
         path = self._path(key)
         if "/" in check_relative(upload_id):
             raise PathEscapesPrefixError(f"{upload_id!r} is not the id of an upload")
-        return path.parent / _HIDDEN / "uploads" / path.name / upload_id
+        return LocalUpload(path.parent / HIDDEN / "uploads" / path.name / upload_id)
 
     def _no_upload(self, key: str, upload_id: str) -> UploadNotFoundError:
         return UploadNotFoundError(f"no upload {upload_id!r} of {self.url}/{key}: it was completed or aborted")
@@ -216,7 +215,7 @@ class LocalObjectStore(ObjectStore):
     @contextmanager
     def _reading(self, key: str) -> Iterator[BinaryIO]:
         path = self._path(key)
-        with _translated(f"read {path}"):
+        with translated(f"read {path}"):
             try:
                 file = path.open("rb")
             except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
@@ -224,74 +223,62 @@ class LocalObjectStore(ObjectStore):
             with file:
                 yield file
 
-    def _publish(
-        self, key: str, temporary: Path, file: BinaryIO, *, if_none_match: bool, if_match: str | None = None
-    ) -> None:
-        """Gives a temporary file its name, if the condition holds."""
-        _to_disk(file)
+    def _publish(self, key: str, file: Path, *, if_none_match: bool, if_match: str | None = None) -> None:
+        """Gives a file that is on disk its name, if the condition holds."""
         path = self._path(key)
-        with _locked(path.parent):
+        with locked(path.parent):
             if if_match is not None:
                 now = self.head(key)
                 if now is None or now.etag != if_match:
                     raise PreconditionFailedError(f"{self.url}/{key} was {'changed' if now else 'deleted'} meanwhile")
             if if_none_match:
                 try:
-                    os.link(temporary, path)
+                    os.link(file, path)
                 except FileExistsError as error:
                     if path.is_dir():
                         raise StorageError(f"cannot write {path}: it is a directory") from error
                     raise PreconditionFailedError(f"{self.url}/{key} exists already") from error
             else:
-                os.replace(temporary, path)
-        _directory_to_disk(path.parent)
+                os.replace(file, path)
+        directory_to_disk(path.parent)
 
-    def _assemble(self, key: str, upload_id: str, parts: Sequence[UploadedPart], if_none_match: bool) -> str:
-        path, folder = self._path(key), self._upload(key, upload_id)
-        if not folder.is_dir():
+    def _complete(self, key: str, upload_id: str, parts: Sequence[UploadedPart], if_none_match: bool) -> None:
+        path, upload = self._path(key), self._upload(key, upload_id)
+        if not upload.exists():
             raise self._no_upload(key, upload_id)
-        digest = hashlib.sha256()
-        with _translated(f"write {path}"), _temporary(path.parent) as (temporary, file):
-            for part in parts:
-                try:
-                    data = (folder / str(part.number)).read_bytes()
-                except FileNotFoundError:
-                    data = b""
-                if part.etag != f"{hashlib.sha256(data).hexdigest()}-{len(data)}":
-                    raise UploadNotFoundError(
-                        f"part {part.number} of upload {upload_id!r} of {self.url}/{key} is missing"
-                    )
-                digest.update(data)
-                file.write(data)
-            self._publish(key, temporary, file, if_none_match=if_none_match)
-        return digest.hexdigest()
+        with translated(f"write {path}"):
+            with upload.whole(parts) as whole:
+                if whole is not None:
+                    self._publish(key, whole, if_none_match=if_none_match)
+                    return
+            with temporary(path.parent) as (joined, file):
+                for part, data in zip(parts, upload.contents(parts), strict=True):
+                    if data is None:
+                        raise UploadNotFoundError(
+                            f"part {part.number} of upload {upload_id!r} of {self.url}/{key} is missing"
+                        )
+                    file.write(data)
+                to_disk(file)
+                self._publish(key, joined, if_none_match=if_none_match)
 
-    def _etag_if_made_of(self, key: str, parts: Sequence[UploadedPart]) -> str | None:
-        """Returns the object's ETag if its content is these parts joined, or None."""
+    def _consists_of(self, key: str, parts: Sequence[UploadedPart]) -> bool:
         try:
             with self._reading(key) as file:
-                for part in parts:
-                    digest, _, size = part.etag.partition("-")
-                    if hashlib.sha256(file.read(int(size))).hexdigest() != digest:
-                        return None
-                if file.read(1):
-                    return None
-                file.seek(0)
-                return _digest(file)
+                return consists_of(file, parts)
         except ObjectNotFoundError:
-            return None
+            return False
 
     def _prune(self, directory: Path) -> None:
         """Removes directories without objects and uploads, from here up to the root, unless a process writes there."""
         while self._root in directory.parents:
-            hidden = directory / _HIDDEN
+            hidden = directory / HIDDEN
             try:
                 if hidden.exists():
-                    with _locked(directory):
+                    with locked(directory):
                         for file in hidden.glob("tmp-*"):
                             if file.stat().st_mtime < time.time() - _STALE_SECONDS:
                                 file.unlink()
-                        if os.listdir(directory) != [_HIDDEN] or os.listdir(hidden) != ["lock"]:
+                        if os.listdir(directory) != [HIDDEN] or os.listdir(hidden) != ["lock"]:
                             return
                         (hidden / "lock").unlink()
                         hidden.rmdir()
@@ -309,19 +296,19 @@ def _split(prefix: str) -> tuple[str, str]:
 
 
 def _refuse_hidden(key: str) -> None:
-    if _HIDDEN in key.split("/"):
-        raise StorageError(f"{key!r}: the name {_HIDDEN!r} is reserved in a local store")
+    if HIDDEN in key.split("/"):
+        raise StorageError(f"{key!r}: the name {HIDDEN!r} is reserved in a local store")
 
 
 def _scan(directory: Path) -> Sequence[tuple[str, os.DirEntry[str]]]:
     """Returns the visible entries of a directory in key order, with a slash after the name of a folder."""
-    with _translated(f"list {directory}"):
+    with translated(f"list {directory}"):
         try:
             with os.scandir(directory) as entries:
                 found = [
                     (f"{entry.name}/" if entry.is_dir(follow_symlinks=False) else entry.name, entry)
                     for entry in entries
-                    if entry.name != _HIDDEN
+                    if entry.name != HIDDEN
                 ]
         except (FileNotFoundError, NotADirectoryError):
             return []
@@ -339,88 +326,6 @@ def _walk(directory: Path, folder: str, start: str) -> Iterator[tuple[str, os.Di
                 yield from _walk(Path(entry.path), folder + name, "")
             elif entry.is_file():
                 yield folder + name, entry
-
-
-@contextmanager
-def _translated(what: str) -> Iterator[None]:
-    try:
-        yield
-    except LockTimeoutError as error:
-        raise StorageError(f"cannot {what}: {error}") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise StorageError(f"cannot {what}: {reason}. Check the path, its permissions and the free space.") from error
-
-
-@contextmanager
-def _temporary(directory: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """Yields a new file on the file system of ``directory`` that no listing shows, and removes it at the end."""
-    path = directory / _HIDDEN / f"tmp-{uuid.uuid4().hex}"
-    with os.fdopen(_open_below(directory, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
-        try:
-            yield path, file
-        finally:
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Keeps all other threads and processes from changing the objects of one directory.
-
-    Raises:
-        LockTimeoutError: Another process does not release the lock.
-    """
-    with ExitStack() as held:
-        for _ in range(_TRIES):
-            with suppress(FileNotFoundError):  # the folder was pruned in the meantime
-                _make_directory(directory / _HIDDEN)
-                held.enter_context(file_lock(directory / _HIDDEN / "lock", timeout=_LOCK_TIMEOUT_SECONDS))
-                break
-        else:
-            raise _no_folder(directory)
-        yield
-
-
-def _open_below(directory: Path, path: Path, flags: int) -> int:
-    """Opens a file in ``directory``'s hidden folder, which another process may prune before it is opened."""
-    for _ in range(_TRIES):
-        with suppress(FileNotFoundError):
-            _make_directory(directory / _HIDDEN)
-            return os.open(path, flags | os.O_CLOEXEC, 0o666)
-    raise _no_folder(directory)
-
-
-def _no_folder(directory: Path) -> StorageError:
-    return StorageError(
-        f"cannot write in {directory}: a folder that is created there disappears at once. Either this file system does "
-        "not allow folders, or another process deletes them. Choose another path, or stop that process."
-    )
-
-
-def _make_directory(directory: Path) -> None:
-    if not directory.is_dir():
-        _make_directory(directory.parent)
-        try:
-            directory.mkdir(exist_ok=True)
-        except FileExistsError:
-            raise StorageError(
-                f"cannot write in {directory}: it is a file or a broken link, not a folder. Choose another path, or "
-                "move it away."
-            ) from None
-        _directory_to_disk(directory.parent)
-
-
-def _to_disk(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _directory_to_disk(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _digest(file: BinaryIO) -> str:

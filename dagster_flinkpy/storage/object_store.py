@@ -135,7 +135,9 @@ class ObjectStore(ABC):
         """Begins a staged upload and returns its id. Nothing is visible under ``key`` before ``complete_upload``."""
 
     @abstractmethod
-    def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
+    def upload_part(
+        self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
+    ) -> UploadedPart:
         """Stages one part. A part with the same number is replaced.
 
         Args:
@@ -143,6 +145,8 @@ class ObjectStore(ABC):
             upload_id: The id that it returned.
             number: From 1 to 10,000. Parts are joined in this order; gaps are allowed.
             data: At least 5 MiB, except in the last part. This is a rule of S3, which checks it on completion.
+            sha256_of_all: SHA-256 of all parts up to this one, in hex, from who sends them in order and computes it
+                anyway: for all parts, or for none. A store without ETags of its own then need not read ``data``.
 
         Raises:
             UploadNotFoundError: There is no such upload: it was completed or aborted.
@@ -151,8 +155,8 @@ class ObjectStore(ABC):
     @abstractmethod
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
-    ) -> str:
-        """Makes the staged parts one visible object, atomically, and returns its ETag.
+    ) -> None:
+        """Makes the staged parts one visible object, atomically.
 
         The call may be repeated. If the upload is gone or the key is taken, but the object consists of exactly these
         parts, it succeeds.
@@ -217,7 +221,7 @@ class ObjectStore(ABC):
         except PreconditionFailedError as error:
             raise self._unsupported(f"{what} was refused") from error
 
-    def _expect_refusal(self, what: str, write: Callable[P, str], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _expect_refusal(self, what: str, write: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
         with suppress(PreconditionFailedError):
             write(*args, **kwargs)
             raise self._unsupported(f"{what} was not refused")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from dagster_flinkpy.errors import (
     ConditionalWritesUnsupportedError,
@@ -223,20 +223,22 @@ class S3ObjectStore(ObjectStore):
         with self._translated("s3:PutObject", key):
             return self._client.create_multipart_upload(Bucket=self._bucket, Key=full)["UploadId"]
 
-    def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
+    def upload_part(
+        self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
+    ) -> UploadedPart:
         """See ``ObjectStore``."""
         full = self._full(key)
         if not 1 <= number <= 10_000:
             raise ConfigurationError(f"part number {number} of {key!r} is not in 1 to 10000")
         with self._translated("s3:PutObject", key):
             response = self._client.upload_part(
-                Bucket=self._bucket, Key=full, UploadId=upload_id, PartNumber=number, Body=data
+                Bucket=self._bucket, Key=full, UploadId=upload_id, PartNumber=number, Body=cast("bytes", data)
             )
         return UploadedPart(number, _bare(response["ETag"]))
 
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
-    ) -> str:
+    ) -> None:
         """See ``ObjectStore``."""
         if not parts:
             raise ConfigurationError(f"upload {upload_id!r} of {key!r} has no parts to complete")
@@ -251,12 +253,12 @@ class S3ObjectStore(ObjectStore):
             request["IfNoneMatch"] = "*"
         try:
             with self._translated("s3:PutObject", key):
-                return _bare(_retry_conflict(lambda: self._client.complete_multipart_upload(**request))["ETag"])
+                _retry_conflict(lambda: self._client.complete_multipart_upload(**request))
         except StorageError:
             found = self.head(key)
             if found is not None and found.etag == _joined_etag(parts):
                 self.abort_upload(key, upload_id)
-                return found.etag
+                return
             self._check_upload(key, upload_id)
             raise
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 import threading
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from dagster_flinkpy.errors import (
     StorageError,
     UploadNotFoundError,
 )
-from dagster_flinkpy.storage import ObjectStore, StorageLocation
+from dagster_flinkpy.storage import ObjectStore, StorageLocation, UploadedPart
 
 ODD_KEYS = [
     "a b",
@@ -311,8 +312,8 @@ def test_an_upload_is_invisible_until_complete(store: ObjectStore) -> None:
     assert (staged.key, staged.upload_id) == ("d/k", upload)
     assert abs(datetime.now(timezone.utc) - staged.initiated) < timedelta(minutes=2)
 
-    etag = store.complete_upload("d/k", upload, [second, first])
-    assert store.get("d/k") == (b"x" * PART + b"end", etag)
+    store.complete_upload("d/k", upload, [second, first])
+    assert store.get("d/k")[0] == b"x" * PART + b"end"
     assert list(store.list_uploads()) == []
     assert keys(store) == ["d/k"]
 
@@ -331,16 +332,32 @@ def test_complete_of_a_taken_key(store: ObjectStore) -> None:
 def test_complete_may_be_repeated(store: ObjectStore) -> None:
     upload = store.create_upload("k")
     parts = [store.upload_part("k", upload, 1, b"x" * PART), store.upload_part("k", upload, 2, b"y")]
-    etag = store.complete_upload("k", upload, parts)
-    assert store.complete_upload("k", upload, parts) == etag
-    assert store.complete_upload("k", upload, parts, if_none_match=False) == etag
+    store.complete_upload("k", upload, parts)
+    etag = store.get("k")[1]
+    store.complete_upload("k", upload, parts)
+    store.complete_upload("k", upload, parts, if_none_match=False)
+    assert store.get("k") == (b"x" * PART + b"y", etag)
+
+
+def test_parts_with_a_digest_of_all(store: ObjectStore) -> None:
+    contents = [b"x" * PART, b"y" * PART, b"z"]
+    digests = [hashlib.sha256(b"".join(contents[:end])).hexdigest() for end in (1, 2, 3)]
+    uploads = {}
+    for upload in (store.create_upload("k"), store.create_upload("k")):
+        uploads[upload] = [
+            store.upload_part("k", upload, n, contents[n - 1], sha256_of_all=digests[n - 1]) for n in (1, 2, 3)
+        ]
+    for upload in (*uploads, *uploads):
+        store.complete_upload("k", upload, uploads[upload])
+        assert store.get("k")[0] == b"".join(contents)
 
 
 def test_complete_where_another_upload_left_the_same_content(store: ObjectStore) -> None:
     uploads = [store.create_upload("k") for _ in range(2)]
     parts = [store.upload_part("k", upload, 1, b"same") for upload in uploads]
-    etags = [store.complete_upload("k", upload, [part]) for upload, part in zip(uploads, parts, strict=True)]
-    assert etags[0] == etags[1]
+    for upload, part in zip(uploads, parts, strict=True):
+        store.complete_upload("k", upload, [part])
+    assert store.get("k")[0] == b"same"
     assert list(store.list_uploads()) == []
 
 
@@ -348,7 +365,7 @@ def test_one_of_six_racing_completions_wins(store: ObjectStore) -> None:
     uploads = [store.create_upload("k") for _ in range(6)]
     parts = [store.upload_part("k", upload, 1, f"{i}".encode()) for i, upload in enumerate(uploads)]
     results = race(6, lambda i: store.complete_upload("k", uploads[i], [parts[i]]))
-    (winner,) = [i for i, result in enumerate(results) if isinstance(result, str)]
+    (winner,) = [i for i, result in enumerate(results) if result is None]
     assert all(isinstance(r, PreconditionFailedError) for i, r in enumerate(results) if i != winner)
     assert store.get("k")[0] == f"{winner}".encode()
 
@@ -392,6 +409,14 @@ def test_a_part_sent_again_replaces_the_first(store: ObjectStore) -> None:
     part = store.upload_part("k", upload, 1, b"new")
     store.complete_upload("k", upload, [part])
     assert store.get("k")[0] == b"new"
+
+
+def test_parts_of_several_threads(store: ObjectStore) -> None:
+    upload = store.create_upload("k")
+    contents = [bytes([number]) * (PART + number) for number in range(4)]
+    parts = race(4, lambda i: store.upload_part("k", upload, i + 1, contents[i]))
+    store.complete_upload("k", upload, [part for part in parts if isinstance(part, UploadedPart)])
+    assert store.get("k")[0] == b"".join(contents)
 
 
 def test_list_uploads_by_prefix(store: ObjectStore) -> None:

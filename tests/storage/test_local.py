@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import errno
 import fcntl
+import hashlib
+import json
 import multiprocessing
 import multiprocessing.synchronize
 import os
@@ -10,11 +13,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from dagster_flinkpy.errors import PathEscapesPrefixError, PreconditionFailedError, StorageError
-from dagster_flinkpy.storage.local import LocalObjectStore, _locked
+from dagster_flinkpy.errors import PathEscapesPrefixError, PreconditionFailedError, StorageError, UploadNotFoundError
+from dagster_flinkpy.storage.local import LocalObjectStore
+from dagster_flinkpy.storage.local_files import locked
+from dagster_flinkpy.storage.object_store import UploadedPart
 
 
 def everything(root: Path) -> list[str]:
@@ -90,7 +96,7 @@ def test_a_lock_file_that_was_pruned_while_waiting_for_it_is_not_believed(
         flock(descriptor, operation)
 
     monkeypatch.setattr(fcntl, "flock", flock_too_late)
-    with _locked(tmp_path), lock.open("rb") as another, pytest.raises(BlockingIOError):
+    with locked(tmp_path), lock.open("rb") as another, pytest.raises(BlockingIOError):
         flock(another, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert taken
 
@@ -98,9 +104,9 @@ def test_a_lock_file_that_was_pruned_while_waiting_for_it_is_not_believed(
 HELD = """
 import sys
 from pathlib import Path
-from dagster_flinkpy.storage.local import _locked
+from dagster_flinkpy.storage.local_files import locked
 
-with _locked(Path(sys.argv[1])):
+with locked(Path(sys.argv[1])):
     print("held", flush=True)
     input()
 """
@@ -109,7 +115,7 @@ with _locked(Path(sys.argv[1])):
 def test_a_stopped_process_that_holds_the_lock_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("dagster_flinkpy.storage.local._LOCK_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr("dagster_flinkpy.storage.local_files._LOCK_TIMEOUT_SECONDS", 0.1)
     store, command = LocalObjectStore(tmp_path), [sys.executable, "-c", HELD, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
@@ -128,7 +134,7 @@ def test_a_stopped_process_that_holds_the_lock_is_named(
 # --- a crash at any step ----------------------------------------------------------------------------------------------
 
 KILLED_AT_STEP = """
-import os, signal, sys
+import json, os, signal, sys
 from dagster_flinkpy.storage.local import LocalObjectStore
 
 root, action, step = sys.argv[1], sys.argv[2], int(sys.argv[3])
@@ -136,6 +142,7 @@ store = LocalObjectStore(root)
 if action == "complete":
     upload = store.create_upload("d/k")
     parts = [store.upload_part("d/k", upload, n, b"new" * 10_000) for n in (1, 2)]
+    print(json.dumps([upload, [[part.number, part.etag] for part in parts]]), flush=True)
 
 steps = 0
 
@@ -173,10 +180,16 @@ def test_a_write_killed_at_any_step_leaves_the_old_object_or_the_new_one(
         store = LocalObjectStore(root)
         if old is not None:
             store.put("d/k", old)
-        killed = subprocess.run([sys.executable, "-c", KILLED_AT_STEP, str(root), action, str(step)], check=False)
+        command = [sys.executable, "-c", KILLED_AT_STEP, str(root), action, str(step)]
+        killed = subprocess.run(command, stdout=subprocess.PIPE, check=False)
         visible = {found.key: store.get(found.key)[0] for found in store.list()}
         assert visible in ({"d/k": new}, {} if old is None else {"d/k": old})
         seen.add(visible.get("d/k"))
+        if action == "complete":
+            upload, parts = json.loads(killed.stdout)
+            store.complete_upload("d/k", upload, [UploadedPart(*part) for part in parts], if_none_match=old is None)
+            assert store.get("d/k")[0] == new
+            assert list(store.list_uploads()) == []
         store.put("d/k", b"later")  # no lock is left behind
         if killed.returncode == 0:
             break
@@ -268,14 +281,133 @@ def test_a_key_below_an_object_and_an_object_in_place_of_a_folder(tmp_path: Path
     assert [found.key for found in store.list()] == ["a/b"]
 
 
-def test_a_part_that_was_tampered_with_is_not_published(tmp_path: Path) -> None:
+# --- parts of uploads -------------------------------------------------------------------------------------------------
+
+
+def staged(root: Path, upload: str) -> Path:
+    return root / ".flinkpy/uploads/k" / upload
+
+
+def test_parts_that_come_in_order_are_not_written_again(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    upload = store.create_upload("k")
+    parts = [store.upload_part("k", upload, number, b"%d" % number) for number in (1, 2, 7)]
+    file = (staged(tmp_path, upload) / "data").stat().st_ino
+    store.complete_upload("k", upload, parts)
+    assert (tmp_path / "k").read_bytes() == b"127"
+    assert (tmp_path / "k").stat().st_ino == file
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("content", [b"1", b"x", b""])
+@pytest.mark.parametrize("digests", [(None, None), (hashlib.sha256(b"1"), hashlib.sha256(b"12"))])
+def test_a_part_that_is_not_as_it_was_sent_is_not_published(
+    tmp_path: Path, order: tuple[int, ...], content: bytes, digests: tuple[Any, Any]
+) -> None:
+    store = LocalObjectStore(tmp_path)
+    upload = store.create_upload("k")
+    parts = [
+        store.upload_part("k", upload, n, b"%d" % n, sha256_of_all=digests[n - 1] and digests[n - 1].hexdigest())
+        for n in order
+    ]
+    (staged(tmp_path, upload) / "data").write_bytes(content)
+    with pytest.raises(UploadNotFoundError, match=r"part \d of upload"):
+        store.complete_upload("k", upload, parts)
+    assert store.head("k") is None
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_parts_with_a_digest_of_all_are_joined(tmp_path: Path, order: tuple[int, ...]) -> None:
+    store, digests = LocalObjectStore(tmp_path), (hashlib.sha256(b"1"), hashlib.sha256(b"12"))
+    upload = store.create_upload("k")
+    parts = [store.upload_part("k", upload, n, b"%d" % n, sha256_of_all=digests[n - 1].hexdigest()) for n in order]
+    for _ in range(2):
+        store.complete_upload("k", upload, parts)
+        assert (tmp_path / "k").read_bytes() == b"12"
+    store.put("k", b"1x")
+    with pytest.raises(UploadNotFoundError):
+        store.complete_upload("k", upload, parts)
+
+
+def test_a_part_that_could_not_be_written_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, write = LocalObjectStore(tmp_path), os.pwrite
+    upload = store.create_upload("k")
+    parts = [store.upload_part("k", upload, 1, b"first")]
+
+    def full(file: int, data: bytes, offset: int) -> int:
+        if offset > 5:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[:1], offset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            store.upload_part("k", upload, 2, b"second")
+    file = staged(tmp_path, upload) / "data"
+    assert file.read_bytes() == b"first"
+    store.complete_upload("k", upload, [*parts, store.upload_part("k", upload, 2, b"second")])
+    assert (tmp_path / "k").read_bytes() == b"firstsecond"
+
+
+def test_an_object_does_not_grow_when_its_upload_gets_another_part(tmp_path: Path) -> None:
     store = LocalObjectStore(tmp_path)
     upload = store.create_upload("k")
     part = store.upload_part("k", upload, 1, b"1")
-    (tmp_path / ".flinkpy/uploads/k" / upload / "1").write_bytes(b"2")
-    with pytest.raises(StorageError, match="part 1 of upload"):
-        store.complete_upload("k", upload, [part])
-    assert store.head("k") is None
+    os.link(staged(tmp_path, upload) / "data", tmp_path / "k")  # killed before the upload was removed
+    with pytest.raises(UploadNotFoundError):
+        store.upload_part("k", upload, 2, b"2")
+    store.complete_upload("k", upload, [part])
+    assert store.get("k")[0] == b"1"
+
+
+def test_no_part_arrives_while_an_upload_is_completed(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    upload = store.create_upload("k")
+    part = store.upload_part("k", upload, 1, b"1")
+    with (staged(tmp_path, upload) / "data").open("rb+") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(StorageError, match="another part is being written now"):
+            store.complete_upload("k", upload, [part])
+    store.complete_upload("k", upload, [part])
+    assert store.get("k")[0] == b"1"
+
+
+def staged_by_version_0_1(store: LocalObjectStore, root: Path, *contents: bytes) -> tuple[str, list[UploadedPart]]:
+    """Stages parts as version 0.1 did: each has a file."""
+    upload = store.create_upload("k")
+    (staged(root, upload) / "data").unlink()
+    parts = []
+    for number, content in enumerate(contents, start=1):
+        (staged(root, upload) / str(number)).write_bytes(content)
+        parts.append(UploadedPart(number, f"{hashlib.sha256(content).hexdigest()}-{len(content)}"))
+    return upload, parts
+
+
+def test_an_upload_of_version_0_1_is_completed(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    upload, parts = staged_by_version_0_1(store, tmp_path, b"one", b"two")
+    for _ in range(2):
+        store.complete_upload("k", upload, parts)
+        assert store.get("k")[0] == b"onetwo"
+    assert list(store.list_uploads()) == []
+
+
+def test_an_upload_of_version_0_1_is_not_completed_if_a_part_is_another(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    upload, parts = staged_by_version_0_1(store, tmp_path, b"one", b"two")
+    (staged(tmp_path, upload) / "2").write_bytes(b"owt")
+    with pytest.raises(UploadNotFoundError, match=r"part \d of upload"):
+        store.complete_upload("k", upload, parts)
+    store.abort_upload("k", upload)
+    assert everything(tmp_path) == [".flinkpy", ".flinkpy/lock"]
+
+
+def test_parts_that_another_store_named_are_missing(tmp_path: Path) -> None:
+    store = LocalObjectStore(tmp_path)
+    upload = store.create_upload("k")
+    store.put("k", b"")
+    with pytest.raises(UploadNotFoundError, match=r"part \d of upload"):
+        store.complete_upload("k", upload, [UploadedPart(1, "9e107d9d372bb6826bd81d3542a419d6")])
 
 
 # --- places that cannot be written or listed --------------------------------------------------------------------------
