@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +15,8 @@ from psycopg import sql
 from dagster_flinkpy.connectors.column_types import columns_of
 from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.connectors.postgres_types import sql_type
-from dagster_flinkpy.connectors.staged_files import PART_BYTES, FileNames
+from dagster_flinkpy.connectors.staged_content import StagedContent
+from dagster_flinkpy.connectors.staged_files import FileNames
 from dagster_flinkpy.datastream.connectors.base import CommitRequest, Committer, CommitterInitContext
 from dagster_flinkpy.errors import (
     CommittableLostError,
@@ -36,6 +36,8 @@ __all__ = ["LedgerCommitter", "PartitionCommitter", "PreparedTransactionCommitte
 _LEDGER_DAYS = 30
 """After this time no dead attempt can come back to commit a checkpoint again."""
 
+_COPIED_BYTES = 256 << 10
+"""So much is unpacked at a time: less than the server needs to be busy in the meantime."""
 _ORDER = "flinkpy_order"
 _TO_RETRY = (psycopg.OperationalError, psycopg.InterfaceError, StorageError)
 
@@ -227,17 +229,19 @@ class LedgerCommitter(_PostgresCommitter):
             "Nothing of the checkpoint is in the table. Restore a savepoint or an older checkpoint to write the rows "
             f"again, or 'chk-{checkpoint_id}' to continue without them."
         )
-        staged = _StagedContent(self._store, file["key"], file["bytes"])
-        try:
-            with pa.CompressedInputStream(pa.PythonFile(staged, "r"), "lz4") as content:
-                while data := content.read(PART_BYTES):
-                    yield data
-        except ObjectNotFoundError as error:
-            raise CommittableLostError(f"{what}, is gone. Was it deleted by a rule of the bucket? {advice}") from error
-        except OSError as error:
-            raise CommittableLostError(f"{what}, is damaged: {error}. {advice}") from error
-        if staged.sha256() != file["sha256"]:
-            raise CommittableLostError(f"{what}, is not what was written. {advice}")
+        with StagedContent(self._store, file["key"], file["bytes"]) as staged:
+            try:
+                with pa.CompressedInputStream(pa.PythonFile(staged, "r"), "lz4") as content:
+                    while data := content.read(_COPIED_BYTES):
+                        yield data
+            except ObjectNotFoundError as error:
+                raise CommittableLostError(
+                    f"{what}, is gone. Was it deleted by a rule of the bucket? {advice}"
+                ) from error
+            except OSError as error:
+                raise CommittableLostError(f"{what}, is damaged: {error}. {advice}") from error
+            if staged.sha256() != file["sha256"]:
+                raise CommittableLostError(f"{what}, is not what was written. {advice}")
 
     def lingering(self, keep: Sequence[CommitRequest]) -> int:
         return len(self._staged(keep))
@@ -369,36 +373,6 @@ class PreparedTransactionCommitter(_PostgresCommitter):
         return [
             gid for (gid,) in found if gid not in kept and int(gid.rsplit(":", 2)[1]) <= self._context.fencing_token
         ]
-
-
-class _StagedContent(io.RawIOBase):
-    """Reads a staged file from its beginning to its end.
-
-    Args:
-        store: The store.
-        key: The file.
-        size: Its size, in bytes.
-    """
-
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        self._store, self._key, self._size, self._at = store, key, size, 0
-        self._part, self._digest = memoryview(b""), hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if not self._part and self._at < self._size:
-            data = self._store.get_range(self._key, self._at, PART_BYTES)
-            self._at += PART_BYTES
-            self._digest.update(data)
-            self._part = memoryview(data)
-        taken, self._part = self._part[:size], self._part[size:]
-        return bytes(taken)
-
-    def sha256(self) -> str:
-        """Returns the SHA-256 of what was read, in hex."""
-        return self._digest.hexdigest()
 
 
 def _checked(request: CommitRequest) -> dict[str, Any]:

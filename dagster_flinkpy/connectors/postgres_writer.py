@@ -6,6 +6,7 @@ import hashlib
 import io
 import re
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CsvEncoder", "PreparingWriter", "StagingWriter"]
 
-_OPTIONS = csv.WriteOptions(include_header=False)
+_OPTIONS = csv.WriteOptions(include_header=False, batch_size=8192)
 _NUL_IN_JSON = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
@@ -125,14 +126,25 @@ class StagingWriter(CommittingSinkWriter):
         self._key = f"{file_name(context)}.csv.lz4"
         self._upload = StagedUpload(self._store, self._key)
         self._compressor = pa.CompressedOutputStream(pa.PythonFile(self._upload, "w"), "lz4")
+        self._behind = ThreadPoolExecutor(1, "compress")
+        self._compressing: Future[None] | None = None
         self._rows = 0
         self._finished = False
 
     def write(self, column: pa.Array) -> None:
-        self._compressor.write(self._encoder.encode(column))
+        data = self._encoder.encode(column)
+        self._await()
+        self._compressing = self._behind.submit(self._compressor.write, data)  # while the next batch is encoded
         self._rows += len(column)
 
+    def _await(self) -> None:
+        compressing, self._compressing = self._compressing, None
+        if compressing is not None:
+            compressing.result()
+
     def prepare_commit(self) -> list[Json]:
+        self._await()
+        self._behind.shutdown()
         if not self._rows:
             return []
         self._compressor.close()
@@ -151,6 +163,7 @@ class StagingWriter(CommittingSinkWriter):
         ]
 
     def abort(self) -> None:
+        self._behind.shutdown()
         self._upload.abort()
         if self._finished:
             with suppress(StorageError):  # abort_lingering finds it

@@ -111,7 +111,9 @@ class StagedUpload(io.RawIOBase):
         self._part_bytes = part_bytes
         self._upload_id: str | None = None
         self._parts: list[UploadedPart] = []
-        self._pending = bytearray()
+        self._part, self._filled = bytearray(), 0
+        self._sent = bytearray()
+        """Memory of the part before, which takes the next one: new memory costs more than what is written to it."""
         self._sender: ThreadPoolExecutor | None = None
         self._sending: Future[None] | None = None
         self._digest = hashlib.sha256()
@@ -128,43 +130,47 @@ class StagedUpload(io.RawIOBase):
         view = memoryview(data).cast("B")
         if self._aborted:  # the Parquet footer, when the writer is dropped
             return len(view)
-        self._pending += view
         self._size += len(view)
-        while len(self._pending) >= self._part_bytes:
-            self._send(self._part_bytes)
+        rest = view
+        while rest:
+            taken, rest = rest[: self._part_bytes - self._filled], rest[self._part_bytes - self._filled :]
+            end = self._filled + len(taken)
+            if end > len(self._part):
+                del self._part[self._filled :]
+                self._part += taken
+            else:
+                self._part[self._filled : end] = taken
+            self._filled = end
+            if end == self._part_bytes:
+                self._send()
         return len(view)
 
-    def _send(self, size: int) -> None:
+    def _send(self) -> None:
         """Sends a part when the one before has arrived."""
         self._await_part()
-        whole = size == len(self._pending)
-        data = bytes(self._pending) if whole else bytes(memoryview(self._pending)[:size])
-        if whole:
-            self._pending = bytearray()
-        else:
-            del self._pending[:size]
         if self._sender is None:
             self._sender = ThreadPoolExecutor(1, "upload")
-        self._sending = self._sender.submit(self._upload, data)
+        self._sending = self._sender.submit(self._upload, self._part)
+        self._part, self._sent, self._filled = self._sent, self._part, 0
 
     def _await_part(self) -> None:
         sending, self._sending = self._sending, None
         if sending is not None:
             sending.result()
 
-    def _upload(self, data: bytes) -> None:
+    def _upload(self, data: bytearray) -> None:
         self._digest.update(data)
         if self._upload_id is None:
             self._upload_id = self._store.create_upload(self._key)
-        number = len(self._parts) + 1
-        self._parts.append(self._store.upload_part(self._key, self._upload_id, number, data))
+        number, digest = len(self._parts) + 1, self._digest.hexdigest()
+        self._parts.append(self._store.upload_part(self._key, self._upload_id, number, data, sha256_of_all=digest))
 
     def finish(self, rows: int) -> StagedFile:
         """Sends the last part, and returns what is needed to complete the upload."""
         self._await_part()
-        if self._pending:
-            self._upload(bytes(self._pending))
-            self._pending.clear()
+        if self._filled:
+            del self._part[self._filled :]
+            self._upload(self._part)
         self._end()
         return StagedFile(
             self._key, self._upload_id or "", tuple(self._parts), rows, self._size, self._digest.hexdigest()
@@ -174,10 +180,10 @@ class StagedUpload(io.RawIOBase):
         if self._sender is not None:
             self._sender.shutdown()
             self._sender = None
+        self._part, self._sent, self._filled = bytearray(), bytearray(), 0
 
     def abort(self) -> None:
         """Aborts the upload."""
-        self._pending.clear()
         self._aborted = True
         with suppress(Exception):  # the writer has failed already
             self._await_part()

@@ -33,6 +33,8 @@ _GROUP_BYTES = 64 << 20
 _GROUP_ROWS = 1 << 17
 _BUFFER_BYTES = 256 << 20
 """How many bytes of rows a writer keeps in memory, over all of its files."""
+_CSV = csv.WriteOptions(batch_size=8192)
+"""Each batch is a call of Python; PyArrow's default is 1,024 rows."""
 _MOST_PARTS = 9_000
 """S3 allows 10,000 parts of an upload."""
 
@@ -67,7 +69,7 @@ def _compressed(upload: StagedUpload, compression: str) -> Any:
 class _CsvEncoder(_Encoder):
     def __init__(self, upload: StagedUpload, schema: pa.Schema, types: dict[str, TypeInformation], by: str) -> None:
         self._out = _compressed(upload, by)
-        self._writer = csv.CSVWriter(self._out, schema)
+        self._writer = csv.CSVWriter(self._out, schema, write_options=_CSV)
 
     def write(self, table: pa.Table) -> None:
         self._writer.write_table(table)

@@ -184,10 +184,11 @@ def ends_of_records(data: bytes, quote: int | None) -> np.ndarray:
         quote: The character between which line ends are part of a value, or None.
     """
     characters = np.frombuffer(data, np.uint8)
-    ends = characters == _NEWLINE
+    ends = np.flatnonzero(characters == _NEWLINE)
     if quote is not None:
-        ends &= (np.cumsum(characters == quote) & 1) == 0
-    return np.flatnonzero(ends) + 1
+        quotes = np.flatnonzero(characters == quote)
+        ends = ends[np.searchsorted(quotes, ends) % 2 == 0]
+    return ends + 1
 
 
 def _has_single_bytes(charset: str) -> bool:

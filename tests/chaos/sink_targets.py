@@ -141,7 +141,10 @@ TARGETS = {
         _files,
         _values_of_files,
         Hook(_LOCAL, "upload_part", after=True),
-        {"after the first file": Hook(_LOCAL, "complete_upload", after=True)},
+        {
+            "before the first upload is removed": Hook("dagster_flinkpy.storage.local_upload:LocalUpload", "remove"),
+            "after the first file": Hook(_LOCAL, "complete_upload", after=True),
+        },
     ),
     "s3": Target(
         "Parquet files on S3 (MiniStack)",

@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pyarrow.fs import AwsStandardS3RetryStrategy
 from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import CommitFailedException
 
 from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink
 from dagster_flinkpy.connectors.delta_table import storage_options
+from dagster_flinkpy.connectors.iceberg_table import TargetTable
 from dagster_flinkpy.datastream.connectors.base import CommitterInitContext, TwoPhaseCommittingSink
 from dagster_flinkpy.errors import FlinkPyError, SinkCommitError, StorageError
 from dagster_flinkpy.storage import StorageLocation
@@ -72,22 +74,42 @@ def left_open(sink: TwoPhaseCommittingSink) -> int:
     return sink.create_committer(CommitterInitContext("job", "sink", 2**62, EVENT)).lingering([])
 
 
-def values_of_files(location: StorageLocation) -> list[int]:
+Make = Callable[[StorageLocation, Path], TwoPhaseCommittingSink]
+
+
+class NoRetries(AwsStandardS3RetryStrategy):  # type: ignore[misc]
+    """PyArrow would wait for seconds."""
+
+    def __init__(self) -> None:
+        super().__init__(max_attempts=1)
+
+
+def iceberg(location: StorageLocation, folder: Path) -> IcebergSink:
+    quick = {"s3.retry-strategy-impl": f"{__name__}.{NoRetries.__name__}"}
+    properties = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db", **quick}
+    return IcebergSink("db.t", location, properties=properties)
+
+
+def values_of_files(location: StorageLocation, folder: Path) -> list[int]:
     store = location.open()
     files = [pq.read_table(io.BytesIO(store.get(info.key)[0])) for info in store.list()]
     return sorted(value for file in files for value in file.column("value").to_pylist())
 
 
-def values_of_delta(location: StorageLocation) -> list[int]:
+def values_of_delta(location: StorageLocation, folder: Path) -> list[int]:
     table = DeltaTable(location.url, storage_options=storage_options(location))
     return sorted(table.to_pyarrow_table().column("value").to_pylist())
 
 
-TARGETS: dict[
-    str, tuple[Callable[[StorageLocation], TwoPhaseCommittingSink], Callable[[StorageLocation], list[int]]]
-] = {
-    "files": (lambda location: ParquetSink(location, max_file_bytes=200), values_of_files),
-    "delta": (DeltaSink, values_of_delta),
+def values_of_iceberg(location: StorageLocation, folder: Path) -> list[int]:
+    catalog = TargetTable(iceberg(location, folder), CommitterInitContext("job", "sink", 0, EVENT)).catalog
+    return sorted(catalog.load_table("db.t").scan().to_arrow().column("value").to_pylist())
+
+
+TARGETS: dict[str, tuple[Make, Callable[[StorageLocation, Path], list[int]]]] = {
+    "files": (lambda location, folder: ParquetSink(location, max_file_bytes=200), values_of_files),
+    "delta": (lambda location, folder: DeltaSink(location), values_of_delta),
+    "iceberg": (iceberg, values_of_iceberg),
 }
 
 
@@ -96,17 +118,19 @@ TARGETS: dict[
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize(("storms", "resets"), [(0.02, 0.0), (0.0, 0.2)], ids=["storms of 503", "resets"])
-def test_s3_in_bad_weather(s3_location: StorageLocation, name: str, storms: float, resets: float) -> None:
+def test_s3_in_bad_weather(
+    s3_location: StorageLocation, tmp_path: Path, name: str, storms: float, resets: float
+) -> None:
     make, read = TARGETS[name]
     assert s3_location.endpoint_url is not None
     with unreliable(s3_location.endpoint_url, storms=storms, resets=resets) as endpoint:
         there = replace(s3_location, endpoint_url=endpoint)
-        sink = make(there.child("table"))
+        sink = make(there.child("table"), tmp_path)
         run_to_the_end(sink, there.child("job"))
         assert disturbed(endpoint) > 3
     calm = s3_location.child("table")
-    assert read(calm) == VALUES
-    assert left_open(make(calm)) == 0
+    assert read(calm, tmp_path) == VALUES
+    assert left_open(make(calm, tmp_path)) == 0
 
 
 def test_a_storm_that_lasts_is_an_error_that_names_the_place(s3_location: StorageLocation) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagster_flinkpy.common import Duration, Types
 from dagster_flinkpy.connectors import file_source, text_content
@@ -280,7 +282,9 @@ def test_a_bad_line_is_counted_from_the_beginning_of_its_file(tmp_path: Path, sm
         [list(source.read(split)) for share in shares for split in share]
 
 
-@pytest.mark.parametrize("content", [gzip.compress(b"1\n" * 1000)[:-9], b"no gzip"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"1\n" * 1000, mtime=0)[:-9], b"no gzip"], ids=["cut off", "no gzip"]
+)
 def test_a_damaged_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.gz").write_bytes(content)
     with pytest.raises(SourceReadError, match=r"cannot read .*a\.gz"):
@@ -329,3 +333,9 @@ def test_a_file_that_changes_between_two_parts_is_an_error(tmp_path: Path) -> No
 def test_what_cannot_work_is_refused_when_it_is_declared(declare: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         declare()
+
+
+@given(st.lists(st.sampled_from([b'"', b"\n", b"x", b","]), max_size=40).map(b"".join), st.booleans())
+def test_a_record_ends_at_a_line_end_outside_of_quotes(data: bytes, quoted: bool) -> None:
+    ends = [at + 1 for at, byte in enumerate(data) if byte == 10 and not (quoted and data[:at].count(b'"') % 2)]
+    assert text_content.ends_of_records(data, ord('"') if quoted else None).tolist() == ends
