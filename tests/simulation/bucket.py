@@ -267,25 +267,27 @@ class SimulatedStore(ObjectStore):
             raise UploadNotFoundError(f"404: {upload_id} of {full}")
         return upload
 
-    def upload_part(self, key: str, upload_id: str, number: int, data: bytes) -> UploadedPart:
+    def upload_part(
+        self, key: str, upload_id: str, number: int, data: bytes | bytearray, *, sha256_of_all: str | None = None
+    ) -> UploadedPart:
         full = self._key(key)
 
         def apply() -> UploadedPart:
-            self._upload(full, upload_id).parts[number] = data
-            return UploadedPart(number, _etag(data))
+            self._upload(full, upload_id).parts[number] = bytes(data)
+            return UploadedPart(number, _etag(bytes(data)))
 
         return self._request(f"UPLOAD-PART {full} {number}", apply, apply)
 
     def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[UploadedPart], *, if_none_match: bool = True
-    ) -> str:
+    ) -> None:
         full = self._key(key)
         etag = _etag("".join(part.etag for part in sorted(parts, key=lambda part: part.number)).encode())
 
-        def apply() -> str:
+        def apply() -> None:
             found = self._bucket.objects.get(full)
             if found is not None and found.etag == etag:
-                return etag
+                return
             upload = self._upload(full, upload_id)
             if if_none_match and found is not None:
                 raise PreconditionFailedError(f"412: {URL}/{full} exists")
@@ -295,9 +297,8 @@ class SimulatedStore(ObjectStore):
             del self._bucket.uploads[upload_id]
             self._bucket.objects[full] = _Object(data, etag, self._world.now_ms)
             self._bucket.on_put(full, None, data)
-            return etag
 
-        return self._request(f"COMPLETE {full}", apply, apply)
+        self._request(f"COMPLETE {full}", apply, apply)
 
     def abort_upload(self, key: str, upload_id: str) -> None:
         full = self._key(key)

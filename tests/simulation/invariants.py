@@ -67,6 +67,10 @@ class Completed:
     """Keys of the files that it has to commit."""
 
 
+_ABANDONED_MS = 3_600_000
+"""The sweep deletes what an attempt has left that ended so long ago; clocks differ by less."""
+
+
 @dataclass(frozen=True)
 class _Prepared:
     upload_id: str
@@ -94,6 +98,8 @@ class Invariants:
         self.head: Head | None = None
         self._owners: dict[int, str] = {}
         """Owners of attempts by fencing token."""
+        self._expires_at = 0
+        """When the lease of the newest attempt ends, by its own clock."""
         self.savepoints = SavepointRules(self._bucket, self.completed, self._owners, self._check_contents, self._fail)
         self.requests = RequestRules(self.completed, self._fail)
         self._prepared: dict[str, _Prepared] = {}
@@ -110,6 +116,7 @@ class Invariants:
         elif key == f"{JOB}/leader":
             record = json.loads(new)
             self._owners[record["token"]] = record["owner"]
+            self._expires_at = record["expires_at"]
         elif old is not None and (_CHECKPOINT.fullmatch(key) or f"{JOB}/shared/" in key or "savepoint-" in key):
             self._fail(f"{key} was overwritten with other content")
         elif key.startswith(f"{OUT}/") and key not in self._prepared:
@@ -128,7 +135,8 @@ class Invariants:
         if found := _SEGMENT.fullmatch(key):
             token, checkpoint_id = int(found[1]), int(found[2])
             # A checkpoint that fails may hand over to the next one, which then has all before its barrier.
-            if checkpoint_id > max(self.completed, default=0) and token == max(self._owners, default=0):
+            unfinished = checkpoint_id > max(self.completed, default=0) and token == max(self._owners, default=0)
+            if unfinished and self.world.now_ms < self._expires_at + _ABANDONED_MS:
                 self._fail(f"{key} was deleted, but checkpoint {checkpoint_id} is not complete")
 
     def _on_replaced(self, key: str) -> None:

@@ -23,6 +23,7 @@ __all__ = ["Actor", "Chaos", "Crashed", "Process", "SerialExecutor", "Violation"
 T = TypeVar("T")
 
 _MAX_STEPS = 60_000
+_MAX_SPINS = 1_000
 
 
 class Crashed(BaseException):
@@ -194,6 +195,8 @@ class World:
         self.bucket = Bucket()
         self.broken: BaseException | None = None
         self.steps = 0
+        self._spins = (0, 0)
+        """The last time at which a wait was over at once, and how often."""
         self.trace: list[str] = []
         self._digest = hashlib.sha256()
         self._actors: list[Actor] = []
@@ -283,6 +286,7 @@ class World:
         actor = self.current
         while not condition():
             if self.now_ms >= until_ms:
+                self._count_spin()
                 return False
             if self._over or actor.process.crashed:
                 raise Crashed
@@ -292,6 +296,14 @@ class World:
             finally:
                 actor.condition, actor.wake_at = None, 0
         return True
+
+    def _count_spin(self) -> None:
+        """Counts waits that are over at once. Somebody who waits for what cannot happen yet never lets time pass."""
+        at_ms, spins = self._spins
+        self._spins = (self.now_ms, spins + 1 if at_ms == self.now_ms else 1)
+        if spins > _MAX_SPINS:
+            self.report(f"{self.current.name} spins instead of waiting")
+            raise Crashed
 
     def stop_if_broken(self) -> None:
         """Ends the actor that broke an invariant."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from dagster_flinkpy.runtime.epoch import EpochJob
 from dagster_flinkpy.runtime.master.shipping import dump_job, loaded_job
 from dagster_flinkpy.runtime.shuffle.wire import WIRE_SCHEMA, WireRow, rows_of
+from dagster_flinkpy.runtime.task.garbage import collecting_rarely
 from dagster_flinkpy.runtime.task.task import StageTask
 
 __all__ = ["Shuffle", "run_in_process", "shuffled"]
@@ -57,6 +58,6 @@ def run_in_process(job: EpochJob, shuffle: Shuffle = shuffled) -> Iterator[WireR
 def _run_stage(program: bytes, stage: int, inputs: Iterable[Iterable[pa.RecordBatch]]) -> pa.Table:
     batches: list[pa.RecordBatch] = []
     for i, rows in enumerate(inputs):
-        with loaded_job(program) as job:
+        with collecting_rarely(), loaded_job(program) as job:
             batches += StageTask(job, stage, i).run(iter(rows))
     return pa.Table.from_batches(batches, WIRE_SCHEMA).combine_chunks()

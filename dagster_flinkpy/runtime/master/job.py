@@ -560,6 +560,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             raise
 
     def _complete(self, request: EpochRequest) -> Iterator[CompletedEpoch]:
+        self._master.report()
         if self._master.error is not None:
             raise CheckpointError("this attempt has failed; start another one") from self._master.error
         yield from self._run_with_restarts(request)
@@ -581,8 +582,7 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
             self._slots.look(spark)
             progress = SparkProgress(what, job.graph.number_of_stages, self._progress, records=counts.by_stage)
             with watched(spark, progress):
-                tries = int(spark.conf.get("spark.task.maxFailures", "4") or 4)
-                tries = tries if self.config.failover.failover.retries_tasks else 1
+                tries = self._spark.task_tries(spark) if self.config.failover.failover.retries_tasks else 1
                 return list(run_region(spark, replace(job, counts=counts.folder, task_tries=tries)))
 
     # --- completing --------------------------------------------------------------------------------------------------

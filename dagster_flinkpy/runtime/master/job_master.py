@@ -183,7 +183,7 @@ class JobMaster:
                 yield self._completed.popleft()
         finally:
             self._epochs.enough = True  # an epoch that is under way is still that of the request
-        self._report()
+        self.report()
 
     def settle(self) -> None:
         """Waits until nothing is running, without starting another epoch.
@@ -194,9 +194,10 @@ class JobMaster:
         while not self._quiet():
             self._step()
         self._completed.clear()
-        self._report()
+        self.report()
 
-    def _report(self) -> None:
+    def report(self) -> None:
+        """Raises the error with which the attempt has ended, unless the caller knows it."""
         if self.error is not None and not self._reported:
             self._reported = True
             raise self.error
@@ -326,7 +327,8 @@ class JobMaster:
         if request is not None and self._iterating:
             timers.append(self._requests.due_ms)
             if (request.periodic or request.continuous) and self._may_trigger():
-                timers.append(self._due_ms if request.periodic else self._watch.due_ms)
+                due_ms = self._due_ms if request.periodic else self._watch.due_ms
+                timers.append(None if due_ms is None else max(due_ms, self._retry_ms))
         if self._now() < self._retry_ms:
             timers.append(self._retry_ms)
         return min((at_ms for at_ms in timers if at_ms is not None), default=None)

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 __all__ = ["JobSession", "SharedSession"]
 
 _AGAIN_SECONDS = 1.0
+_TASK_TRIES = 4
+"""Spark's default of ``spark.task.maxFailures``."""
 
 
 class SharedSession:
@@ -31,6 +33,7 @@ class SharedSession:
         self.owner = uuid.uuid4().hex
         """Tells Spark jobs of this attempt from those of others."""
         self._spark: SparkSession | None = None
+        self._tries: tuple[SparkSession, int] | None = None
         self._lock = threading.Lock()
 
     def get(self) -> SparkSession:
@@ -40,6 +43,12 @@ class SharedSession:
                 self.progress(f"waiting for Spark ({self.settings.mode})")  # it may have to start first
                 self._spark = get_session(self.settings)
             return self._spark
+
+    def task_tries(self, spark: SparkSession) -> int:
+        """Returns how often Spark tries a task. A server is asked once, because each question costs a round trip."""
+        if self._tries is None or self._tries[0] is not spark:
+            self._tries = spark, int(spark.conf.get("spark.task.maxFailures", None) or _TASK_TRIES)
+        return self._tries[1]
 
     def forget(self, lost: SparkSession) -> None:
         """Forgets a session whose server is gone; :meth:`get` opens another one."""

@@ -19,6 +19,7 @@ from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.errors import StorageError, UserFunctionError
 from dagster_flinkpy.runtime.epoch import EpochJob
+from dagster_flinkpy.runtime.master.checkpoint_steps import CheckpointSteps
 from dagster_flinkpy.runtime.master.mailbox import Done, InlineMailbox, Lane, Mailbox, ThreadMailbox
 from dagster_flinkpy.runtime.shuffle.wire import WireRow
 from tests.runtime.harness import HarnessAttempt
@@ -385,7 +386,9 @@ def test_lanes_do_not_wait_for_each_other(held: Gate) -> None:
     box.close()
 
 
-def test_an_interval_may_be_shorter_than_the_completion_of_a_checkpoint(tmp_path: Path) -> None:
+def test_an_interval_may_be_shorter_than_the_completion_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     graph, sink = program(tmp_path)
     ticked = threading.Semaphore(0)
     with Threaded(graph, tmp_path, config=config(interval=timedelta(milliseconds=10))) as attempt:
@@ -397,6 +400,13 @@ def test_an_interval_may_be_shorter_than_the_completion_of_a_checkpoint(tmp_path
             return handle(stimulus)
 
         attempt._coordinator.handle = counting  # type: ignore[method-assign]
-        attempt.before_commit[1] = lambda: [ticked.acquire(timeout=LIMIT) or pytest.fail("no tick") for _ in range(3)]
+        write_metadata = CheckpointSteps.write_metadata
+
+        def after_ticks(steps: CheckpointSteps, metadata: Any) -> Any:
+            if metadata.checkpoint_id == 1:  # pending until then, so the next one waits for it, and ticks come
+                assert all(ticked.acquire(timeout=LIMIT) for _ in range(3)), "no tick"
+            return write_metadata(steps, metadata)
+
+        monkeypatch.setattr(CheckpointSteps, "write_metadata", after_ticks)
         assert [epoch.checkpoint_id for epoch in attempt.run_epochs(periodic=True)] == [1, 2, 3, 4, 5]
     assert sink.rows() == expected(tmp_path)

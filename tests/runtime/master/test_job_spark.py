@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import os
 import signal
@@ -41,6 +42,7 @@ from dagster_flinkpy.runtime.master import job_session
 from dagster_flinkpy.runtime.master.failover import FailoverConfig
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.runtime.master.restart_strategies import FixedDelayRestart
+from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, get_session, stop_server
 from dagster_flinkpy.storage import StorageLocation
@@ -190,6 +192,63 @@ def test_a_short_epoch_does_not_wait_for_all_of_a_long_one(tmp_path: Path) -> No
     assert len(began_later) == 8 and began_later.count("True") >= 2
     ahead = f"checkpoint 1 of job 'job' shares Spark with checkpoint 1 of job 'long' (process {os.getpid()}, for "
     assert any(line.startswith(ahead) for line in said)
+
+
+class Waits(MapFunction):
+    """Says that this subtask has begun, and waits until it may go on; says so, too, if nobody let it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def open(self, runtime_context: RuntimeContext) -> None:
+        subtask = runtime_context.get_index_of_this_subtask()
+        (self._folder / f"began {subtask}").touch()
+        deadline = time.monotonic() + 120
+        while not (self._folder / "go on").exists():
+            if time.monotonic() > deadline:
+                (self._folder / f"gave up {subtask}").touch()
+                break
+            time.sleep(0.01)
+
+    def map(self, value: Any) -> Any:
+        return value
+
+
+def test_a_run_has_slots_while_another_one_keeps_all_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUNTIME_DIR_VARIABLE, str(tmp_path / "runtime"))
+    monkeypatch.setattr(job_session, "get_session", get_session)
+    settings = SparkSettings(conf={"spark.driver.memory": "512m"})
+    cores = available_cores()
+    waiting = collect_graph(events(environment(cores), RECORDS).map(Waits(tmp_path), EVENT).uid("waits"))
+    quick = collect_graph(events(environment(cores), RECORDS).key_by("key").process(CountPerKey(), COUNTED).uid("n"))
+
+    def run_long() -> None:
+        config = JobConfig("long", StorageLocation(str(tmp_path / "checkpoints")), settings)
+        with JobAttempt(waiting, config, owner="test") as attempt:
+            attempt.run_epoch()
+
+    long = threading.Thread(target=run_long)
+    long.start()
+    try:
+        while long.is_alive() and len(list(tmp_path.glob("began *"))) < cores:
+            time.sleep(0.01)
+        with attempt_of(quick, tmp_path / "checkpoints", config={"spark": settings}) as attempt:
+            attempt.run_epoch()
+            counts = collected(attempt.graph, attempt.collected)
+    finally:
+        (tmp_path / "go on").touch()
+        long.join()
+        stop_server(settings)
+    assert len(list(tmp_path.glob("began *"))) == cores and not list(tmp_path.glob("gave up *"))
+    assert len(counts) == len(RECORDS)
+
+
+def test_modules_of_a_worker_are_out_of_garbage_collection_after_its_first_task(tmp_path: Path) -> None:
+    frozen = events(environment(1), RECORDS, per_epoch=12).map(lambda event: gc.get_freeze_count(), Types.LONG())
+    with attempt_of(collect_graph(frozen.uid("frozen")), tmp_path) as attempt:
+        attempt.run_epoch()
+        attempt.run_epoch()
+        assert min(collected(attempt.graph, attempt.collected)[-12:]) > 10_000
 
 
 class LosesASegment(MapFunction):

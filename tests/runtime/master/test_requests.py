@@ -18,6 +18,7 @@ from dagster_flinkpy.checkpoint.stored_checkpoint import open_checkpoint
 from dagster_flinkpy.datastream.externalized_checkpoint_retention import ExternalizedCheckpointRetention
 from dagster_flinkpy.datastream.savepoint_format_type import SavepointFormatType
 from dagster_flinkpy.errors import (
+    CheckpointError,
     FencedError,
     JobCancelledError,
     JobNotRunningError,
@@ -241,6 +242,18 @@ def test_a_cancel_interrupts_the_spark_job(tmp_path: Path) -> None:
         list(attempt.run_epochs())
     assert attempt.commits == [1]
     assert sink.staged() == []
+
+
+def test_who_did_not_see_that_the_job_is_cancelled_learns_it_with_the_next_call(tmp_path: Path) -> None:
+    with Asked(tmp_path) as attempt:
+        attempt.orders = {1: [CANCEL]}
+        epochs = attempt.run_epochs()
+        next(epochs)
+        epochs.close()  # type: ignore[attr-defined]
+        with pytest.raises(JobCancelledError, match="on request of 'asker'"):
+            attempt.run_epoch()
+        with pytest.raises(CheckpointError, match="this attempt has failed"):
+            attempt.run_epoch()
 
 
 # --- rescale ----------------------------------------------------------------------------------------------------------

@@ -310,3 +310,28 @@ def test_what_the_program_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             list(attempt.run_epochs())
     with pytest.raises(ConfigurationError, match="at least 0 checkpoints may fail, not -1"):
         CheckpointConfig().set_tolerable_checkpoint_failure_number(-1)
+
+
+def test_a_tick_that_is_due_before_another_try_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_master, "_RETRY_AFTER_MS", 200)
+    fails(monkeypatch, "write_metadata", [1], StorageError("503"))
+    over: list[int] = []
+
+    class Watched(ThreadMailbox):
+        def take(self, until_ms: int | None) -> Any:
+            if until_ms is not None and until_ms <= attempt._master._now() < attempt._master._retry_ms:
+                over.append(until_ms)
+            return super().take(until_ms)
+
+    class Attempt(HarnessAttempt):
+        def _create_mailbox(self) -> Mailbox:
+            return Watched()
+
+    graph, sink = program(tmp_path)
+    with Attempt(graph, tmp_path, config=tolerating(1, interval=timedelta(milliseconds=10))) as attempt:
+        list(attempt.run_epochs(periodic=True))
+    monkeypatch.undo()
+    assert len(over) < 5  # it would wait a thousand times for what has passed
+    assert sink.rows() == expected(tmp_path)
