@@ -147,6 +147,10 @@ class RowTypeInfo(_StructTypeInfo):
             f"declared a row of {list(self.field_names)}, produced {value!r}, which is {type(value).__name__}"
         )
 
+    @property
+    def names_fields(self) -> bool:
+        return True
+
     def name_fields(self, value: Any) -> Any:
         if isinstance(value, Row) and value._names is None:
             value.set_field_names(self.field_names)
@@ -203,6 +207,11 @@ class ListTypeInfo(TypeInformation):
         _check_types(name, [elem_type])
         self.elem_type = elem_type
         self._name = name
+        self._names_elements = elem_type.names_fields
+
+    @property
+    def names_fields(self) -> bool:
+        return self._names_elements
 
     @property
     def arrow_type(self) -> pa.DataType:
@@ -215,7 +224,7 @@ class ListTypeInfo(TypeInformation):
         return f"list<item: {self.elem_type.arrow_name}>"
 
     def name_fields(self, value: Any) -> Any:
-        if isinstance(value, list):
+        if self._names_elements and isinstance(value, list):
             for element in value:
                 self.elem_type.name_fields(element)
         return value

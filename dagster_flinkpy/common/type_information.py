@@ -43,6 +43,11 @@ class TypeInformation(ABC):
     def from_arrow(self, column: pa.Array) -> list[Any]:
         """Returns the Python values of a column, with ``None`` for null."""
 
+    @property
+    def names_fields(self) -> bool:
+        """Whether `name_fields` may change values of this type. Default: it does not."""
+        return False
+
     def name_fields(self, value: Any) -> Any:
         """Returns the value. A `Row` without field names gets those of its type, as if written and read again."""
         return value

@@ -36,12 +36,11 @@ class _RowType(type):
         super().__init__(name, bases, members)
 
     def __call__(cls, /, *args: Any, **kwargs: Any) -> Row:
-        if args and kwargs:
+        if not kwargs:
+            return row_class(None, len(args))._of(args)
+        if args:
             raise ValueError("Row takes positional or named fields, not both")
-        kind = row_class(tuple(kwargs) if kwargs else None, len(args) or len(kwargs))
-        row = kind._create()
-        kind._set(row, args or kwargs.values())
-        return row
+        return row_class(tuple(kwargs), len(kwargs))._of(kwargs.values())
 
 
 class Row(metaclass=_RowType):
@@ -71,6 +70,8 @@ class Row(metaclass=_RowType):
     _getters: ClassVar[dict[Any, Callable[[Row], Any]]]
     _set: ClassVar[Callable[[Row, Iterable[Any]], None]]
     _create: ClassVar[Callable[[], Row]]
+    _of: ClassVar[Callable[[Iterable[Any]], Row]]
+    """Returns a row of this class with these values."""
     _values: tuple[Any, ...]
 
     if TYPE_CHECKING:  # what the metaclass takes
@@ -87,13 +88,6 @@ class Row(metaclass=_RowType):
     @_fields.setter
     def _fields(self, field_names: Sequence[str]) -> None:
         self.set_field_names(field_names)
-
-    @classmethod
-    def _of(cls, values: Iterable[Any]) -> Row:
-        """Returns a row of this class with these values."""
-        row = cls._create()
-        cls._set(row, values)
-        return row
 
     @staticmethod
     def of_kind(row_kind: RowKind, *args: Any, **kwargs: Any) -> Row:
@@ -206,7 +200,7 @@ class Row(metaclass=_RowType):
         return f"Row({', '.join(f'{name}={value!r}' for name, value in zip(self._names, self._values, strict=False))})"
 
     def __copy__(self) -> Row:
-        return self._of(self._values)
+        return type(self)._of(self._values)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _create_row, (self._names, self._values, self._row_kind)
@@ -257,6 +251,9 @@ def _slots_class(width: int) -> type[Row]:
 def _make_class(base: type[Row], members: dict[str, Any]) -> type[Row]:
     made = cast("type[Row]", _RowType("Row", (base,), {"__slots__": (), "__module__": __name__, **members}, made=True))
     made._create = type.__call__.__get__(made)  # bypasses the metaclass, without a Python call
+    if hasattr(made, "_slots"):
+        source = f"def f(values):\n    row = new(kind)\n    ({_targets(made._width)}) = values\n    return row"
+        made._of = staticmethod(_compiled(source, new=object.__new__, kind=made))
     return made
 
 
@@ -271,9 +268,8 @@ def _targets(width: int) -> str:
     return "".join(f"row._{i}, " for i in range(width))
 
 
-def _compiled(source: str) -> Callable[..., Any]:
+def _compiled(source: str, **namespace: Any) -> Callable[..., Any]:
     # A statement with as many targets as there are fields stores a value in 3 ns, a call of setattr in 24.
-    namespace: dict[str, Any] = {}
     exec(source, namespace)
     function: Callable[..., Any] = namespace["f"]
     return function

@@ -47,10 +47,12 @@ from dagster_flinkpy.datastream.functions import (
 from dagster_flinkpy.datastream.job_graph import PartitionerKind, StreamPartitioner
 from dagster_flinkpy.datastream.operator_settings import DataStreamSink, StreamSettings
 from dagster_flinkpy.datastream.operator_specs import (
+    FilterBatchSpec,
     FilterSpec,
     FlatMapSpec,
     KeyedBatchSpec,
     KeyedProcessSpec,
+    MapBatchSpec,
     MapSpec,
     OperatorSpec,
     PrintSpec,
@@ -78,6 +80,8 @@ from dagster_flinkpy.datastream.windowed_stream import AllWindowedStream, Window
 from dagster_flinkpy.errors import ConfigurationError, JobGraphError
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from dagster_flinkpy.datastream.connectors.spark import DataFrameFunction
 
 __all__ = [
@@ -161,6 +165,33 @@ class DataStream(StreamSettings):
         """Keeps the records for which the function returns true."""
         as_callable(func, FilterFunction, "filter")
         return self._then("Filter", FilterSpec(func), self.get_type())
+
+    def map_batch(
+        self, func: Callable[[pa.RecordBatch], pa.RecordBatch | pa.Table], output_type: TypeInformation
+    ) -> DataStream:
+        """Turns batches of records into as many records, as Arrow columns. Not in PyFlink.
+
+        Args:
+            func: Takes the records, with a column per field, or one column ``value`` if they are plain values. Returns
+                a row for each of them, with a column per field of ``output_type``, in any order, or one column if it is
+                not a row. Each row keeps the event time of its record. How many records a batch has is not defined.
+            output_type: The type of the new records.
+        """
+        if not callable(func) or isinstance(func, type):
+            raise ConfigurationError(f"map_batch() needs a function of a record batch, not {shown(func)}")
+        check_column_type(output_type, "map_batch()")
+        return self._then("MapBatch", MapBatchSpec(func), output_type)
+
+    def filter_batch(self, func: Callable[[pa.RecordBatch], Any]) -> DataStream:
+        """Keeps some records of each batch. Not in PyFlink.
+
+        Args:
+            func: Takes the records as `map_batch` does. Returns a boolean for each of them, as an Arrow or numpy array;
+                those with null are dropped.
+        """
+        if not callable(func) or isinstance(func, type):
+            raise ConfigurationError(f"filter_batch() needs a function of a record batch, not {shown(func)}")
+        return self._then("FilterBatch", FilterBatchSpec(func), self.get_type())
 
     def process(self, func: ProcessFunction, output_type: TypeInformation | None = None) -> DataStream:
         """Turns each record into any number of records, with side outputs."""

@@ -44,6 +44,7 @@ __all__ = [
     "BroadcastProcessSpec",
     "CoProcessSpec",
     "CollectSpec",
+    "FilterBatchSpec",
     "FilterSpec",
     "FlatMapSpec",
     "InputsSpec",
@@ -53,6 +54,7 @@ __all__ = [
     "KeyedMultipleInputBatchSpec",
     "KeyedMultipleInputProcessSpec",
     "KeyedProcessSpec",
+    "MapBatchSpec",
     "MapSpec",
     "MultipleInputProcessSpec",
     "OperatorSpec",
@@ -95,10 +97,10 @@ def as_callable(function: Any, base: type, method: str) -> Callable[..., Any]:
     raise ConfigurationError(f"need a {base.__name__} or a callable, not {shown(function)}")
 
 
-def check_column_type(output_type: Any) -> None:
-    """Raises `ConfigurationError` if the output type of ``process_batch()`` is not that of a column."""
+def check_column_type(output_type: Any, call: str = "process_batch()") -> None:
+    """Raises `ConfigurationError` if the output type of a function of batches is not that of a column."""
     if not isinstance(output_type, TypeInformation) or isinstance(output_type, PickledBytesTypeInfo):
-        raise ConfigurationError(f"process_batch() needs an output_type that is a column, not {output_type!r}")
+        raise ConfigurationError(f"{call} needs an output_type that is a column, not {output_type!r}")
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,20 @@ class FlatMapSpec(_FunctionSpec):
 
     function: FlatMapFunction | Callable[[Any], Any]
     kind: ClassVar[str] = "flat_map"
+
+
+class MapBatchSpec(_FunctionSpec):
+    """Turns batches of records into as many records, as columns."""
+
+    function: Callable[[Any], Any]
+    kind: ClassVar[str] = "map_batch"
+
+
+class FilterBatchSpec(_FunctionSpec):
+    """Keeps or drops records, by a column of booleans."""
+
+    function: Callable[[Any], Any]
+    kind: ClassVar[str] = "filter_batch"
 
 
 class InputsSpec(_FunctionSpec):
@@ -278,6 +294,8 @@ class ReduceSpec(_FunctionSpec):
     type_info: TypeInformation
     final_only: bool = False
     """Whether each key has a single result at the end of all input (``RuntimeExecutionMode.BATCH``)."""
+    mini_batch: bool = False
+    """Whether a built-in aggregation of numbers has one result per key and epoch, instead of one per record."""
     kind: ClassVar[str] = "reduce"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True
@@ -310,6 +328,8 @@ class RollingAggregateSpec(OperatorSpec):
     record_type: TypeInformation
     flat: bool
     """Whether the key is a tuple whose elements become fields of the result."""
+    mini_batch: bool = False
+    """Whether there is one result per key and epoch, instead of one per record."""
     kind: ClassVar[str] = "rolling_aggregate"
     stateful: ClassVar[bool] = True
     keyed: ClassVar[bool] = True

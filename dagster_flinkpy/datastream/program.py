@@ -35,6 +35,7 @@ from dagster_flinkpy.datastream.operator_specs import (
     CollectSpec,
     OperatorSpec,
     ReduceSpec,
+    RollingAggregateSpec,
     Selector,
     SinkSpec,
     SourceSpec,
@@ -96,6 +97,8 @@ class StreamProgram(Generic[S]):
         self.savepoint_path: str | None = None
         self.allow_non_restored_state: NonRestoredState = False
         self.local = False
+        self.mini_batch = False
+        """Whether running aggregations have one result per key and epoch."""
         self.python = PythonDependencies()
         self.slot_sharing_groups: dict[str, SlotSharingGroup] = {}
         """Those that are registered, by name."""
@@ -220,6 +223,8 @@ class StreamProgram(Generic[S]):
 
     def _fit(self, spec: OperatorSpec) -> OperatorSpec:
         """Returns the operator in the form for the program's runtime mode."""
+        if self.mini_batch and isinstance(spec, (ReduceSpec, RollingAggregateSpec)):
+            spec = replace(spec, mini_batch=True)
         if self.runtime_mode is not RuntimeExecutionMode.BATCH:
             return spec
         if isinstance(spec, (SourceSpec, TimestampsSpec)):

@@ -77,6 +77,10 @@ def _local(program: StreamProgram[Any], configuration: Configuration, name: str)
     program.local = configuration.get_boolean(name, False)
 
 
+def _mini_batch(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
+    program.mini_batch = configuration.get_boolean(name, False)
+
+
 def _savepoint_path(program: StreamProgram[Any], configuration: Configuration, name: str) -> None:
     program.savepoint_path = configuration.get_string(name, "")
 
@@ -126,6 +130,7 @@ OPTIONS: Mapping[str, Option] = {
     "execution.require-all-slots": lambda p, c, k: p.config.set_require_all_slots(c.get_boolean(k, False)),
     "execution.runtime-mode": _runtime_mode,
     "execution.local": _local,
+    "table.exec.mini-batch.enabled": _mini_batch,
     "state.backend.type": _state_backend,
     f"{_CHECKPOINTING}interval": _interval,
     f"{_CHECKPOINTING}dir": lambda p, c, k: p.checkpoint_config.set_checkpoint_storage_dir(c.get_string(k, "")),

@@ -102,6 +102,8 @@ class StreamExecutionEnvironment:
         Known are ``parallelism.default``, ``pipeline.max-parallelism``, ``pipeline.strict``,
         ``metrics.latency.interval``, ``metrics.reporters``, ``metrics.reporter.*``, ``execution.require-all-slots``,
         ``execution.runtime-mode``, ``state.backend.type`` (``columnar`` by default, or ``hashmap``),
+        ``table.exec.mini-batch.enabled`` (a running ``sum``, ``min``, ``max``, ``count`` or ``mean`` of numbers gives
+        one result per key and epoch, without event time, instead of one per record),
         ``restart-strategy.*``, ``jobmanager.execution.failover-strategy``; with the prefix ``execution.checkpointing.``
         ``interval``, ``dir``, ``mode``, ``timeout``, ``min-pause``, ``max-concurrent-checkpoints``,
         ``tolerable-failed-checkpoints``, ``unaligned.enabled``, ``aligned-checkpoint-timeout``, ``barriers-per-job``

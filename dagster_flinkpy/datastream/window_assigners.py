@@ -385,19 +385,21 @@ class _Counting(WindowAssigner[T, CountWindow]):
         check_number("a count window", window_size, "records")
         if window_size <= 0:
             raise ConfigurationError(f"a count window needs at least one record, not {window_size}")
-        self._window_size = window_size
-        self._count = ValueStateDescriptor(state_name, Types.LONG())
+        self.window_size = window_size
+        """The number of records."""
+        self.position_state = ValueStateDescriptor(state_name, Types.LONG())
+        """State with the number of records of the key so far."""
 
     def _position(self, context: WindowAssigner.WindowAssignerContext) -> int:
         """Returns the number of records of the key so far, and counts this one."""
-        state = context.get_runtime_context().get_state(self._count)
+        state = context.get_runtime_context().get_state(self.position_state)
         position: int = state.value() or 0
         state.update(position + 1)
         return position
 
     def get_default_trigger(self, env: Any) -> Trigger[T, CountWindow]:
         # A full window gets no further records. PyFlink's trigger does not purge, so it keeps all of them forever.
-        return PurgingTrigger(CountTrigger(self._window_size))
+        return PurgingTrigger(CountTrigger(self.window_size))
 
     def get_window_serializer(self) -> CountWindowSerializer:
         return CountWindowSerializer()
@@ -424,7 +426,11 @@ class CountTumblingWindowAssigner(_Counting[T]):
     def assign_windows(
         self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
     ) -> list[CountWindow]:
-        return [CountWindow(self._position(context) // self._window_size)]
+        return [CountWindow(i) for i in self.window_ids(self._position(context))]
+
+    def window_ids(self, position: int) -> tuple[int]:
+        """Returns the id of the window of a record, given the number of records before it."""
+        return (position // self.window_size,)
 
 
 class CountSlidingWindowAssigner(_Counting[T]):
@@ -440,7 +446,8 @@ class CountSlidingWindowAssigner(_Counting[T]):
         check_number("a count window", window_slide, "records")
         if window_slide <= 0:
             raise ConfigurationError(f"count windows need to slide by at least one record, not {window_slide}")
-        self._window_slide = window_slide
+        self.window_slide = window_slide
+        """The number of records after which a new window starts."""
 
     @staticmethod
     def of(window_size: int, window_slide: int) -> CountSlidingWindowAssigner[Any]:
@@ -450,10 +457,13 @@ class CountSlidingWindowAssigner(_Counting[T]):
     def assign_windows(
         self, element: T, timestamp: int, context: WindowAssigner.WindowAssignerContext
     ) -> list[CountWindow]:
-        position = self._position(context)
-        newest = position // self._window_slide
-        oldest = max(0, -((self._window_size - 1 - position) // self._window_slide))
-        return [CountWindow(i) for i in range(newest, oldest - 1, -1)]
+        return [CountWindow(i) for i in self.window_ids(self._position(context))]
+
+    def window_ids(self, position: int) -> range:
+        """Returns the ids of the windows of a record, given the number of records before it."""
+        newest = position // self.window_slide
+        oldest = max(0, -((self.window_size - 1 - position) // self.window_slide))
+        return range(newest, oldest - 1, -1)
 
 
 class GlobalWindows(WindowAssigner[T, GlobalWindow]):

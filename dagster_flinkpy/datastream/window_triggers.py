@@ -328,8 +328,10 @@ class CountTrigger(_QuietTrigger[T, W]):
     """
 
     def __init__(self, window_size: int) -> None:
-        self._window_size = window_size
-        self._count = ReducingStateDescriptor("count", _Sum(), Types.LONG())
+        self.window_size = window_size
+        """The number of records."""
+        self.count_state = ReducingStateDescriptor("count", _Sum(), Types.LONG())
+        """State with the number of records since it last fired."""
 
     @staticmethod
     def of(window_size: int) -> CountTrigger[Any, Any]:
@@ -337,9 +339,9 @@ class CountTrigger(_QuietTrigger[T, W]):
         return CountTrigger(window_size)
 
     def on_element(self, element: T, timestamp: int, window: W, ctx: Trigger.TriggerContext) -> TriggerResult:
-        count = ctx.get_partitioned_state(self._count)
+        count = ctx.get_partitioned_state(self.count_state)
         count.add(1)
-        if count.get() < self._window_size:
+        if count.get() < self.window_size:
             return TriggerResult.CONTINUE
         count.clear()
         return TriggerResult.FIRE
@@ -348,10 +350,10 @@ class CountTrigger(_QuietTrigger[T, W]):
         return True
 
     def on_merge(self, window: W, ctx: Trigger.OnMergeContext) -> None:
-        ctx.merge_partitioned_state(self._count)
+        ctx.merge_partitioned_state(self.count_state)
 
     def clear(self, window: W, ctx: Trigger.TriggerContext) -> None:
-        ctx.get_partitioned_state(self._count).clear()
+        ctx.get_partitioned_state(self.count_state).clear()
 
 
 class PurgingTrigger(Trigger[T, W]):

@@ -78,15 +78,15 @@ class TimeWindow(_Bounds, Window):
 
     @staticmethod
     def merge_windows(windows: Iterable[TimeWindow], callback: SupportsMerge[TimeWindow]) -> None:
-        """Merges the windows that overlap or touch (``TimeWindow.mergeWindows``)."""
-        merged: list[tuple[TimeWindow, set[TimeWindow]]] = []
+        """Merges the windows that overlap or touch, in order of time (``TimeWindow.mergeWindows``)."""
+        merged: list[tuple[TimeWindow, dict[TimeWindow, None]]] = []
         for window in sorted(windows):
             if merged and merged[-1][0].intersects(window):
                 covered, parts = merged[-1]
-                parts.add(window)
+                parts[window] = None
                 merged[-1] = (covered.cover(window), parts)
             else:
-                merged.append((window, {window}))
+                merged.append((window, {window: None}))
         for covered, parts in merged:
             if len(parts) > 1:
                 callback.merge(parts, covered)

@@ -24,6 +24,9 @@ _lock = threading.Lock()
 _registered: Counter[tuple[str, str]] = Counter()
 """How many threads pickle a module by value now, by pickler and module: regions run side by side."""
 
+_installed: set[str] = set()
+"""Names of modules that are installed, or our own. There are hundreds, and each Spark job asks for the others."""
+
 
 @contextmanager
 def user_modules_by_value(pickler: ModuleType) -> Iterator[None]:
@@ -58,7 +61,7 @@ def _user_modules() -> list[ModuleType]:
     return [
         module
         for name, module in list(sys.modules.items())
-        if name != "__main__" and name.partition(".")[0] != _OWN and _is_user_module(name, module)
+        if name not in _installed and name != "__main__" and _is_user_module(name, module)
     ]
 
 
@@ -66,7 +69,12 @@ def _is_user_module(name: str, module: ModuleType | None) -> bool:
     # Reads vars() and no attributes: in some modules, reading an attribute imports other modules.
     about = vars(module) if isinstance(module, ModuleType) else {}
     path = about.get("__file__")
-    return isinstance(path, str) and about.get("__name__") == name and not _is_installed(path)
+    if not isinstance(path, str) or about.get("__name__") != name:
+        return False
+    if name.partition(".")[0] == _OWN or _is_installed(path):
+        _installed.add(name)
+        return False
+    return True
 
 
 @cache

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 from urllib.parse import urlsplit
 
 from dagster_flinkpy.errors import ConfigurationError, SparkUnavailableError
+from dagster_flinkpy.spark.cores import available_cores
 from dagster_flinkpy.spark.current_jobs import CurrentJobs
 from dagster_flinkpy.spark.fair_pool import fair_pool_conf
 from dagster_flinkpy.spark.java import find_java_home
@@ -83,7 +84,7 @@ _LOCAL_CONF = {
     "spark.connect.session.manager.defaultSessionTimeout": "3650d",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    "spark.sql.shuffle.partitions": str(os.cpu_count() or 1),
+    "spark.sql.shuffle.partitions": str(available_cores()),
 }
 _CONNECT_VARIABLE = "SPARK_CONNECT_MODE_ENABLED"
 _ONE_KIND_HINT = "PySpark cannot have both kinds in one process: use one mode, or one process for each mode."
@@ -101,7 +102,9 @@ _open_sessions: weakref.WeakSet[SparkSession] = weakref.WeakSet()
 _server_logs: weakref.WeakKeyDictionary[SparkSession, ServerLog] = weakref.WeakKeyDictionary()
 
 
-_LOCAL_MASTER = re.compile(r"local(?:\[(\*|\d+)\])?")
+_LOCAL_MASTER = re.compile(r"local(?:\[(\*|\d+)(?:,(\d+))?\])?")
+_SLOTS_PER_CORE = 4
+"""Spark does not interrupt a task. With a slot per core, a run with a long task on each would make all others wait."""
 _TASK_TRIES = 4
 """Spark's default of ``spark.task.maxFailures``, which has no effect on a local master."""
 
@@ -123,8 +126,9 @@ class SparkSettings:
     Default: ``local``."""
 
     master: str = "local[*]"
-    """The Spark master of ``local`` and ``classic``. ``local[n]`` tries a failed task three more times, like
-    ``local[n,4]``; write ``local[n,1]`` for one try. Default: ``local[*]``."""
+    """The Spark master of ``local`` and ``classic``. ``local[n]`` has n task slots, and tries a failed task three more
+    times, like ``local[n,4]``; write ``local[n,1]`` for one try. ``local[*]`` has a slot for each core in ``classic``,
+    and four in ``local``, so that tasks of several runs share the cores. Default: ``local[*]``."""
 
     remote: str | None = None
     """The URL of ``remote``, such as ``sc://host:15002/;token=...``."""
@@ -281,15 +285,25 @@ def stop_server(settings: SparkSettings | None = None) -> None:
 # --- the local server -------------------------------------------------------------------------------------------------
 
 
-def _with_task_retries(master: str) -> str:
-    """Lets a local Spark run a failed task again, as a cluster does. By default it gives up at the first failure."""
+def _local_master(master: str, *, shared: bool) -> str:
+    """Lets a local Spark run a failed task again, as a cluster does. By default it gives up at the first failure.
+
+    Args:
+        master: The master of the settings.
+        shared: Whether runs share the Spark. Then there are more slots than cores, unless the master says how many.
+    """
     found = _LOCAL_MASTER.fullmatch(master)
-    return master if found is None else f"local[{found[1] or 1},{_TASK_TRIES}]"
+    if found is None:
+        return master
+    slots = found[1] or "1"
+    if shared and slots == "*":
+        slots = str(available_cores() * _SLOTS_PER_CORE)
+    return f"local[{slots},{found[2] or _TASK_TRIES}]"
 
 
 def _server_conf(settings: SparkSettings) -> dict[str, str]:
     return {
-        "spark.master": _with_task_retries(settings.master),
+        "spark.master": _local_master(settings.master, shared=True),
         **_SESSION_CONF,
         **_DRIVER_CONF,
         **_LOCAL_CONF,
@@ -494,7 +508,7 @@ def _classic_session(settings: SparkSettings) -> SparkSession:
     if settings.master.startswith("local"):
         conf = {**_LOCAL_CONF, **conf}
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master(_with_task_retries(settings.master))
+    builder = SparkSession.builder.master(_local_master(settings.master, shared=False))
     with tempfile.TemporaryDirectory(prefix="flinkpy-spark-") as folder:
         for key, value in {**fair_pool_conf(Path(folder)), **conf}.items():
             builder = builder.config(key, value)

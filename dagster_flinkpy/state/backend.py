@@ -40,6 +40,7 @@ from dagster_flinkpy.state.layout import (
 from dagster_flinkpy.state.operator_state import INLINE_BELOW
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.schema_evolution import ALLOWED, can_evolve, stored_key_type
+from dagster_flinkpy.state.session_table import SessionTable, SessionTimers, SessionValues
 from dagster_flinkpy.state.tables import OverlayTable
 from dagster_flinkpy.state.timers import TimerQueue
 from dagster_flinkpy.storage import ObjectStore
@@ -159,6 +160,11 @@ class ColumnarKeyedStateBackend:
     def key_context(self) -> TouchedKeys:
         """The current key. Setting its ``slot`` is the fastest way to switch keys between records."""
         return self._keys
+
+    @property
+    def is_full(self) -> bool:
+        """Whether state is about to be written early: the next batch gives other keys the slots of the keys so far."""
+        return len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows
 
     def touch_column(
         self, key_column: pa.Array[Any], hashes: npt.NDArray[np.int32], *, beside: bool = False
@@ -360,6 +366,55 @@ class ColumnarKeyedStateBackend:
         )
         return self._declare(identity, timers)
 
+    def get_sessions(
+        self, name: str, timers: str, window_type: TypeInformation, lateness: int
+    ) -> tuple[SessionTable, SessionTimers]:
+        """Returns windows that merge, and their timers. Nothing else may use the state and timers with these names.
+
+        Args:
+            name: The name of the map state in which the windows are stored.
+            timers: The name of the timers.
+            window_type: The type of the windows: start and end.
+            lateness: Allowed lateness in milliseconds.
+
+        Raises:
+            StateSchemaError: They were stored, or requested earlier, with another type. The message names both.
+        """
+        where = self._keys, self._files, self._handles((False, name)), name, "MAP"
+        sessions = self._declare(
+            (False, name), SessionTable(*where, map_key_type=window_type, value_type=window_type, lateness=lateness)
+        )
+        queue = SessionTimers(
+            self._keys,
+            self._files,
+            self._handles((True, timers)),
+            timers,
+            namespace_type=window_type,
+            sessions=sessions,
+            make_room=self._make_room,
+            touch=self._touch_column,
+        )
+        return sessions, self._declare((True, timers), queue)
+
+    def get_session_values(
+        self, sessions: SessionTable, name: str, kind: StateKind, window_type: TypeInformation, value_type: Any
+    ) -> SessionValues:
+        """Returns the values of windows that merge. Nothing else may use the state with this name.
+
+        Args:
+            sessions: The windows.
+            name: The name of the state.
+            kind: The kind of the state: one with a single value per cell.
+            window_type: The type of the windows.
+            value_type: The type of the values.
+
+        Raises:
+            StateSchemaError: They were stored, or requested earlier, with another type. The message names both.
+        """
+        where = self._keys, self._files, self._handles((False, name)), name, kind
+        types = {"namespace_type": window_type, "value_type": value_type}
+        return self._declare((False, name), SessionValues(*where, **types, sessions=sessions))
+
     def _declare(self, identity: _TableId, table: T) -> T:
         self._check(identity, table)
         if identity not in self._tables:
@@ -466,14 +521,10 @@ class ColumnarKeyedStateBackend:
             first, codes = distinct_rows(column)
             distinct, distinct_hashes = column.take(pa.array(first)), hashes[unknown[first]]
             sort_keys = make_sort_keys(key_groups_of_hashes(distinct_hashes, self._max_parallelism), distinct_hashes)
-            if pa.types.is_integer(column.type):
-                self._check_mine(distinct, sort_keys)
-                added = self._keys.append(distinct, sort_keys)
-                self._load(added)
-                slots[unknown] = added.first + codes
-            else:
-                found = self._touch(self._key_type.from_arrow(distinct), distinct, sort_keys)
-                slots[unknown] = np.array(found, dtype=np.int64)[codes]
+            self._check_mine(distinct, sort_keys)
+            added = self._keys.append(distinct, sort_keys)
+            self._load(added)
+            slots[unknown] = added.first + codes
         return slots
 
     def _load(self, keys: KeySlots) -> None:
@@ -501,7 +552,7 @@ class ColumnarKeyedStateBackend:
             raise TypeMismatchError(f"operator {self._operator!r}: {error}") from error
 
     def _make_room(self) -> None:
-        if len(self._keys) + sum(table.size for table in self._tables.values()) > self._overlay_rows:
+        if self.is_full:
             self.flush()
 
     def _handles(self, identity: _TableId) -> Sequence[RunHandle]:

@@ -200,6 +200,7 @@ class TouchedKeys:
         self._index = IntIndex()  # Numbers the integer keys, or the hashes, of the slots that `find` has seen.
         self._first_slots: list[npt.NDArray[np.int64]] = []  # By these numbers: the first slot with the hash.
         self._indexed = 0  # Slots that it has seen.
+        self._sharing: dict[Hashable, int] = {}  # The slots of dict keys that share their hash with an earlier key.
 
     def __len__(self) -> int:
         return len(self.sort_keys)
@@ -273,9 +274,9 @@ class TouchedKeys:
         return added
 
     def find(self, column: pa.Array[Any], hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-        """Returns the slot of each key, or -1 if it has none or shares its hash with an earlier key.
+        """Returns the slot of each key, or -1 if it has none.
 
-        It runs no Python code per key.
+        It runs Python code only for keys that share their hash with another key.
 
         Args:
             column: The keys; may repeat.
@@ -294,6 +295,10 @@ class TouchedKeys:
         if fresh.start < fresh.stop:
             _, first = self._index.add(hashes_of(known.sort_keys[fresh]).astype(np.int64))
             self._first_slots.append(first + fresh.start)
+            later = np.ones(fresh.stop - fresh.start, dtype=np.bool_)
+            later[first] = False
+            sharing = np.flatnonzero(later) + fresh.start
+            self._sharing.update(zip(self._encode(self.column(sharing)), sharing.tolist(), strict=True))
         if len(self._first_slots) > 1:
             self._first_slots = [np.concatenate(self._first_slots)]
         slots = self._index.find(hashes.astype(np.int64))
@@ -301,8 +306,15 @@ class TouchedKeys:
         candidates = self._first_slots[0][slots[rows]]
         keys = column if len(rows) == len(column) else column.take(pa.array(rows))
         same = equal_rows([known.column.take(pa.array(candidates))], [keys])
-        slots[rows] = np.where(same, candidates, -1)
+        slots[rows] = candidates
+        if not same.all():
+            others = rows[~same]
+            slots[others] = [self._sharing.get(key, -1) for key in self._encode(column.take(pa.array(others)))]
         return slots
+
+    def _encode(self, column: pa.Array[Any]) -> Sequence[Any]:
+        """Returns the dict keys of a column of keys."""
+        return self.codec.encode_all(self.key_type.from_arrow(column))
 
     def all(self) -> KeySlots | None:
         """Returns all keys, if any."""
@@ -316,7 +328,7 @@ class TouchedKeys:
     def _name_slots(self) -> None:
         named, known = len(self._encoded), self.all()
         if known is not None and named < len(known.column):
-            encoded = self.codec.encode_all(self.key_type.from_arrow(known.column.slice(named)))
+            encoded = self._encode(known.column.slice(named))
             self._slots.update(zip(encoded, range(named, len(known.column)), strict=True))
             self._encoded.extend(encoded)
 
@@ -345,4 +357,5 @@ class TouchedKeys:
         self._index.clear()
         self._first_slots.clear()
         self._indexed = 0
+        self._sharing.clear()
         self.slot = None

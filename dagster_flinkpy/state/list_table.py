@@ -68,6 +68,14 @@ class ListTable(OverlayTable):
             self._added.pop(cell, None)
             self._replaced.add(cell)
 
+    def drop(self, cell: Any, *, stored: bool) -> None:
+        """Drops the list of a cell. One of which nothing can be in storage leaves no tombstone."""
+        if stored:
+            self.remove(cell)
+        else:
+            self._lists.pop(cell, None)
+            self._added.pop(cell, None)  # A tombstone of an earlier list of the cell stays.
+
     def load(self, keys: KeySlots) -> None:
         self._unread.append(keys)
 

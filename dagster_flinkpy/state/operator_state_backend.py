@@ -237,6 +237,8 @@ class OperatorStateBackend(OperatorStateStore):
         self._operator, self._subtask, self._store, self._written_by = operator, subtask, store, written_by
         self._restored = {handle.name: handle for handle in restored if handle.name != RAW_STATE}
         self._states: dict[str, _ListState | _BroadcastState] = {}
+        self._last: dict[str, tuple[MapStateDescriptor, _BroadcastState, _ReadOnlyBroadcastState]] = {}
+        """The last descriptor of each broadcast state, and the state: functions ask for it with each record."""
 
     def get_list_state(self, state_descriptor: ListStateDescriptor) -> ListState[Any]:
         return self._list_state(state_descriptor, DistributionMode.SPLIT_DISTRIBUTE)
@@ -252,24 +254,36 @@ class OperatorStateBackend(OperatorStateStore):
         return state
 
     def get_broadcast_state(self, state_descriptor: MapStateDescriptor) -> BroadcastState[Any, Any]:
-        self._check(state_descriptor, MapStateDescriptor)
-        key_type = state_descriptor.key_type_info
-        restored = self._restored.get(state_descriptor.name)
+        return self._broadcast(state_descriptor)[1]
+
+    def get_read_only_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
+        """Returns broadcast state that cannot be written."""
+        return self._broadcast(state_descriptor)[2]
+
+    def _broadcast(
+        self, descriptor: MapStateDescriptor
+    ) -> tuple[MapStateDescriptor, _BroadcastState, _ReadOnlyBroadcastState]:
+        last = self._last.get(descriptor.name)
+        if last is None or last[0] is not descriptor:
+            state = self._declared_broadcast(descriptor)
+            last = self._last[descriptor.name] = descriptor, state, _ReadOnlyBroadcastState(state, descriptor.name)
+        return last
+
+    def _declared_broadcast(self, descriptor: MapStateDescriptor) -> _BroadcastState:
+        self._check(descriptor, MapStateDescriptor)
+        key_type = descriptor.key_type_info
+        restored = self._restored.get(descriptor.name)
         if restored is not None and "key" in restored.types:
             key_type = stored_key_type(type_from_json(restored.types["key"]), key_type)
-        check_key_like(key_type, f"the key of broadcast state {state_descriptor.name!r}")
+        check_key_like(key_type, f"the key of broadcast state {descriptor.name!r}")
         state = self._state(
-            state_descriptor.name,
+            descriptor.name,
             DistributionMode.BROADCAST,
-            {"key": key_type, "value": state_descriptor.value_type_info},
+            {"key": key_type, "value": descriptor.value_type_info},
             lambda state, restored: _BroadcastState(state, restored, key_type),
         )
         assert isinstance(state, _BroadcastState)
         return state
-
-    def get_read_only_broadcast_state(self, state_descriptor: MapStateDescriptor) -> ReadOnlyBroadcastState[Any, Any]:
-        """Returns broadcast state that cannot be written."""
-        return _ReadOnlyBroadcastState(self.get_broadcast_state(state_descriptor), state_descriptor.name)
 
     def _check(self, descriptor: StateDescriptor, expected: type[StateDescriptor]) -> None:
         what = f"operator {self._operator!r}: operator state"

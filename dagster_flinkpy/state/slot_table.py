@@ -101,6 +101,6 @@ class _NamedSlotState(KeyedSlotState):
 def make_slot_state(table: SlotTable) -> KeyedSlotState:
     """Returns the fastest state for the table."""
     kind = table.value_type
-    if kind is None or type(kind).name_fields is TypeInformation.name_fields:
+    if kind is None or not kind.names_fields:
         return KeyedSlotState(table)
     return _NamedSlotState(table, kind)

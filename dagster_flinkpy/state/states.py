@@ -77,6 +77,18 @@ class _MergingState(_CellState, ABC):
                 self.table.put(value if stored is None else self._merged(stored, value))
 
     @abstractmethod
+    def add_to(self, cell: Any, value: Any) -> None:
+        """Adds a value to a cell of the current key."""
+
+    @abstractmethod
+    def get_of(self, cell: Any) -> Any:
+        """Returns the result of a cell of the current key, or None."""
+
+    def clear_of(self, cell: Any) -> None:
+        """Forgets the value of a cell."""
+        self.table.remove_from(cell)
+
+    @abstractmethod
     def _merged(self, stored: Any, value: Any) -> Any:
         """Merges two stored values."""
 
@@ -99,6 +111,18 @@ class KeyedListState(ListState[Any]):
 
     def add(self, value: Any) -> None:
         self.table.extend(self.table.cell, [value])
+
+    def add_to(self, cell: Any, value: Any) -> None:
+        """Adds an element to the list of a cell."""
+        self.table.extend(cell, [value])
+
+    def get_of(self, cell: Any) -> list[Any] | None:
+        """Returns the list of a cell, or None."""
+        return self.table.elements(cell) or None
+
+    def clear_of(self, cell: Any) -> None:
+        """Forgets the list of a cell."""
+        self.table.remove(cell)
 
     def add_each(self, slots: Sequence[int], values: Iterable[Any]) -> set[int]:
         """Adds a value for each slot, in order, which becomes the current key; returns the slots that were empty."""
@@ -148,8 +172,13 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
     def get(self) -> Any:
         return self.table.values.get(self.table.cell)
 
+    def get_of(self, cell: Any) -> Any:
+        return self.table.values.get(cell)
+
     def add(self, value: Any) -> None:
-        cell = self.table.cell
+        self.add_to(self.table.cell, value)
+
+    def add_to(self, cell: Any, value: Any) -> None:
         stored = self.table.values.get(cell)
         self.table.put_into(cell, value if stored is None else self._reduce(stored, value))
 
@@ -165,11 +194,16 @@ class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
         self._function = function
 
     def get(self) -> Any:
-        stored = self.table.values.get(self.table.cell)
+        return self.get_of(self.table.cell)
+
+    def get_of(self, cell: Any) -> Any:
+        stored = self.table.values.get(cell)
         return None if stored is None else self._function.get_result(stored)
 
     def add(self, value: Any) -> None:
-        cell = self.table.cell
+        self.add_to(self.table.cell, value)
+
+    def add_to(self, cell: Any, value: Any) -> None:
         stored = self.table.values.get(cell)
         accumulator = self._function.create_accumulator() if stored is None else stored
         self.table.put_into(cell, self._function.add(value, accumulator))

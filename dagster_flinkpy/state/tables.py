@@ -264,7 +264,10 @@ class CellTable(OverlayTable):
 
     def remove(self) -> None:
         """Drops the value of the current cell."""
-        cell = self.cell
+        self.remove_from(self.cell)
+
+    def remove_from(self, cell: Any) -> None:
+        """Drops the value of a cell."""
         if self.values.pop(cell, None) is not None:
             self.changed.add(cell)
 

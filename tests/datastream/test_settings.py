@@ -224,6 +224,7 @@ VALUES: dict[str, tuple[str, Callable[[StreamExecutionEnvironment], object], obj
     "execution.require-all-slots": ("true", lambda e: e.get_config().is_require_all_slots(), True),
     "execution.runtime-mode": ("batch", lambda e: e._program.runtime_mode, RuntimeExecutionMode.BATCH),
     "execution.local": ("true", lambda e: e._program.settings(None).local, True),
+    "table.exec.mini-batch.enabled": ("true", lambda e: e._program.mini_batch, True),
     "state.backend.type": ("hashmap", lambda e: e.get_checkpoint_config().state_backend.name, "HASHMAP"),
     "execution.checkpointing.interval": ("1 min", lambda e: e.get_checkpoint_interval(), 60_000),
     "execution.checkpointing.dir": ("/c", lambda e: e._program.settings(None).checkpoint_dir, "/c"),

@@ -128,7 +128,7 @@ def test_a_zombie_amid_its_files(files: Files) -> None:
     zombie = files.begin()
     for n in range(4):
         write(zombie, [n])  # a file for each
-    with frozen(LocalObjectStore, "_assemble", lambda: files.put({None: [9]})), suppress(FencedError):
+    with frozen(LocalObjectStore, "_complete", lambda: files.put({None: [9]})), suppress(FencedError):
         zombie.commit()
     assert files.rows() == [("a", None, 9)]
 

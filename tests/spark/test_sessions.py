@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dagster_flinkpy.errors import ConfigurationError, JavaNotFoundError, SparkUnavailableError
+from dagster_flinkpy.spark import sessions
 from dagster_flinkpy.spark.processes import OWNER_PID_VARIABLE, ProcessId
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE, ServerState, StateFile
 from dagster_flinkpy.spark.sessions import SparkSettings, _state_file, get_session, lost_server, stop_server
@@ -295,6 +296,25 @@ def test_classic_session(tmp_path: Path) -> None:
 def test_a_process_has_one_kind_of_session(spark: SparkSession) -> None:
     with pytest.raises(SparkUnavailableError, match="already has a Spark Connect session"):
         get_session(SparkSettings(mode="classic"))
+
+
+@pytest.mark.parametrize(
+    ("master", "on_server", "in_process"),
+    [
+        ("local", "local[1,4]", "local[1,4]"),
+        ("local[3]", "local[3,4]", "local[3,4]"),
+        ("local[3,1]", "local[3,1]", "local[3,1]"),
+        ("local[*]", "local[8,4]", "local[*,4]"),
+        ("local[*,1]", "local[8,1]", "local[*,1]"),
+        ("local[many]", "local[many]", "local[many]"),
+    ],
+)
+def test_a_shared_server_has_more_slots_than_cores_unless_the_master_says_how_many(
+    master: str, on_server: str, in_process: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "available_cores", lambda: 2)
+    assert sessions._local_master(master, shared=True) == on_server
+    assert sessions._local_master(master, shared=False) == in_process
 
 
 @pytest.mark.parametrize(

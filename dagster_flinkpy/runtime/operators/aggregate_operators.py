@@ -26,10 +26,12 @@ from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows, cr
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
 from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, KeyedStateOperator, ReduceOperator
+from dagster_flinkpy.runtime.operators.local_aggregate import window_fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
 from dagster_flinkpy.runtime.operators.window_contexts import WindowCodec
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.state.cell_columns import grown
 
 __all__ = [
     "RollingAggregateOperator",
@@ -47,24 +49,22 @@ def create_reduce_operator(context: OperatorContext, spec: ReduceSpec) -> Stream
     fold = None if spec.final_only else fold_of(spec.function, spec.type_info, spec.type_info)
     if fold is None:
         return ReduceOperator(context, spec)
-    return RollingAggregateOperator(context, fold, with_key=False, flat=False)
+    operator = MiniBatchAggregateOperator if spec.mini_batch else RollingAggregateOperator
+    return operator(context, fold, with_key=False, flat=False)
 
 
 def create_rolling_operator(context: OperatorContext, spec: RollingAggregateSpec) -> StreamOperator:
     """Creates the operator of a rolling count or mean."""
     fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type)
     assert fold is not None
-    return RollingAggregateOperator(context, fold, with_key=True, flat=spec.flat)
+    operator = MiniBatchAggregateOperator if spec.mini_batch else RollingAggregateOperator
+    return operator(context, fold, with_key=True, flat=spec.flat)
 
 
 def create_window_operator_or_aggregate(context: OperatorContext, spec: WindowSpec) -> StreamOperator:
     """Creates a window operator: vectorised for aligned windows and a built-in aggregation of numbers."""
-    function = spec.window_function
-    if AlignedWindows.has(spec) and (function is None or type(function) is WithKeyAndWindow):
-        fold = fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
-        if fold is not None:
-            return WindowAggregateOperator(context, spec, fold)
-    return create_window_operator(context, spec)
+    fold = window_fold_of(spec)
+    return create_window_operator(context, spec) if fold is None else WindowAggregateOperator(context, spec, fold)
 
 
 class _AggregateOperator(KeyedStateOperator):
@@ -80,8 +80,9 @@ class _AggregateOperator(KeyedStateOperator):
         if isinstance(error, IntegerOverflowError):
             assert batch.keys is not None
             record, key = batch.column[error.row].as_py(), batch.keys.column[error.row].as_py()
+            what = "records combined to" if batch.combined else "record"
             return TypeMismatchError(
-                f"operator {uid!r}: with record {record!r}, the sum of key {key!r} is out of range for its type; sum "
+                f"operator {uid!r}: with {what} {record!r}, the sum of key {key!r} is out of range for its type; sum "
                 "a wider type, such as Types.LONG() or Types.DOUBLE()"
             )
         return TypeMismatchError(f"operator {uid!r}: {error}")
@@ -112,12 +113,55 @@ class RollingAggregateOperator(_AggregateOperator):
         keys = self.bind(batch)
         slots = self.backend.touch_column(keys.column, keys.hashes)
         try:
-            results = self._fold.running(self._state, slots, batch.column, np.arange(len(batch)))
+            results = self._fold.running(self._state, slots, self._fold.lift(batch.column), np.arange(len(batch)))
         except (IntegerOverflowError, TypeMismatchError) as e:
             raise self._fail(e, batch) from e
+        self._emit_of(keys.column, results, batch.timestamps)
+
+    def _emit_of(self, keys: pa.Array[Any], results: pa.Array[Any], timestamps: Cells) -> None:
         if self._with_key:
-            results = self._struct([*_spread(keys.column, 2 if self._flat else 1), results])
-        self._emit(results, batch.timestamps)
+            results = self._struct([*_spread(keys, 2 if self._flat else 1), results])
+        self._emit(results, timestamps)
+
+
+class MiniBatchAggregateOperator(RollingAggregateOperator):
+    """A running aggregation with a result per key and epoch, at the barrier (Flink: ``MiniBatchGroupAggFunction``).
+
+    If state outgrows memory within an epoch, keys so far have their results early, and may have another one.
+    """
+
+    def __init__(self, context: OperatorContext, fold: ColumnFold, *, with_key: bool, flat: bool) -> None:
+        super().__init__(context, fold, with_key=with_key, flat=flat)
+        self._changed: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)
+        """Whether the key of each slot has had records since its last result."""
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        keys = self.bind(batch)
+        if self.backend.is_full:
+            self._emit_changed()  # slots are about to stand for other keys
+        slots = self.backend.touch_column(keys.column, keys.hashes)
+        try:
+            accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
+            self._fold.add(self._state, slots, accumulators, np.arange(len(batch)))
+        except (IntegerOverflowError, TypeMismatchError) as e:
+            raise self._fail(e, batch) from e
+        self._changed = grown(self._changed, int(slots.max(initial=-1)) + 1, 0)
+        self._changed[slots] = True
+
+    def on_watermark(self, watermark: int) -> None:
+        if watermark == MAX_WATERMARK:
+            self._emit_changed()  # what follows may give its last results at this watermark
+
+    def snapshot(self) -> OperatorSnapshot:
+        self._emit_changed()
+        return super().snapshot()
+
+    def _emit_changed(self) -> None:
+        slots = np.flatnonzero(self._changed)
+        self._changed[:] = False
+        if len(slots):
+            keys = self.backend.key_context.column(slots)
+            self._emit_of(keys, self._fold.results(self._state, slots), np.full(len(slots), NO_TIMESTAMP))
 
 
 class WindowAggregateOperator(_AggregateOperator):
@@ -157,15 +201,16 @@ class WindowAggregateOperator(_AggregateOperator):
             return
         cells, slots = self._cells(slots[rows], starts), slots[rows]
         try:
+            accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
             fired = np.zeros(len(rows), dtype=np.bool_)
             if some_fired:
                 fired = starts + (self._size - 1) <= self.context.watermark
             if fired.any():
                 new = np.flatnonzero(~self._state.contains(cells))
-                self._add_late(batch, rows[fired], starts[fired], cells[fired])
-                self._fold.add(self._state, cells[~fired], batch.column, rows[~fired])
+                self._add_late(batch, accumulators, rows[fired], starts[fired], cells[fired])
+                self._fold.add(self._state, cells[~fired], accumulators, rows[~fired])
             else:
-                new = self._fold.add(self._state, cells, batch.column, rows)
+                new = self._fold.add(self._state, cells, accumulators, rows)
         except (IntegerOverflowError, TypeMismatchError) as e:
             raise self._fail(e, batch) from e
         if len(new):
@@ -181,15 +226,18 @@ class WindowAggregateOperator(_AggregateOperator):
     def _skip(self, batch: StreamBatch, taken: Cells) -> None:
         """Counts or emits late records."""
         late = self._windows.late(taken, batch.timestamps, self.context.watermark)
+        assert not (batch.combined and late.any()), "a record that might be late was combined with others"
         if self._late_tag is None:
             self._late += int(late.sum())
         elif late.any():
             self.context.emit(self._late_tag, batch.filter(late))
 
-    def _add_late(self, batch: StreamBatch, rows: Cells, starts: Cells, cells: Cells) -> None:
+    def _add_late(
+        self, batch: StreamBatch, accumulators: pa.Array[Any], rows: Cells, starts: Cells, cells: Cells
+    ) -> None:
         """Fires windows that have already fired again, once for each record (Flink: ``EventTimeTrigger``)."""
-        results = self._fold.running(self._state, cells, batch.column, rows)
-        assert batch.keys is not None
+        assert batch.keys is not None and not batch.combined
+        results = self._fold.running(self._state, cells, accumulators, rows)
         if self._with_key:
             keys = batch.keys.column.take(pa.array(rows))
             results = self._result(keys, pa.array(starts), results)

@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
-from dagster_flinkpy.datastream.functions import ProcessAllWindowFunction, ProcessWindowFunction
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import (
     EventTimeTrigger,
@@ -25,8 +24,10 @@ from dagster_flinkpy.datastream.window import (
     TumblingEventTimeWindows,
 )
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
+from dagster_flinkpy.runtime.operators.count_windows import CountWindowOperator
 from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
+from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.operators.window_operator import MergingWindowOperator, WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 
@@ -37,6 +38,10 @@ Ints = npt.NDArray[np.int64]
 
 def create_window_operator(context: OperatorContext, spec: WindowSpec) -> WindowOperator:
     """Creates the fastest operator for a window spec."""
+    if SessionWindowOperator.has(spec):
+        return SessionWindowOperator(context, spec)
+    if CountWindowOperator.has(spec):
+        return CountWindowOperator(context, spec)
     if isinstance(spec.assigner, MergingWindowAssigner):
         return MergingWindowOperator(context, spec)
     if AlignedWindows.has(spec):
@@ -107,16 +112,10 @@ class AlignedWindowOperator(WindowOperator):
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         super().__init__(context, spec)
         self._windows = AlignedWindows(spec)
-        function = spec.window_function
-        self._clears = (
-            isinstance(function, ProcessWindowFunction) and type(function).clear is not ProcessWindowFunction.clear
-        ) or (
-            isinstance(function, ProcessAllWindowFunction)
-            and type(function).clear is not ProcessAllWindowFunction.clear
-        )
 
     def _open_timers(self) -> None:
         self._column_timers = self.backend.get_column_timers(EVENT_TIMERS, self._codec.namespace_type)
+        self._restore_processing_timers()
 
     # --- records -----------------------------------------------------------------------------------------------------
 

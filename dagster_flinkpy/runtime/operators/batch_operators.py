@@ -1,4 +1,4 @@
-"""The operator of vectorised process functions."""
+"""The operators of vectorised functions."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from dagster_flinkpy.common.decimals import column_of, find_big_dec
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, TypeInformation
 from dagster_flinkpy.datastream.batch_function import BatchState
 from dagster_flinkpy.datastream.functions import RuntimeContext
-from dagster_flinkpy.datastream.operator_specs import InputsSpec
+from dagster_flinkpy.datastream.operator_specs import FilterBatchSpec, InputsSpec, MapBatchSpec
 from dagster_flinkpy.datastream.state import StateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
-from dagster_flinkpy.runtime.operators.stream_operator import called
+from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.column_table import ColumnTable
 from dagster_flinkpy.state.keys import hash_keys
 
-__all__ = ["KeyedBatchOperator"]
+__all__ = ["FilterBatchOperator", "KeyedBatchOperator", "MapBatchOperator"]
 
 
 class _ColumnState(BatchState):
@@ -189,24 +189,86 @@ class KeyedBatchOperator(KeyedStateOperator):
         timestamps = batch.timestamps
         if table.num_rows != len(batch):
             timestamps = np.full(table.num_rows, timestamps.max())
-        column = self._column(table, vertex.output_type)
+        column = _as_column(table, vertex.output_type, vertex.uid)
         self.context.emit(None, StreamBatch(vertex.output_type, timestamps, column=column, producer=vertex.uid))
 
-    def _column(self, table: Any, kind: TypeInformation) -> pa.Array[Any]:
-        uid = self.context.vertex.uid
-        if not isinstance(kind, RowTypeInfo):
-            if table.num_columns != 1:
-                raise TypeMismatchError(f"operator {uid!r}: declared {kind}, got the columns {table.schema.names}")
-            return fit_column(table.column(0), kind, f"operator {uid!r}")
-        if sorted(table.schema.names) != sorted(kind.field_names):
+
+class MapBatchOperator(StreamOperator):
+    """Maps a batch to a batch of as many records."""
+
+    def __init__(self, context: OperatorContext, spec: MapBatchSpec) -> None:
+        super().__init__(context)
+        self._map = spec.function
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        vertex = self.context.vertex
+        try:
+            table = self._map(_record_batch(batch))
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "map_batch()") from e
+        if not isinstance(table, (pa.RecordBatch, pa.Table)):
             raise TypeMismatchError(
-                f"operator {uid!r}: declared the fields {list(kind.field_names)}, got the columns {table.schema.names}"
+                f"operator {vertex.uid!r}: {called(self._map)} returned {table!r}; it must return a record batch or a "
+                "table"
             )
-        columns = [
-            fit_column(table.column(name), field, f"operator {uid!r}, field {name!r}")
-            for name, field in zip(kind.field_names, kind.field_types, strict=True)
-        ]
-        return pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
+        if table.num_rows != len(batch):
+            raise TypeMismatchError(
+                f"operator {vertex.uid!r}: {called(self._map)} returned {table.num_rows} rows for {len(batch)} "
+                "records; it must return one for each. To drop records, call filter_batch()"
+            )
+        column = _as_column(table, vertex.output_type, vertex.uid)
+        self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, column=column, producer=vertex.uid))
+
+
+class FilterBatchOperator(StreamOperator):
+    """Keeps the records for which a column of booleans is true."""
+
+    def __init__(self, context: OperatorContext, spec: FilterBatchSpec) -> None:
+        super().__init__(context)
+        self._filter = spec.function
+
+    def process(self, input_index: int, batch: StreamBatch) -> None:
+        try:
+            mask = self._filter(_record_batch(batch))
+        except USER_EXCEPTIONS as e:
+            raise self.user_error(e, "filter_batch()") from e
+        keep = self._checked(mask, len(batch))
+        if keep.any():
+            self.context.emit(None, batch if keep.all() else batch.filter(keep))
+
+    def _checked(self, mask: Any, records: int) -> npt.NDArray[np.bool_]:
+        what = f"operator {self.context.vertex.uid!r}: {called(self._filter)} returned"
+        if isinstance(mask, (pa.Array, pa.ChunkedArray)):
+            if not pa.types.is_boolean(mask.type):
+                raise TypeMismatchError(f"{what} a column of {mask.type}; it must return one of booleans")
+            column = mask.combine_chunks() if isinstance(mask, pa.ChunkedArray) else mask
+            mask = pc.fill_null(column, False).to_numpy(zero_copy_only=False)
+        if not isinstance(mask, np.ndarray) or mask.dtype != np.bool_:
+            raise TypeMismatchError(f"{what} {mask!r}; it must return an Arrow or numpy array of booleans")
+        if mask.shape != (records,):
+            raise TypeMismatchError(f"{what} {mask.size} booleans for {records} records; it must return one for each")
+        return mask
+
+
+def _as_column(table: Any, kind: TypeInformation, uid: str) -> pa.Array[Any]:
+    """Returns the records of a table as a column of the declared type.
+
+    Raises:
+        TypeMismatchError: The columns are not those of the type, or a value does not fit; the message names it.
+    """
+    if not isinstance(kind, RowTypeInfo):
+        if table.num_columns != 1:
+            raise TypeMismatchError(f"operator {uid!r}: declared {kind}, got the columns {table.schema.names}")
+        return fit_column(table.column(0), kind, f"operator {uid!r}")
+    if sorted(table.schema.names) != sorted(kind.field_names):
+        raise TypeMismatchError(
+            f"operator {uid!r}: declared the fields {list(kind.field_names)}, got the columns {table.schema.names}"
+        )
+    columns = [
+        fit_column(table.column(name), field, f"operator {uid!r}, field {name!r}")
+        for name, field in zip(kind.field_names, kind.field_types, strict=True)
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(kind.arrow_type))
 
 
 def _record_batch(batch: StreamBatch) -> pa.RecordBatch:

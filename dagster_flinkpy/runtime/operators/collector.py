@@ -67,6 +67,28 @@ class Collector:
                 self._main.append(result if alone else copied(result))
                 self._main_timestamps.append(timestamp)
 
+    def collect_one(self, result: Any, timestamp: int) -> None:
+        """Takes a record that state may also have, or a pair of output tag and record."""
+        kind = type(result)
+        if kind is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
+            self.collect_side(result[0].tag_id, result[1], timestamp)
+        else:
+            self._main.append(result if kind in self._unchanging else copied(result))
+            self._main_timestamps.append(timestamp)
+
+    def collect_each(self, results: Iterable[Any], timestamps: Iterable[int]) -> None:
+        """Takes records, or pairs of output tag and record, each with its own timestamp; None is no record."""
+        times = iter(timestamps)
+        take, take_timestamp = self._main.append, self._main_timestamps.append
+        for result in results:
+            timestamp, kind = next(times), type(result)
+            if kind is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
+                self.collect_side(result[0].tag_id, result[1], timestamp)
+            elif result is not None:
+                alone = kind in self._unchanging or (kind in self._flat and getrefcount(result) <= ALONE)
+                take(result if alone else copied(result))
+                take_timestamp(timestamp)
+
     def collect_side(self, tag: str, value: Any, timestamp: int) -> None:
         """Takes a record for a side output; drops it if nothing reads that output."""
         if tag in self._types:

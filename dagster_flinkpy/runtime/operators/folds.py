@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +17,7 @@ from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.datastream.adapters import Accumulation
 from dagster_flinkpy.datastream.aggregations import CountAggregate, MeanAggregate, field_of
 from dagster_flinkpy.errors import TypeMismatchError
-from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, Segments, accumulate, fits
+from dagster_flinkpy.runtime.operators.grouped_rows import FoldKind, IntegerOverflowError, Segments, accumulate, fits
 from dagster_flinkpy.state.cell_columns import FixedColumn, StructColumn
 from dagster_flinkpy.state.column_table import ColumnTable
 
@@ -75,27 +77,43 @@ class _Part:
         return by_row
 
 
+@contextmanager
+def _naming(rows: Cells) -> Iterator[None]:
+    """Lets an overflow name the accumulator, not its place among those that are merged."""
+    try:
+        yield
+    except IntegerOverflowError as error:
+        raise IntegerOverflowError(int(rows[error.row])) from None
+
+
 class ColumnFold(ABC):
     """A vectorised aggregation; its accumulators are the values of a table."""
 
     state_type: TypeInformation
     """Type of the accumulators."""
 
-    def add(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> Cells:
-        """Folds records into cells of state.
+    leaves: tuple[tuple[int | None, FoldKind], ...]
+    """The numbers of an accumulator, each with the operation that merges two: the index of its field, or None if the
+    accumulator is a number."""
+    numbers: tuple[int | None, ...] = ()
+    """The fields of a record that must have a number."""
+    initial: float | None = 0
+    """What the numbers of a new accumulator start from; None stands for its first value."""
+
+    def add(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> Cells:
+        """Merges accumulators into cells of state.
 
         Args:
             table: The table of the accumulators.
             cells: The cell of each row; may repeat.
-            records: The column of records.
-            rows: The indices of the records to fold, in order; may repeat.
+            accumulators: Those of single records (:meth:`lift`), or of records that were combined earlier.
+            rows: The indices of the accumulators to merge, in order; may repeat.
 
         Returns:
             The first position of each cell that had no accumulator.
 
         Raises:
             IntegerOverflowError: A sum is out of range.
-            TypeMismatchError: A record has no number in the field.
         """
         missing = np.flatnonzero(~table.contains(cells))
         places = cells[missing] - cells[missing].min(initial=2**62)
@@ -103,32 +121,90 @@ class ColumnFold(ABC):
         owners[places[::-1]] = missing[::-1]  # the last write wins
         first: Cells = missing[owners[places] == missing]
         fresh = cells[first]
-        self._start(table, fresh, rows[first], records)
-        for part in self._parts(table, records, rows):
-            part.add(cells, fresh, first)
+        self._start(table, fresh, rows[first], accumulators)
+        with _naming(rows):
+            for part in self._parts(table, accumulators, rows):
+                part.add(cells, fresh, first)
         table.mark(cells)
         return first
 
-    def running(self, table: ColumnTable, cells: Cells, records: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
-        """Folds like :meth:`add`, and returns the result of each record's cell after that record."""
+    def running(self, table: ColumnTable, cells: Cells, accumulators: pa.Array[Any], rows: Cells) -> pa.Array[Any]:
+        """Merges like :meth:`add`, and returns the result of each row's cell after that row."""
         segments = Segments.of(cells)
         fresh = ~table.contains(segments.groups)
-        self._start(table, segments.groups[fresh], rows[segments.order[segments.starts[fresh]]], records)
-        parts = [part.running(segments, fresh) for part in self._parts(table, records, rows)]
+        self._start(table, segments.groups[fresh], rows[segments.order[segments.starts[fresh]]], accumulators)
+        with _naming(rows):
+            parts = [part.running(segments, fresh) for part in self._parts(table, accumulators, rows)]
         table.mark(segments.groups)
         return self._result(table, cells, parts)
+
+    @property
+    def combines(self) -> bool:
+        """Whether accumulators of parts of a cell's records can be merged to that of all of them."""
+        return True
+
+    def combine(self, accumulators: pa.Array[Any], groups: Cells, first: Cells) -> pa.Array[Any] | None:
+        """Merges the accumulators of each group, in order.
+
+        Args:
+            accumulators: A column of accumulators.
+            groups: The group of each, as numbers from 0.
+            first: The first row of each group.
+
+        Returns:
+            The accumulator of each group, or None if a sum might be out of range for its type.
+        """
+        merged = []
+        for field, kind in self.leaves:
+            values = _leaf(accumulators, field)
+            if kind != "sum":
+                result = values[first]
+                (np.minimum if kind == "min" else np.maximum).at(result, groups, values)
+            else:
+                if values.dtype.kind == "i" and not fits(values, values[:1] & 0):
+                    return None
+                # Starting from negative zero, a sum of one value is exactly that value.
+                result = np.full(len(first), -0.0 if values.dtype.kind == "f" else 0, dtype=values.dtype)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    np.add.at(result, groups, values)
+            merged.append(pa.array(result))
+        if self.leaves[0][0] is None:
+            return merged[0]
+        taken: Any = accumulators.take(pa.array(first))
+        children = list(taken.flatten())
+        for (field, _), result in zip(self.leaves, merged, strict=True):
+            assert field is not None
+            children[field] = result
+        return pa.StructArray.from_arrays(children, fields=list(taken.type))
+
+    @abstractmethod
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        """Returns the accumulator of each record alone.
+
+        Raises:
+            TypeMismatchError: A record has no number in the field.
+        """
 
     @abstractmethod
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         """Returns the results of cells that have an accumulator."""
 
     @abstractmethod
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, records: pa.Array[Any]) -> None:
-        """Creates the accumulators of new cells from their first records, without the numbers of the parts."""
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
+        """Creates the accumulators of new cells from their first rows, without the numbers of the parts."""
 
-    @abstractmethod
-    def _parts(self, table: ColumnTable, records: pa.Array[Any], rows: Cells) -> list[_Part]:
+    def _parts(self, table: ColumnTable, accumulators: pa.Array[Any], rows: Cells) -> list[_Part]:
         """Returns the parts of the accumulators, with the values to fold."""
+        column: Any = table.column
+        return [
+            _Part(
+                column if field is None else column.children[field],
+                kind,
+                _leaf(accumulators, field)[rows],
+                self.initial,
+            )
+            for field, kind in self.leaves
+        ]
 
     @abstractmethod
     def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
@@ -136,25 +212,39 @@ class ColumnFold(ABC):
 
 
 class _RecordFold(ColumnFold):
-    """Folds one field of the records; the other fields have the values of the cell's first record."""
+    """Folds one field of the records; the other fields have the values of the cell's first record.
+
+    An accumulator is a record.
+    """
+
+    initial = None
 
     def __init__(self, kind: FoldKind, record_type: TypeInformation, field: int | None) -> None:
         self.state_type = record_type
         self._kind = kind
         self._field = field
+        self.leaves, self.numbers = ((field, kind),), (field,)
+
+    @property
+    def combines(self) -> bool:
+        # The first NaN of a minimum decides, so it matters which values come before it.
+        return self._kind == "sum" or not pa.types.is_floating(self._type)
+
+    @property
+    def _type(self) -> pa.DataType:
+        kind = self.state_type.arrow_type
+        return kind if self._field is None else kind[self._field].type
+
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        _check_numbers(records, self._field, self._kind)
+        return records
 
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, records: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         if len(cells):
-            table.update(cells, records.take(pa.array(first)))
-
-    def _parts(self, table: ColumnTable, records: pa.Array[Any], rows: Cells) -> list[_Part]:
-        column: Any = table.column
-        leaf: FixedColumn = column if self._field is None else column.children[self._field]
-        values = _numbers(records, self._field, self._kind)[rows]
-        return [_Part(leaf, self._kind, values, None)]
+            table.update(cells, accumulators.take(pa.array(first)))
 
     def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         folded = pa.array(parts[0])
@@ -168,19 +258,19 @@ class _RecordFold(ColumnFold):
 class _CountFold(ColumnFold):
     """Counts records."""
 
+    leaves = ((None, "sum"),)
+
     def __init__(self, state_type: TypeInformation) -> None:
         self.state_type = state_type
+
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        return pa.array(np.ones(len(records), dtype=np.int64))
 
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
         return table.lookup(cells)
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, records: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         """Does nothing: the accumulator of a count has no other part."""
-
-    def _parts(self, table: ColumnTable, records: pa.Array[Any], rows: Cells) -> list[_Part]:
-        leaf = table.column
-        assert isinstance(leaf, FixedColumn)
-        return [_Part(leaf, "sum", np.ones(len(rows), dtype=np.int64), 0)]
 
     def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         return pa.array(parts[0])
@@ -189,43 +279,45 @@ class _CountFold(ColumnFold):
 class _MeanFold(ColumnFold):
     """Sum and count of a field."""
 
+    leaves = ((0, "sum"), (1, "sum"))
+
     def __init__(self, state_type: TypeInformation, field: int | None) -> None:
         self.state_type = state_type
-        self._field = field
+        self._field, self.numbers = field, (field,)
+
+    def lift(self, records: pa.Array[Any]) -> pa.Array[Any]:
+        values = _check_numbers(records, self._field, "mean").to_numpy(zero_copy_only=False).astype(np.float64)
+        columns = [pa.array(values), pa.array(np.ones(len(records), dtype=np.int64))]
+        return pa.StructArray.from_arrays(columns, fields=list(self.state_type.arrow_type))
 
     def results(self, table: ColumnTable, cells: Cells) -> pa.Array[Any]:
-        total, count = self._leaves(table)
-        return self._result(table, cells, [total.values[cells], count.values[cells]])
+        struct: Any = table.column
+        return self._result(table, cells, [leaf.values[cells] for leaf in struct.children])
 
-    def _start(self, table: ColumnTable, cells: Cells, first: Cells, records: pa.Array[Any]) -> None:
+    def _start(self, table: ColumnTable, cells: Cells, first: Cells, accumulators: pa.Array[Any]) -> None:
         struct = table.column
         assert isinstance(struct, StructColumn)
         struct.valid[cells] = True
-
-    @staticmethod
-    def _leaves(table: ColumnTable) -> tuple[FixedColumn, FixedColumn]:
-        struct: Any = table.column
-        total, count = struct.children
-        return total, count
-
-    def _parts(self, table: ColumnTable, records: pa.Array[Any], rows: Cells) -> list[_Part]:
-        total, count = self._leaves(table)
-        values = _numbers(records, self._field, "mean")[rows].astype(np.float64)
-        return [_Part(total, "sum", values, 0.0), _Part(count, "sum", np.ones(len(rows), dtype=np.int64), 0)]
 
     def _result(self, table: ColumnTable, cells: Cells, parts: list[Numbers]) -> pa.Array[Any]:
         with np.errstate(invalid="ignore"):
             return pa.array(parts[0] / parts[1])
 
 
-def _numbers(records: pa.Array[Any], field: int | None, what: str) -> Numbers:
+def _leaf(accumulators: pa.Array[Any], field: int | None) -> Numbers:
+    column = accumulators if field is None else pc.struct_field(accumulators, [field])
+    numbers: Numbers = column.to_numpy(zero_copy_only=False)
+    return numbers
+
+
+def _check_numbers(records: pa.Array[Any], field: int | None, what: str) -> pa.Array[Any]:
+    """Returns the field of the records, after checking that each has a number in it."""
     column = records if field is None else pc.struct_field(records, [field])
     if column.null_count:
         record = records[pc.index(column.is_null(), True).as_py()].as_py()
         name = "" if field is None else f" field {records.type[field].name!r}:"
         raise TypeMismatchError(f"{name} {what}() of None, in record {record!r}; filter such records out first".strip())
-    numbers: Numbers = column.to_numpy(zero_copy_only=False)
-    return numbers
+    return column
 
 
 def fold_of(function: object, record_type: TypeInformation, state_type: TypeInformation) -> ColumnFold | None:

@@ -41,6 +41,7 @@ from dagster_flinkpy.state.timers import TimerQueue
 
 __all__ = [
     "EVENT_TIMERS",
+    "PROCESSING_TIMERS",
     "KeyedContext",
     "KeyedOperator",
     "KeyedProcessOperator",
@@ -50,7 +51,7 @@ __all__ = [
     "StrictTimerService",
 ]
 
-EVENT_TIMERS, _PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
+EVENT_TIMERS, PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
 
 
 class KeyedTimerService(UnkeyedTimerService):
@@ -188,15 +189,19 @@ class KeyedOperator(KeyedStateOperator):
     def __init__(self, context: OperatorContext, namespace_type: TypeInformation | None = None) -> None:
         super().__init__(context)
         self._namespace_type = namespace_type
-        self._open_timers()
         self._processing_timers: TimerQueue | None = None
-        restored = context.input.keyed
-        if restored is not None and any(t.name == _PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
-            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, namespace_type)
+        self._open_timers()
         self.collector = Collector(context)
 
     def _open_timers(self) -> None:
         self.timers = self.backend.get_timers(EVENT_TIMERS, self._namespace_type)
+        self._restore_processing_timers()
+
+    def _restore_processing_timers(self) -> None:
+        """Opens the processing-time timers if there are stored ones, which may be due before one is registered."""
+        restored = self.context.input.keyed
+        if restored is not None and any(t.name == PROCESSING_TIMERS and t.kind == "TIMER" for t in restored.tables):
+            self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, self._namespace_type)
 
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
         """Loads the state of the keys of a batch, and yields the slot, value and timestamp of each record."""
@@ -213,7 +218,7 @@ class KeyedOperator(KeyedStateOperator):
     def processing_timers(self) -> TimerQueue:
         """The processing-time timers, created when first used."""
         if self._processing_timers is None:
-            self._processing_timers = self.backend.get_timers(_PROCESSING_TIMERS, self._namespace_type)
+            self._processing_timers = self.backend.get_timers(PROCESSING_TIMERS, self._namespace_type)
         return self._processing_timers
 
     def due_processing_timers(self, now: int) -> Iterable[tuple[int, Any, Any]]:
@@ -289,17 +294,20 @@ class ReduceOperator(KeyedOperator):
         self.close_function(self._function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        records = self.touch(batch)
-        keys, collect = self.backend.key_context, self.collector.collect
-        state, reduce = self._state, self._reduce
+        records, keys, take = self.touch(batch), self.backend.key_context, self.collector.collect_one
+        reduce, final_only = self._reduce, self._final_only
+        name_fields, table = self._state.table.value_type.name_fields, self._state.table
+        held, changed = table.values, table.changed
         value: Any = UNKNOWN
         try:
-            for keys.slot, value, timestamp in records:
-                before = state.value()
+            for slot, value, timestamp in records:
+                keys.slot = slot
+                before = held[slot]
                 reduced = value if before is None else reduce(before, value)
-                state.update(reduced)
-                if not self._final_only:
-                    collect((reduced,), timestamp)
+                held[slot] = None if reduced is None else name_fields(reduced)
+                changed[slot] = True
+                if not final_only:
+                    take(reduced, timestamp)
                 elif before is None:
                     self.timers.register(MAX_WATERMARK)
         except USER_EXCEPTIONS as e:

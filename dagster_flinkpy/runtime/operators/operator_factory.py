@@ -28,6 +28,8 @@ _OPERATORS: dict[type[specs.OperatorSpec], Callable[[OperatorContext, Any], Stre
     specs.MapSpec: function_operators.MapOperator,
     specs.FilterSpec: function_operators.FilterOperator,
     specs.FlatMapSpec: function_operators.FlatMapOperator,
+    specs.MapBatchSpec: batch_operators.MapBatchOperator,
+    specs.FilterBatchSpec: batch_operators.FilterBatchOperator,
     specs.ProcessSpec: function_operators.ProcessOperator,
     specs.CoProcessSpec: function_operators.ProcessOperator,
     specs.MultipleInputProcessSpec: function_operators.ProcessOperator,

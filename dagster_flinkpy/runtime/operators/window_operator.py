@@ -45,7 +45,10 @@ from dagster_flinkpy.runtime.operators.window_contexts import (
 )
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
 
-__all__ = ["MergingWindowOperator", "WindowOperator"]
+__all__ = ["MERGING_WINDOWS", "MergingWindowOperator", "WindowOperator"]
+
+MERGING_WINDOWS = "merging-window-set"
+"""The name of the state in which windows that merge are stored."""
 
 
 class _ReduceCallable(ReduceFunction):
@@ -66,13 +69,11 @@ class WindowOperator(KeyedOperator):
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         self._codec = WindowCodec(spec.assigner.get_window_serializer())
-        super().__init__(context, self._codec.namespace_type)
         self._spec = spec
         self._keeps_elements = spec.aggregate is None and spec.reduce is None
         self._event_time = spec.assigner.is_event_time()
-        self._contents: Any = self.backend.get_state(
-            self._descriptor(spec), self._codec.namespace_type, shared_namespaces=self.shared_windows
-        )
+        super().__init__(context, self._codec.namespace_type)
+        self._contents = self._open_contents(self._descriptor(spec))
         window_states = WindowStates(lambda d: self.backend.get_state(d, self._codec.namespace_type))
         self._states = WindowStates(self.backend.get_state)
         timer_service, runtime = KeyedTimerService(self), self.runtime_context()
@@ -81,7 +82,13 @@ class WindowOperator(KeyedOperator):
         self._window = WindowContext(timer_service, self._codec, None if merging else window_states, runtime)
         self._assigner = AssignerContext(timer_service, runtime)
         self._evaluate = evaluator(spec.window_function, self._window)
+        self._clears = _clears(spec.window_function)
         self._late = 0
+
+    def _open_contents(self, descriptor: StateDescriptor) -> Any:
+        """Opens the state of the records in windows."""
+        shared = self.shared_windows
+        return self.backend.get_state(descriptor, self._codec.namespace_type, shared_namespaces=shared)
 
     @staticmethod
     def _descriptor(spec: WindowSpec) -> StateDescriptor:
@@ -231,13 +238,21 @@ class WindowOperator(KeyedOperator):
         return snapshot
 
 
+def _clears(function: Any) -> bool:
+    """Returns whether a window function drops state when a window ends."""
+    return any(
+        isinstance(function, kind) and type(function).clear is not kind.clear
+        for kind in (ProcessWindowFunction, ProcessAllWindowFunction)
+    )
+
+
 class MergingWindowOperator(WindowOperator):
     """Windows that merge, such as sessions."""
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
         super().__init__(context, spec)
         self._mapping: Any = self.backend.get_state(
-            MapStateDescriptor("merging-window-set", self._codec.namespace_type, self._codec.namespace_type)
+            MapStateDescriptor(MERGING_WINDOWS, self._codec.namespace_type, self._codec.namespace_type)
         )
         self._sets: dict[int, MergingWindowSet] = {}
         """The windows of the batch's keys, by slot."""

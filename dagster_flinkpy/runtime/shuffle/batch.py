@@ -51,9 +51,11 @@ class StreamBatch:
         values: The records as Python values.
         keys: The keys, on a keyed edge.
         producer: Uid of the operator that emitted the records; type errors name it.
+        combined: Whether the records are accumulators that the sender has made of all its records of a key and time.
+            Default: False.
     """
 
-    __slots__ = ("_checked", "_column", "_values", "keys", "producer", "timestamps", "type_info")
+    __slots__ = ("_checked", "_column", "_values", "combined", "keys", "producer", "timestamps", "type_info")
 
     def __init__(
         self,
@@ -64,8 +66,10 @@ class StreamBatch:
         values: Sequence[Any] | None = None,
         keys: KeyColumn | None = None,
         producer: str = "",
+        combined: bool = False,
     ) -> None:
         self.type_info = type_info
+        self.combined = combined
         self.timestamps = timestamps
         self.keys = keys
         self.producer = producer
@@ -103,7 +107,7 @@ class StreamBatch:
         elif not self._checked:
             if not isinstance(self.type_info, PickledBytesTypeInfo):
                 _ = self.column  # this is the fastest exact type check
-            if type(self.type_info).name_fields is not TypeInformation.name_fields:
+            if self.type_info.names_fields:
                 for value in self._values:
                     self.type_info.name_fields(value)
         self._checked = True

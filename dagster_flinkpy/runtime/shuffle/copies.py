@@ -56,11 +56,8 @@ def copied(value: Any) -> Any:
     if kind is dict:
         return dict(zip(value, map(copied, value.values()), strict=True))
     if isinstance(value, Row):
-        row = copy.copy(value)
-        fields = tuple(row)
-        if not _UNCHANGING.issuperset(map(type, fields)):
-            row[:] = [copied(field) for field in fields]
-        return row
+        fields = value._values
+        return kind._of(fields if _UNCHANGING.issuperset(map(type, fields)) else map(copied, fields))
     try:
         return copy.deepcopy(value)
     except Exception:  # a user's class may raise anything

@@ -19,11 +19,17 @@ from dagster_flinkpy.errors import TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch
 from dagster_flinkpy.state.keys import hash_keys
 
-__all__ = ["field_positions", "key_column", "key_of_fields"]
+__all__ = ["field_positions", "key_column", "key_of_fields", "key_values"]
 
 
 def key_column(partitioner: StreamPartitioner, batch: StreamBatch) -> KeyColumn:
-    """Computes the keys of a batch.
+    """Computes the keys of a batch and their hashes; raises like :func:`key_values`."""
+    key_type, column = key_values(partitioner, batch)
+    return KeyColumn(key_type, column, hash_keys(key_type, column))
+
+
+def key_values(partitioner: StreamPartitioner, batch: StreamBatch) -> tuple[TypeInformation, pa.Array]:
+    """Computes the keys of a batch, without their hashes.
 
     Raises:
         TypeMismatchError: A key is not of the declared type, or keys without a declared type have several types.
@@ -50,7 +56,7 @@ def key_column(partitioner: StreamPartitioner, batch: StreamBatch) -> KeyColumn:
                 _check_one_type(keys, key_type, e)
             raise
         _check_no_null("the key", column, batch)
-    return KeyColumn(key_type, column, hash_keys(key_type, column))
+    return key_type, column
 
 
 def _check_one_type(keys: Sequence[Any], key_type: TypeInformation, error: TypeMismatchError) -> None:

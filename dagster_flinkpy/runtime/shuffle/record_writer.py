@@ -6,16 +6,17 @@ Mirrors Flink's ``RecordWriter`` and ``ResultPartition``.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind
+from dagster_flinkpy.datastream.job_graph import JobEdge, PartitionerKind, StreamPartitioner
 from dagster_flinkpy.errors import FlinkPyError, TypeMismatchError, UnsupportedKeyTypeError
 from dagster_flinkpy.key_hashes import key_groups_of_hashes, operator_indexes
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS, user_error
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 from dagster_flinkpy.runtime.shuffle.channel_selectors import (
     ChannelSelector,
     CustomSelector,
@@ -27,6 +28,8 @@ from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_col
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, TaskOutput, encode_buffer
 
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
+
+K = TypeVar("K")
 
 BUFFER_SIZE = 1 << 20
 """The size at which a buffer is sent, in bytes."""
@@ -136,18 +139,27 @@ class RecordWriter:
         if not len(batch):
             return
         columns, metadata = {"value": batch.column}, {}
-        # Timestamps that are also a field of the records are not sent twice.
-        while self._timestamp_fields and not _holds_times(batch, self._timestamp_fields[0]):
-            self._timestamp_fields.pop(0)
-        if self._timestamp_fields:
-            metadata["timestamp_field"] = json.dumps(self._timestamp_fields[0])
-        else:
+        if batch.combined:
+            metadata["accumulator_type"] = json.dumps(batch.type_info.to_json())
             columns["timestamp"] = pa.array(batch.timestamps)
+        else:
+            # Timestamps that are also a field of the records are not sent twice.
+            while self._timestamp_fields and not _holds_times(batch, self._timestamp_fields[0]):
+                self._timestamp_fields.pop(0)
+            if self._timestamp_fields:
+                metadata["timestamp_field"] = json.dumps(self._timestamp_fields[0])
+            else:
+                columns["timestamp"] = pa.array(batch.timestamps)
         targets: np.ndarray[Any, Any] | None = None
         if self._kind is PartitionerKind.HASH:
-            keys, selector = self._keys(batch), self._edge.partitioner.selector
+            selector = self._edge.partitioner.selector
+            if batch.combined:
+                assert batch.keys is not None
+                keys = batch.keys
+            else:
+                keys = self.keys(batch, key_column)
             metadata["key_type"] = json.dumps(keys.type_info.to_json())
-            if isinstance(selector, str | tuple):
+            if isinstance(selector, str | tuple) and batch.type_info == self._edge.type_info:
                 metadata["key_fields"] = json.dumps(field_positions(batch.type_info, selector))
             else:
                 columns["key"] = keys.column
@@ -163,10 +175,16 @@ class RecordWriter:
         else:
             self._split(records, targets)
 
-    def _keys(self, batch: StreamBatch) -> KeyColumn:
+    def keys(self, batch: StreamBatch, compute: Callable[[StreamPartitioner, StreamBatch], K]) -> K:
+        """Returns the keys of a batch; an error names the operator behind the edge.
+
+        Args:
+            batch: The records.
+            compute: Computes them: ``key_column``, or ``key_values`` without hashes.
+        """
         name = f"key_by in front of operator {self._edge.target!r}"
         try:
-            return key_column(self._edge.partitioner, batch)
+            return compute(self._edge.partitioner, batch)
         except (UnsupportedKeyTypeError, TypeMismatchError) as e:
             raise type(e)(f"{name}: {e}") from e
         except FlinkPyError:

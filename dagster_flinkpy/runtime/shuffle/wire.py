@@ -167,7 +167,7 @@ def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:
-    """Decodes the records of a BUFFER row, with their keys if the edge is keyed."""
+    """Decodes the records of a BUFFER row, with their keys if the edge is keyed; also those that were combined."""
     with pa.ipc.open_stream(payload) as reader:
         batch = reader.read_next_batch()
     names, metadata, values = batch.schema.names, batch.schema.metadata or {}, batch.column("value")
@@ -177,9 +177,11 @@ def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch
         timestamps = _times_of(values, json.loads(metadata[b"timestamp_field"]))
     keys = None
     if "hash" in names:
-        key_type = _key_type(metadata[b"key_type"])
+        key_type = _type(metadata[b"key_type"])
         column = batch.column("key") if "key" in names else key_of_fields(values, json.loads(metadata[b"key_fields"]))
         keys = KeyColumn(key_type, column, batch.column("hash").to_numpy())
+    if b"accumulator_type" in metadata:
+        return StreamBatch(_type(metadata[b"accumulator_type"]), timestamps, column=values, keys=keys, combined=True)
     if values.type != type_info.arrow_type:  # in-flight data of an earlier release
         values = upgraded(values, type_info)
     return StreamBatch(type_info, timestamps, column=values, keys=keys)
@@ -191,5 +193,5 @@ def _times_of(values: pa.Array, field: int | None) -> np.ndarray[Any, np.dtype[n
 
 
 @lru_cache(maxsize=256)
-def _key_type(description: bytes) -> TypeInformation:
+def _type(description: bytes) -> TypeInformation:
     return type_from_json(json.loads(description))

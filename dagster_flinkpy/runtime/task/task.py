@@ -33,8 +33,9 @@ from dagster_flinkpy.runtime.shuffle.wire import (
     rows_of,
 )
 from dagster_flinkpy.runtime.task.breadcrumb import Breadcrumb, end_forked_process
+from dagster_flinkpy.runtime.task.combining_output import writer_output
 from dagster_flinkpy.runtime.task.latency import LatencyMarker, LatencyTimer
-from dagster_flinkpy.runtime.task.operator_task import Cancelled, ChainingOutput, OperatorTask, RecordWriterOutput
+from dagster_flinkpy.runtime.task.operator_task import Cancelled, ChainingOutput, OperatorTask
 from dagster_flinkpy.runtime.task.task_times import TaskTimes
 from dagster_flinkpy.runtime.user_logs import UserLogs
 
@@ -183,7 +184,7 @@ class StageTask:
                         replay=(self.job.job_id, self.job.checkpoint_id),
                         pool=self._pool,
                     )
-                    task.outputs.append(RecordWriterOutput(edge, writer))
+                    task.outputs.append(writer_output(edge, writer, self.job))
         for task in self._entered(self._tasks.values()):
             task.operator.open()
         for task in self._entered(self._tasks.values()):

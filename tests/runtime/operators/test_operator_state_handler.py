@@ -374,6 +374,17 @@ def test_a_state_has_one_mode_and_type(tmp_path: Path) -> None:
             first.get_list_state(descriptor)  # the first case is not a list
 
 
+def test_broadcast_state_is_one_for_equal_descriptors(tmp_path: Path) -> None:
+    state = backend(tmp_path)
+    rules = MapStateDescriptor("rules", Types.LONG(), Types.LONG())
+    state.get_broadcast_state(rules).put(1, 2)
+    assert state.get_read_only_broadcast_state(rules) is state.get_read_only_broadcast_state(rules)
+    assert state.get_broadcast_state(MapStateDescriptor("rules", Types.LONG(), Types.LONG())).get(1) == 2
+    with pytest.raises(StateSchemaError, match=r"was BROADCAST of .*LONG.* and is now declared"):
+        state.get_broadcast_state(MapStateDescriptor("rules", Types.LONG(), Types.STRING()))
+    assert state.get_read_only_broadcast_state(rules).get(1) == 2
+
+
 def test_a_list_is_what_lists_are(tmp_path: Path) -> None:
     state = backend(tmp_path).get_list_state(NUMBERS)
     assert list(state.get()) == []

@@ -1,0 +1,199 @@
+"""The first of two phases of an aggregation: a sender combines its records per key (Flink: ``MiniBatchLocalGroupAgg``).
+
+An aggregation over windows gives one result per key and window, so it makes no difference whether the operator gets the
+records or accumulators of several of them. Nor does it in batch mode, or in mini-batches, with one result per key and
+epoch. Otherwise a running aggregation gives a result per record, so its records are sent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dagster_flinkpy.common.typeinfo import TypeInformation
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.datastream.aggregations import WithKeyAndWindow
+from dagster_flinkpy.datastream.operator_specs import OperatorSpec, ReduceSpec, RollingAggregateSpec, WindowSpec
+from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows
+from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
+from dagster_flinkpy.state.keys import hash_keys
+from dagster_flinkpy.state.layout import distinct_rows
+
+__all__ = ["LocalAggregate", "local_aggregate_of", "window_fold_of"]
+
+Ints = npt.NDArray[np.int64]
+
+ROWS, BYTES = 1 << 18, 16 << 20
+"""What a sender holds before it combines. It goes on holding what is left of it, if that is at most half."""
+TRIED, WORTH = 4096, 0.7
+"""If combining this many rows or more leaves more than this share, it does not pay."""
+
+
+def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
+    """Returns the aggregation in columns of aligned windows, or None if it needs each record as a Python value."""
+    function = spec.window_function
+    if not AlignedWindows.has(spec) or not (function is None or type(function) is WithKeyAndWindow):
+        return None
+    return fold_of(spec.reduce or spec.aggregate, spec.element_type, spec.accumulator_type)
+
+
+def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
+    """Returns the first phase of an operator whose results do not show how its records were combined, or None."""
+    if isinstance(spec, WindowSpec):
+        fold = window_fold_of(spec)
+    elif isinstance(spec, ReduceSpec) and (spec.final_only or spec.mini_batch):
+        fold = fold_of(spec.function, spec.type_info, spec.type_info)
+    elif isinstance(spec, RollingAggregateSpec) and spec.mini_batch:
+        fold = fold_of(spec.aggregate, spec.record_type, spec.aggregate.accumulator_type)
+    else:
+        return None
+    if fold is None or not fold.combines:
+        return None
+    if not isinstance(spec, WindowSpec):
+        return LocalAggregate(fold, None)
+    assigner: Any = spec.assigner
+    slide = getattr(assigner, "slide", assigner.size)
+    # Windows end where others begin, so a slice of time is in all of a window or in nothing of it.
+    return LocalAggregate(fold, (slide, assigner.offset)) if assigner.size % slide == 0 else None
+
+
+class LocalAggregate:
+    """Holds accumulators of the records of one sender, and combines those of a key and slice of time.
+
+    What it returns depends only on what it is given, in order: neither on the clock nor on how Spark cuts its input. So
+    a task that runs again sends the same, also if it sums floating-point numbers.
+
+    Args:
+        fold: The aggregation.
+        slices: Length and offset of the slices, in milliseconds. Records of a slice are in the same windows. None if
+            time does not matter before the end of all input.
+    """
+
+    def __init__(self, fold: ColumnFold, slices: tuple[int, int] | None) -> None:
+        self._fold, self._slices = fold, slices
+        self._held: list[tuple[pa.Array[Any], pa.Array[Any], Ints]] = []
+        """Keys, accumulators and timestamps."""
+        self._key_type: TypeInformation | None = None
+        self._rows = self._bytes = 0
+        self._producer = ""
+        self.closes = MAX_WATERMARK
+        """The watermark that ends the first slice of which something is held."""
+        self.pays = True
+        """Whether combining has left few enough rows."""
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def takes(self, batch: StreamBatch) -> bool:
+        """Returns whether a batch can be combined: its records have event time and a number in each field."""
+        if self._slices is not None and bool((batch.timestamps == NO_TIMESTAMP).any()):
+            return False
+        column = batch.column
+        return not column.null_count and not any(
+            field is not None and column.field(field).null_count for field in self._fold.numbers
+        )
+
+    def over(self, times: Ints, watermark: int) -> bool:
+        """Returns whether a record is in a slice that is over at a watermark."""
+        return self._last(int(times.min())) <= watermark
+
+    def _last(self, time: int) -> int:
+        """Returns the last millisecond of the slice of a time."""
+        if self._slices is None:
+            return MAX_WATERMARK
+        length, offset = self._slices
+        return time - (time - offset) % length + length - 1
+
+    def add(self, key_type: TypeInformation, keys: pa.Array[Any], batch: StreamBatch) -> list[StreamBatch]:
+        """Takes records, and returns what there is no room for.
+
+        Args:
+            key_type: The type of the keys.
+            keys: The key of each record.
+            batch: Records that :meth:`takes` accepts, of slices that are not over.
+        """
+        sent = self.take() if self._key_type not in (None, key_type) else []
+        self._key_type, self._producer = key_type, batch.producer
+        self._hold(keys, self._fold.lift(batch.column), batch.timestamps)
+        self.closes = min(self.closes, self._last(int(batch.timestamps.min())))
+        if self._rows >= ROWS or self._bytes >= BYTES:
+            self._combine()
+            if not self.pays or self._rows > ROWS // 2 or self._bytes > BYTES // 2:
+                sent += self._release()
+        return sent
+
+    def take(self) -> list[StreamBatch]:
+        """Returns everything that is held, combined."""
+        if not self._rows:
+            return []
+        self._combine()
+        return self._release()
+
+    def _hold(self, keys: pa.Array[Any], accumulators: pa.Array[Any], times: Ints) -> None:
+        self._held.append((keys, accumulators, times))
+        self._rows += len(times)
+        self._bytes += keys.nbytes + accumulators.nbytes + times.nbytes
+
+    def _combine(self) -> None:
+        columns = list(zip(*self._held, strict=True))
+        keys, accumulators = (pa.concat_arrays(column) for column in columns[:2])
+        times: Ints = np.concatenate(columns[2])
+        before = len(times)
+        groups, first = self._groups(keys, times)
+        if before >= TRIED and len(first) > WORTH * before:
+            self.pays = False
+        combined = self._fold.combine(accumulators, groups, first)
+        if combined is None:  # A sum may be out of range. The operator finds out which record was one too many.
+            return
+        self._held, self._rows, self._bytes = [], 0, 0
+        self._hold(keys.take(pa.array(first)), combined, times[first])
+
+    def _groups(self, keys: pa.Array[Any], times: Ints) -> tuple[Ints, Ints]:
+        """Numbers the pairs of key and slice; returns the number of each row, and the first row of each pair."""
+        codes = _codes(keys)
+        if self._slices is not None:
+            length, offset = self._slices
+            slices = _codes(pa.array((times - offset) // length))
+            codes = _few(codes * (int(slices.max(initial=0)) + 1) + slices)
+        return _numbered(codes)
+
+    def _release(self) -> list[StreamBatch]:
+        assert self._key_type is not None
+        batches = []
+        for keys, accumulators, times in self._held:
+            held = KeyColumn(self._key_type, keys, hash_keys(self._key_type, keys))
+            kind = self._fold.state_type
+            batches.append(
+                StreamBatch(kind, times, column=accumulators, keys=held, producer=self._producer, combined=True)
+            )
+        self._held, self._rows, self._bytes, self.closes = [], 0, 0, MAX_WATERMARK
+        return batches
+
+
+def _codes(column: pa.Array[Any]) -> Ints:
+    """Returns small numbers that are equal where values are."""
+    if pa.types.is_integer(column.type) and len(column):
+        numbers = column.to_numpy()
+        least = int(numbers.min())
+        if int(numbers.max()) - least < 4 * len(numbers):
+            codes: Ints = (numbers - numbers.dtype.type(least)).astype(np.int64, copy=False)
+            return codes
+    return distinct_rows(column)[1]
+
+
+def _few(codes: Ints) -> Ints:
+    return codes if int(codes.max(initial=0)) < 4 * len(codes) else distinct_rows(pa.array(codes))[1]
+
+
+def _numbered(codes: Ints) -> tuple[Ints, Ints]:
+    """Numbers distinct codes in the order in which they come; returns the number of each row, and their first rows."""
+    rows = np.arange(len(codes))
+    owners = np.empty(int(codes.max(initial=-1)) + 1, dtype=np.int64)
+    owners[codes[::-1]] = rows[::-1]  # the last write wins
+    first = np.flatnonzero(owners[codes] == rows)
+    owners[codes[first]] = np.arange(len(first))
+    return owners[codes], first

@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dagster_flinkpy.spark.cores import available_cores
+
+QUOTAS = {
+    "none": ({}, 8),
+    "cgroups 2, no limit": ({"cpu.max": "max 100000\n"}, 8),
+    "cgroups 2": ({"cpu.max": "250000 100000\n"}, 3),
+    "cgroups 2, less than a core": ({"cpu.max": "50000 100000\n"}, 1),
+    "more than there are": ({"cpu.max": "1600000 100000\n"}, 8),
+    "cgroups 1, no limit": ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 8),
+    "cgroups 1": ({"cpu/cpu.cfs_quota_us": "200000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 2),
+}
+
+
+@pytest.mark.parametrize(("files", "cores"), QUOTAS.values(), ids=QUOTAS)
+def test_cores_are_those_of_the_container(
+    files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert available_cores(tmp_path) == cores
