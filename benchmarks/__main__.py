@@ -1,4 +1,7 @@
-"""``python -m benchmarks NAME ... [--peer NAME ...] [--json FILE]`` prints one JSON line per metric."""
+"""``python -m benchmarks NAME ... [--peer NAME ...] [--json FILE]`` prints one JSON line per metric.
+
+``python -m benchmarks state --profile`` prints where the CPU time of our programs goes.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 import json
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 NAMES = (
     "start",
@@ -13,16 +17,20 @@ NAMES = (
     "sources",
     "kafka",
     "overhead",
+    "sharing",
     "keyed",
     "forms",
+    "nexmark",
     "state",
+    "growth",
+    "stateful",
     "state_sql",
     "coordinator",
     "continuous",
     "sinks",
     "dagster",
 )
-PEERS = ("spark", "pyflink", "flinksql")
+PEERS = ("spark", "pyflink", "flinksql", "bytewax", "quix")
 
 
 def main() -> None:
@@ -30,14 +38,28 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"benchmarks to run: {', '.join(NAMES)}; default: all")
     parser.add_argument("--peer", nargs="*", choices=PEERS, default=(), help="also run these other engines")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the lines to this file")
-    arguments = parser.parse_args()
+    parser.add_argument("--profile", action="store_true", help="instead print where CPU time goes, by stage (state)")
+    arguments, _ = parser.parse_known_args()
     names = arguments.names or NAMES
     unknown = sorted(set(names) - set(NAMES))
     if unknown:
         parser.error(f"unknown benchmark {', '.join(unknown)}; the benchmarks are {', '.join(NAMES)}")
+    # A benchmark's own options are known if it is the only one.
+    options: dict[str, Any] = {}
+    if len(names) == 1 and hasattr(module := import_module(f"benchmarks.{names[0]}"), "add_options"):
+        own = argparse.ArgumentParser(add_help=False)
+        module.add_options(parser)
+        module.add_options(own)
+        options = vars(own.parse_known_args()[0])
+    arguments = parser.parse_args()
+    if arguments.profile:
+        if arguments.names != ["state"]:
+            parser.error("--profile is for the benchmark state")
+        print(import_module("benchmarks.state").profile())
+        return
     lines = []
     for name in names:
-        for result in import_module(f"benchmarks.{name}").run(peers=tuple(arguments.peer)):
+        for result in import_module(f"benchmarks.{name}").run(peers=tuple(arguments.peer), **options):
             lines.append(json.dumps(result))
             print(lines[-1], flush=True)
     if arguments.json:

@@ -1,4 +1,4 @@
-"""Pictures of the state and forms benchmarks: ``python -m benchmarks.plots LINES.json FOLDER``, with ``[bench]``."""
+"""Pictures of benchmarks, drawn with ``[bench]``: ``python -m benchmarks.plots LINES.json FOLDER``."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _COST = {
     "state.bytes": "bytes of the state",
 }
 _RATES = {
+    "state.mini_batch_sum_events_per_s": "built-in sum, mini-batches",
     "state.builtin_sum_events_per_s": "built-in sum",
     "state.flink_sql_events_per_s": "Flink SQL, RocksDB",
     "state.flink_sql_hashmap_events_per_s": "Flink SQL, heap",
@@ -27,7 +28,11 @@ _RATES = {
     "state.pyflink_process_events_per_s": "PyFlink, process mode",
     "state.spark_tws_events_per_s": "Spark transformWithState",
 }
-_OURS = ("state.builtin_sum_events_per_s", "state.process_function_events_per_s")
+_OURS = (
+    "state.mini_batch_sum_events_per_s",
+    "state.builtin_sum_events_per_s",
+    "state.process_function_events_per_s",
+)
 _OWN_COLOR, _OTHER_COLOR = "#1f6f8b", "#b0b7bd"
 
 
@@ -72,6 +77,33 @@ def draw_forms(lines: list[dict[str, Any]], file: Path) -> None:
     pyplot.close(figure)
 
 
+def draw_growth(lines: list[dict[str, Any]], file: Path) -> None:
+    """Draws events per second by the number of events, keys and subtasks, and by the bytes of a value."""
+    panels_of = {
+        "events": ("events", {"sum": "growth.sum_events_per_s", "process": "growth.process_events_per_s"}),
+        "keys": ("keys", {"sum": "growth.keys_events_per_s"}),
+        "parallelism": (
+            "subtasks on two cores",
+            {"sum": "growth.sum_subtasks_events_per_s", "process": "growth.process_subtasks_events_per_s"},
+        ),
+        "value_bytes": ("bytes of a value", {"process": "growth.values_events_per_s"}),
+    }
+    colors = {"sum": _OWN_COLOR, "process": _OTHER_COLOR}
+    names = {"sum": "built-in sum", "process": "process function"}
+    figure, panels = pyplot.subplots(1, len(panels_of), figsize=(13, 3.2), layout="constrained")
+    for panel, (setting, (title, metrics)) in zip(panels, panels_of.items(), strict=True):
+        for form, metric in metrics.items():
+            points = [(each["settings"][setting], each["value"]) for each in lines if each["metric"] == metric]
+            panel.plot(*zip(*sorted(points), strict=True), marker="o", color=colors[form], label=names[form])
+        panel.set(xlabel=title, xscale="log", yscale="log" if setting == "value_bytes" else "linear")
+        panel.set_ylim(bottom=None if setting == "value_bytes" else 0)
+        panel.grid(alpha=0.3)
+        panel.legend(fontsize="small")
+    panels[0].set_ylabel("events/s")
+    figure.savefig(file, dpi=110)
+    pyplot.close(figure)
+
+
 def main() -> None:
     source, folder = (Path(argument) for argument in sys.argv[1:])
     lines = [json.loads(each) for each in source.read_text().splitlines()]
@@ -81,6 +113,8 @@ def main() -> None:
         draw_rates(lines, folder / "performance-rates.png")
     if "forms" in measured:
         draw_forms(lines, folder / "performance-forms.png")
+    if "growth" in measured:
+        draw_growth(lines, folder / "performance-growth.png")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,9 @@
 - Delta Lake and Iceberg beside our Parquet sink.
 - PostgreSQL, staged and prepared, beside a ``COPY`` of the same rows as CSV, in one transaction.
 
-One subtask writes an epoch. Both sides of a ratio take turns, and the ratio is the median over the rounds. Other work
-may share the machine, so each ratio of time has one of CPU time of this process beside it.
+One subtask writes an epoch. Both sides of a ratio take turns, each in a folder of its own that is deleted afterwards,
+and the ratio is the median over the rounds. Other work may share the machine, so each ratio of time has one of CPU time
+of this process beside it.
 """
 
 from __future__ import annotations
@@ -180,16 +181,24 @@ def _seconds(write: Callable[[list[pa.StructArray]], None], column: list[pa.Stru
     return time.perf_counter() - start, time.process_time() - cpu
 
 
+def _once(name: str, conninfo: str, column: list[pa.StructArray], *, ours: bool) -> tuple[str, tuple[float, float]]:
+    """Returns the peer's name, and how long one of both takes. Neither finds files of the other or of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        peer, make, make_bare = _pairs(Path(folder), conninfo)[name]
+        return peer, _seconds(make() if ours else make_bare(), column)
+
+
 def run(peers: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     from tests.servers import postgres
 
     whole, lines = batches(ROWS), []
-    with postgres() as conninfo, tempfile.TemporaryDirectory() as folder:
-        for name, (peer, make, make_bare) in _pairs(Path(folder), conninfo).items():
+    with postgres() as conninfo:
+        for name in BARS:
             column = whole[: len(whole) // _SHARES.get(name, 1)]
             ours, bare = [], []
             for number in range(ROUNDS + 1):
-                mine, theirs = _seconds(make(), column), _seconds(make_bare(), column)
+                peer, mine = _once(name, conninfo, column, ours=True)
+                theirs = _once(name, conninfo, column, ours=False)[1]
                 if number:  # the first round warms up
                     ours.append(mine)
                     bare.append(theirs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.common import Configuration, Types, WatermarkStrategy
 from dagster_flinkpy.datastream import (
     BatchState,
     KeyedBatchFunction,
@@ -24,6 +25,7 @@ from dagster_flinkpy.datastream.connectors.base import Source, SourceSplit, Spli
 from dagster_flinkpy.datastream.job_graph import JobGraph
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 
+TEXT_EVENT = Types.ROW_NAMED(["key", "value"], [Types.STRING(), Types.LONG()])
 EVENT = Types.ROW_NAMED(["key", "value"], [Types.LONG()] * 2)
 SPREAD = 2_654_435_761
 """Event i has key i * SPREAD mod keys. It is a prime, so ``keys`` events in a row touch each key once, unordered."""
@@ -47,23 +49,33 @@ class Events(Source):
     Args:
         keys: Number of keys.
         per_epoch: Number of events in an epoch.
+        text: Whether keys are strings. Default: longs.
     """
 
-    def __init__(self, keys: int, per_epoch: int) -> None:
-        self._keys, self._per_epoch = keys, per_epoch
+    def __init__(self, keys: int, per_epoch: int, *, text: bool = False) -> None:
+        self._keys, self._per_epoch, self._text = keys, per_epoch, text
 
     @property
     def produced_type(self) -> Any:
-        return EVENT
+        return TEXT_EVENT if self._text else EVENT
 
     def create_enumerator(self, restored: Any) -> SplitEnumerator:
         return _Numbers(self._per_epoch, (restored or {}).get("next", 0))
 
     def read(self, split: SourceSplit) -> Iterator[tuple[pa.Array, int]]:
         first, stop = split.properties["start"], split.properties["stop"]
+        names = _names(self._keys) if self._text else None
         for start in range(first, stop, _BATCH):
             column = events(start, min(start + _BATCH, stop), self._keys)
+            if names is not None:
+                columns = [names.take(column.field(0)), column.field(1)]
+                column = pa.StructArray.from_arrays(columns, fields=list(TEXT_EVENT.arrow_type))
             yield column, start - first + len(column)
+
+
+@cache
+def _names(keys: int) -> pa.Array[Any]:
+    return pa.array([f"customer-{key:08}" for key in range(keys)])
 
 
 class _Numbers(SplitEnumerator):
@@ -152,14 +164,24 @@ def process_function(keys: int, per_epoch: int, parallelism: int) -> JobGraph:
     return env.get_job_graph()
 
 
-def builtin_sum(keys: int, per_epoch: int, parallelism: int) -> JobGraph:
+def builtin_sum(keys: int, per_epoch: int, parallelism: int, *, text: bool = False) -> JobGraph:
     """Returns a program with the built-in aggregation."""
-    env, keyed = _stream(keys, per_epoch, parallelism)
+    env, keyed = _stream(keys, per_epoch, parallelism, text)
     keyed.sum("value").uid("sum")
     return env.get_job_graph()
 
 
-def _stream(keys: int, per_epoch: int, parallelism: int) -> Any:
+def mini_batch_sum(keys: int, per_epoch: int, parallelism: int, *, text: bool = False) -> JobGraph:
+    """Returns a program with the built-in aggregation and a result per key and epoch, as ``GROUP BY`` has it."""
+    env, keyed = _stream(keys, per_epoch, parallelism, text)
+    env.configure(Configuration().set_boolean("table.exec.mini-batch.enabled", True))
+    keyed.sum("value").uid("sum")
+    return env.get_job_graph()
+
+
+def _stream(keys: int, per_epoch: int, parallelism: int, text: bool = False) -> Any:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(parallelism)
-    source = env.from_source(Events(keys, per_epoch), WatermarkStrategy.no_watermarks(), "events").uid("events")
+    source = env.from_source(Events(keys, per_epoch, text=text), WatermarkStrategy.no_watermarks(), "events").uid(
+        "events"
+    )
     return env, source.key_by("key")

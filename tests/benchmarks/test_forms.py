@@ -14,7 +14,7 @@ def test_forms(tmp_path: Path) -> None:
     assert {each["metric"] for each in lines if each["unit"] == "events/s"} == {
         f"forms.{name}_events_per_s" for name in forms.FORMS
     }
-    assert all(each["value"] > 0 for each in lines)
+    assert all(each["value"] > 0 for each in lines if each["unit"] != "us")
 
     pytest.importorskip("matplotlib")
     from benchmarks import plots

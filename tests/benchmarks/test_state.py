@@ -51,7 +51,7 @@ def test_cost(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_throughput_beside_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "RATE_ROUNDS", 1)
     rates, lines = state.throughput(tmp_path, events=4_000, per_checkpoint=1_000, keys=100)
-    assert set(rates) == {"process plain", "process", "sum plain", "sum"}
+    assert set(rates) == {f"{form}{how}" for form in ("process", "sum", "mini-batch sum") for how in ("", " plain")}
     assert all(json.dumps(each) for each in lines)
     (tmp_path / "events").mkdir()
     assert spark_peer.group_by_sum(spark, str(tmp_path / "events"), batches=3, per_batch=100, keys=10) > 0

@@ -1,0 +1,113 @@
+"""Stateful programs in Python, beside those of other engines: seven programs, one input, one output.
+
+Ours runs on a warm Spark session, takes a checkpoint for each slice of the input, and writes Parquet files. Its time
+has the fixed costs of the Spark job. Peers take no checkpoints unless their settings say so, and discard their output;
+their rate is the difference of two runs of different length in one warmed-up process, so that their start does not
+count. Each peer's output on a small input must equal ours before it is timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.report import line
+from benchmarks.stateful import ours
+from benchmarks.stateful.checker import parquet_rows
+from benchmarks.stateful.input import Input
+from benchmarks.stateful.peers import PEERS, Peer, Rates, measure
+from benchmarks.stateful.programs import PROGRAMS
+from benchmarks.stateful.rules import PARTITIONS
+
+EVENTS, KEYS, PER_CHECKPOINT, ROUNDS = 1_000_000, 10_000, 100_000, 3
+CHECKED_EVENTS, CHECKED_KEYS, CHECKED_PER_SLICE, CHECKED_STEP = 20_000, 500, 5_000, 10
+
+Lines = list[dict[str, Any]]
+
+
+def run(
+    peers: tuple[str, ...] = (),
+    *,
+    names: Iterable[str] = tuple(PROGRAMS),
+    events: int = EVENTS,
+    rounds: int = ROUNDS,
+) -> Lines:
+    """Returns the rates of each program, and the ratios to those of the peers.
+
+    Args:
+        peers: Names of :data:`~benchmarks.stateful.peers.PEERS` that begin with one of these run, too.
+        names: The programs.
+        events: Number of events of our runs.
+        rounds: How often each of ours runs; the median counts.
+    """
+    with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as temporary:
+        folder = Path(temporary)
+        small = Input(folder / "small", CHECKED_EVENTS, CHECKED_KEYS, CHECKED_PER_SLICE, step=CHECKED_STEP)
+        rates = _ours(folder, small, names, events, rounds)
+        lines = [each for name in names for each in _rates(name, rates[name], _settings(events, rounds))]
+        for peer in PEERS:
+            if not peer.name.startswith(tuple(peers)) or not peers:
+                continue
+            for name in names:
+                theirs = measure(peer, name, folder, small, parquet_rows(folder / "small" / name / "output"), KEYS)
+                lines += _versus(peer, name, rates[name], theirs, _settings(events, rounds))
+    return lines
+
+
+def _ours(folder: Path, small: Input, names: Iterable[str], events: int, rounds: int) -> dict[str, Rates]:
+    source = Input(folder / "input", events, KEYS, min(PER_CHECKPOINT, events))
+    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    with ours.session(folder / "spark"):
+        for name in names:
+            ours.run_program(name, small, folder / "small" / name, PARTITIONS)  # also warms up
+        for number in range(rounds):
+            for name in names:
+                measured[name].append(ours.run_program(name, source, folder / f"{name}-{number}", PARTITIONS))
+    rates = {}
+    for name, each in measured.items():
+        rows = source.rows(*PROGRAMS[name].tables)
+        seconds, cpu_seconds = (statistics.median(values) for values in zip(*each, strict=True))
+        rates[name] = Rates(rows / seconds, rows / cpu_seconds)
+    return rates
+
+
+def _settings(events: int, rounds: int) -> dict[str, Any]:
+    return {
+        "events": events,
+        "keys": KEYS,
+        "parallelism": PARTITIONS,
+        "events per checkpoint": PER_CHECKPOINT,
+        "source": "Parquet",
+        "sink": "Parquet, in transactions",
+        "rounds": rounds,
+    }
+
+
+def _rates(name: str, rates: Rates, settings: dict[str, Any], side: str = "") -> Lines:
+    metric = f"stateful.{name}{side}"
+    return [
+        line(f"{metric}_rows_per_s", rates.per_second, "rows/s", settings=settings),
+        line(f"{metric}_rows_per_cpu_s", rates.per_cpu_second, "rows/CPU s", settings=settings),
+    ]
+
+
+def _versus(peer: Peer, name: str, own: Rates, theirs: Rates, settings: dict[str, Any]) -> Lines:
+    both = {"ours": settings, "peer": peer.settings}
+    ratios = ((own.per_second / theirs.per_second, ""), (own.per_cpu_second / theirs.per_cpu_second, "_cpu"))
+    return [
+        *_rates(name, theirs, peer.settings, f"_{peer.name}"),
+        *(
+            line(
+                f"stateful.{name}_vs_{peer.name}{suffix}",
+                ratio,
+                f"ratio of rate{' by CPU time' if suffix else ''}",
+                peer=peer.what,
+                bar=f">= {peer.bars[PROGRAMS[name].kind]}",
+                settings=both,
+            )
+            for ratio, suffix in ratios
+        ),
+    ]

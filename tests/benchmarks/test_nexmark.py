@@ -1,0 +1,157 @@
+"""Nexmark: what the generator makes, and the queries against DuckDB, through a kill and a change of parallelism."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import nexmark
+from benchmarks.nexmark import generator, results
+from benchmarks.nexmark.generator import Events
+from benchmarks.nexmark.queries import QUERIES, build
+from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from tests.benchmarks.nexmark_sql import SQL
+from tests.examples import examples
+from tests.runtime.harness import HarnessAttempt, random_order
+
+EVENTS = Events(5_000, rate=50, start=1_436_918_400_000 - 60_000)
+"""A hundred seconds around midnight."""
+PER_EPOCH = 1_000
+
+
+@settings(max_examples=examples(20))
+@given(number=st.integers(50, 1_500), seed=st.integers(0, 2**32), rate=st.integers(1, 100_000))
+def test_generator(number: int, seed: int, rate: int) -> None:
+    [made] = generator.tables(Events(number, seed, rate))
+    assert made == next(generator.tables(Events(number, seed, rate)))
+    assert sum(map(len, made.values())) == number
+    whole = number // 50
+    assert [len(made[n]) - whole * share for n, share in (("person", 1), ("auction", 3), ("bid", 46))] == [
+        min(max(number % 50 - before, 0), most) for before, most in ((0, 1), (1, 3), (4, 46))
+    ]
+    for table in made.values():
+        times = table["date_time"].to_numpy()
+        assert (times[1:] >= times[:-1]).all()
+        assert not any(column.null_count for column in table.columns)
+    people, auctions, bids = made["person"], made["auction"], made["bid"]
+    assert people["id"].to_pylist() == list(range(1000, 1000 + len(people)))
+    assert auctions["id"].to_pylist() == list(range(1000, 1000 + len(auctions)))
+    assert pc.all(pc.greater(auctions["expires"], auctions["date_time"])).as_py()
+    assert set(auctions["category"].to_pylist()) <= {10, 11, 12, 13, 14}
+    for ids, most in (
+        (auctions["seller"], len(people)),
+        (bids["bidder"], len(people)),
+        (bids["auction"], len(auctions)),
+    ):
+        assert not len(ids) or 1000 <= pc.min(ids).as_py() <= pc.max(ids).as_py() < 1000 + most + 10
+
+
+def test_distributions() -> None:
+    [made] = generator.tables(Events(100_000))
+    assert {name: len(table) for name, table in made.items()} == {"person": 2_000, "auction": 6_000, "bid": 92_000}
+    bids = made["bid"].slice(50_000)
+    price = bids["price"].to_numpy()
+    for low, high in ((1e2, 1e4), (1e4, 1e6), (1e6, 1e8)):
+        assert abs(((price >= low) & (price < high)).mean() - 1 / 3) < 0.02
+    assert abs((bids["auction"].to_numpy() % 100 == 0).mean() - 0.5) < 0.03
+    assert abs((bids["bidder"].to_numpy() % 100 == 1).mean() - 0.75) < 0.03
+    channels = bids["channel"].to_pylist()
+    assert abs(sum("-" not in c for c in channels) / len(channels) - 0.5) < 0.03
+    for name, mean in (("person", 200), ("auction", 500), ("bid", 100)):
+        fixed = [c for c in made[name].column_names if name != "bid" or c not in ("channel", "url")]
+        sizes = [
+            pc.mean(pc.utf8_length(made[name][c])).as_py() if made[name][c].type == pa.string() else 8 for c in fixed
+        ]
+        assert abs(sum(sizes) / mean - 1) < 0.05
+
+
+def test_more_events_add_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "_FILE", 1_000)
+    generator.write(tmp_path / "few", Events(1_500))
+    generator.write(tmp_path / "many", Events(2_500))
+    few, many = ((tmp_path / name / "bid" / "00000.parquet").read_bytes() for name in ("few", "many"))
+    assert few == many
+    assert len(list((tmp_path / "many").glob("*/*.parquet"))) == 9
+    generator.write(tmp_path / "many", Events(2_500))
+    with pytest.raises(FileExistsError, match="other events"):
+        generator.write(tmp_path / "many", Events(2_501))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("nexmark")
+    generator.write(made, EVENTS)
+    return made
+
+
+def expected(name: str, folder: Path) -> pa.Table:
+    import duckdb
+
+    with duckdb.connect() as connection:
+        for table in generator.TABLES:
+            connection.execute(f"CREATE VIEW {table} AS SELECT * FROM '{folder}/{table}/*.parquet'")
+        return connection.sql(SQL[name]).to_arrow_table()
+
+
+class Killed(Exception):
+    pass
+
+
+class _Attempt(HarnessAttempt):
+    """An attempt that may be killed after its tasks have run, before its checkpoint."""
+
+    kill = False
+
+    def _on_spark(self, job: Any) -> Any:
+        rows = super()._on_spark(job)
+        if self.kill:
+            raise Killed
+        return rows
+
+
+@pytest.mark.parametrize("name", [name for name, query in QUERIES.items() if query.deterministic])
+def test_queries_through_a_kill_and_a_rescale(name: str, folder: Path, tmp_path: Path) -> None:
+    env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(2)
+    build(name, env, folder, events_per_epoch=PER_EPOCH).sink_to(ParquetSink(str(tmp_path / "out"))).uid("sink")
+    graph = env.get_job_graph()
+    epoch, killed, finished = 0, False, False
+    while not finished:
+        order = random_order(epoch)
+        with _Attempt(graph, tmp_path, order=order, parallelism=3 if epoch == 3 else None) as attempt:
+            if attempt.restored is not None:
+                attempt.commit_restored()
+            while not (finished := attempt.finished):
+                attempt.kill = epoch == 1 and not killed
+                try:
+                    attempt.run_epoch()
+                except Killed:
+                    killed = True
+                    break
+                epoch += 1
+                if epoch == 3:
+                    break
+    assert killed
+    assert epoch >= EVENTS.number // PER_EPOCH
+    assert results.differences(QUERIES[name], results.read(tmp_path / "out"), expected(name, folder)) == ""
+
+
+def test_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLINKPY_RUNTIME_DIR", str(tmp_path))  # the benchmark sets it
+    lines = list(
+        nexmark.run(query=["q1", "q3"], events=2_000, local=True, checkpoint_every=500, output=tmp_path / "out")
+    )
+    assert {each["metric"] for each in lines} == {
+        f"nexmark.{name}_events_per_{unit}" for name in ("q1", "q3") for unit in ("s", "cpu_s")
+    }
+    assert list((tmp_path / "out" / "q1").glob("*.parquet"))
+    with pytest.raises(SystemExit, match="unknown queries q6"):
+        list(nexmark.run(query=["q6"]))
+    with pytest.raises(SystemExit, match="--rescale-to needs --checkpoint-every"):
+        list(nexmark.run(rescale_to=3))
