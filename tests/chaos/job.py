@@ -134,10 +134,11 @@ def _die_at(number: int) -> None:
             dies = next(writes) == number
             if dies and number % 2:
                 os.kill(os.getpid(), signal.SIGKILL)
-            result = write(*args, **kwargs)
-            if dies:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return result
+            try:
+                return write(*args, **kwargs)
+            finally:  # a conditional write may be refused
+                if dies:
+                    os.kill(os.getpid(), signal.SIGKILL)
 
         return stand_in
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -86,6 +87,7 @@ def run_module(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         original(self, arguments)
         raise _Parsed
 
+    monkeypatch.setattr(sys, "argv", [spec.origin, *arguments])
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
     with pytest.raises(_Parsed):
         import_module(spec.name).main()

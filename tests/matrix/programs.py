@@ -91,6 +91,7 @@ class Leg(Enum):
     SESSIONS = "sessions"
     SESSIONS_LATENESS = "sessions with lateness"
     COLUMNS = "sums of windows, in columns"
+    COLUMNS_SLIDING = "counts of sliding windows, in columns"
     TWICE = "windows of windows"
     COUNT = "running counts"
     SIDES = "side output, united again"
@@ -254,6 +255,9 @@ def _compute(leg: Leg, left: DataStream, middle: DataStream, right: DataStream) 
         case Leg.COLUMNS:
             sums = keyed.window(tumbling).sum("value").uid(uid)
             return sums.map(lambda v: ("sum", v.key, 0, [v.value]), OUT).uid(f"{uid}-map")
+        case Leg.COLUMNS_SLIDING:
+            counts = keyed.window(sliding).count().uid(uid)
+            return counts.map(lambda v: ("count", v.key, v.window_start, [v.count]), OUT).uid(f"{uid}-map")
         case Leg.TWICE:
             once = keyed.window(tumbling).aggregate(Values(), output_type=long_list).uid(uid)
             twice = once.key_by(len, Types.LONG()).window(TumblingEventTimeWindows.of(Time.milliseconds(40)))

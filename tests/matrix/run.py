@@ -208,11 +208,16 @@ def check(program: Program, settings: Settings) -> None:
     """Runs a program without interruption and with the settings, and compares the results.
 
     Raises:
-        AssertionError: Sinks, state or late records differ. The message contains a script that repeats the case.
+        AssertionError: Sinks, state or late records differ, or a run fails. The message contains a script that repeats
+            the case.
     """
+    again = ["", "To run it again:", "", script(program, settings)]
     with tempfile.TemporaryDirectory(dir=_MEMORY if os.path.isdir(_MEMORY) else None) as folder:
-        expected = run(program, STRAIGHT, Path(folder) / "straight")
-        found = run(program, settings, Path(folder) / "run")
+        try:
+            expected = run(program, STRAIGHT, Path(folder) / "straight")
+            found = run(program, settings, Path(folder) / "run")
+        except Exception as e:
+            raise AssertionError("\n".join([repr(e), *again])) from e
     differences = [
         *(
             f"{name}: missing {dict(records - found.sinks[name])}, too many {dict(found.sinks[name] - records)}"
@@ -226,4 +231,4 @@ def check(program: Program, settings: Settings) -> None:
         ),
         *([] if found.late == expected.late else [f"late: {found.late} records instead of {expected.late}"]),
     ]
-    assert not differences, "\n".join([*differences, "", "To run it again:", "", script(program, settings)])
+    assert not differences, "\n".join([*differences, *again])
