@@ -22,12 +22,13 @@ from dagster_flinkpy.errors import ConfigurationError, FencedError, TypeMismatch
 from dagster_flinkpy.orchestration import (
     DeltaSinkResource,
     FileSinkResource,
+    IcebergSinkResource,
     PostgresSinkResource,
     TwoPhaseCommitSinkResource,
     build_transaction_checks,
     build_transactions_job,
 )
-from tests.runtime.outputs import Delta, Files, Postgres, Target
+from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +58,11 @@ class Deployment:
         elif kind == "delta":
             self.tables = DeltaSinkResource(url=self.url)
             self.target = Delta(self.tables.location())
+        elif kind == "iceberg":
+            catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
+            self.tables = IcebergSinkResource(url=self.url, catalog="test", properties=catalog)
+            self.target = Iceberg(self.tables.location())
+            self.table = self.target.table
         else:
             self.tables = FileSinkResource(url=self.url)
             self.target = Files(self.tables.location())
@@ -70,9 +76,10 @@ class Deployment:
         return self.target.rows()
 
 
-@pytest.fixture(params=["files", "delta", "postgres"])
+@pytest.fixture(params=["files", "delta", "iceberg", "postgres"])
 def deployment(request: pytest.FixtureRequest, tmp_path: Path) -> Deployment:
-    return Deployment(request.param, tmp_path, request.getfixturevalue("postgres"))
+    server = request.getfixturevalue("postgres") if request.param == "postgres" else None
+    return Deployment(request.param, tmp_path, server)
 
 
 @pytest.fixture
@@ -115,7 +122,8 @@ def test_an_asset_that_fails_is_retried_and_runs_again_has_its_rows_once(deploym
     found = facts(result, "a")[None]
     assert (found["dagster/row_count"], found["dagster/table_name"]) == (3, deployment.table)
     assert [column.name for column in found["dagster/column_schema"].columns] == ["n"]
-    assert found["dagster/uri"] == deployment.tables.sink(deployment.table).uri()
+    sink = deployment.tables.sink(deployment.table)
+    assert (found["dagster/uri"], {found["dagster/storage_kind"]}) == (sink.uri(), sink.kinds())
 
 
 def test_partitions_of_a_run_are_replaced(deployment: Deployment) -> None:
