@@ -110,16 +110,17 @@ class UserLogs:
     @contextmanager
     def captured(self) -> Iterator[None]:
         """Collects what is logged at INFO or above, and what is printed, inside the context."""
-        root, handler, stdout = logging.getLogger(), _Handler(self), sys.stdout
+        root, handler, stdout, lines = logging.getLogger(), _Handler(self), sys.stdout, _Lines(self)
         level = root.level
         root.addHandler(handler)
         if root.getEffectiveLevel() > logging.INFO:
             root.setLevel(logging.INFO)
-        sys.stdout = _Lines(self)
+        sys.stdout = lines
         try:
             yield
         finally:
             sys.stdout = stdout
+            lines.end()
             root.setLevel(level)
             root.removeHandler(handler)
 
@@ -187,4 +188,9 @@ class _Lines(TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Does nothing: lines are sent when they are complete."""
+        """Does nothing: lines are sent when they are complete, or at the end."""
+
+    def end(self) -> None:
+        """Sends the last line, which nobody has ended."""
+        if self._rest:
+            self.write("\n")

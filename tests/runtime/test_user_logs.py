@@ -44,6 +44,7 @@ def test_records_and_lines_are_collected_with_where_they_come_from() -> None:
     assert entries_of(logs) == [
         LogEntry("op", 1, 7, logging.INFO, "shop.orders", "3 orders"),
         LogEntry("op", 1, 7, 0, "", "a b"),
+        LogEntry("op", 1, 7, 0, "", "line without end"),
     ]
     assert str(entries_of(logs)[0]) == "[op, subtask 1, checkpoint 7] shop.orders: 3 orders"
 
