@@ -243,6 +243,9 @@ class ChecksModel(Resolvable, Model):
     max_unread_bytes: int | None = Field(default=None, ge=0, description="Maximum number of unread bytes of a source.")
     max_unread_records: int | None = Field(default=None, ge=0, description="Maximum number of unread records.")
     max_unread_versions: int | None = Field(default=None, ge=0, description="Maximum number of unread versions.")
+    max_unread_milliseconds: int | None = Field(
+        default=None, ge=0, description="Maximum age of the last record that was read, if there are later ones."
+    )
     max_late_records: int | None = Field(
         default=None, ge=0, description="Maximum number of late records that a window drops in an epoch."
     )

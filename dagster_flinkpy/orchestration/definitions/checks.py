@@ -26,7 +26,7 @@ _STORE_FAILED = (
 )
 
 
-_UNREAD = ("files", "bytes", "records", "versions")
+_UNREAD = ("files", "bytes", "records", "versions", "milliseconds")
 """What sources count, as in `SourceLag`."""
 
 
@@ -75,10 +75,11 @@ class FlinkAssetChecks:
     max_event_time_lag: timedelta | None = None
     """``lag`` fails if the watermark is behind the clock by more than this. Default: never."""
     max_unread_files: int | None = None
-    """``source_lag`` fails if the last epoch left more files than this unread. Default: never. As the next three."""
+    """``source_lag`` fails if the last epoch left more files than this unread. Default: never. As the next four."""
     max_unread_bytes: int | None = None
     max_unread_records: int | None = None
     max_unread_versions: int | None = None
+    max_unread_milliseconds: int | None = None
     max_late_records: int | None = None
     """``late_records`` fails if a window dropped more late records than this. Default: never."""
     trend_factor: float = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from dagster_flinkpy.checkpoint import verify
 from dagster_flinkpy.checkpoint.metadata import CheckpointMetadata
 from dagster_flinkpy.checkpoint.store import CompletedCheckpointStore
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import SourceLag
 from dagster_flinkpy.errors import ConfigurationError, StorageError
 from dagster_flinkpy.orchestration import CheckpointStorageResource, FlinkAssetChecks, flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
@@ -304,3 +305,20 @@ def test_the_lag_of_a_source_is_a_number_and_a_check(deployment: Deployment, ins
     assert deployment.check("source_lag", max_unread_records=0)[source].passed
     with pytest.raises(ConfigurationError, match="max_unread_bytes=-1"):
         FlinkAssetChecks(max_unread_bytes=-1)
+
+
+@pytest.mark.parametrize("what", [each.name for each in fields(SourceLag)])
+def test_each_lag_that_a_source_can_tell_has_a_limit(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    deployment.run()
+    latest = CompletedCheckpointStore(StorageLocation(str(deployment.state)).open()).latest()
+    assert latest is not None
+    behind = [
+        replace(each, coordinator_state={"lag": {what: 2}} if each.uid == "words" else each.coordinator_state)
+        for each in latest.operators
+    ]
+    monkeypatch.setattr(CompletedCheckpointStore, "latest", lambda self: replace(latest, operators=tuple(behind)))
+    source, limit = AssetKey(["words", "words"]), f"max_unread_{what}"
+    assert deployment.check("source_lag", **{limit: 2})[source].passed
+    assert not deployment.check("source_lag", **{limit: 1})[source].passed
