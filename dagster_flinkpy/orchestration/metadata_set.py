@@ -55,12 +55,13 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     watermark_lag_ms: int | None = None
     """How far its event time was behind the clock at the barrier."""
     unread_files: int | None = None
-    """Sources: input that exists and that no epoch has read, if the source counts it. As the next three."""
+    """Sources: input that exists and that no epoch has read, if the source counts it. As the next four."""
     unread_bytes: int | None = None
     unread_records: int | None = None
     unread_versions: int | None = None
+    """Versions of a table."""
     unread_milliseconds: int | None = None
-    """Versions of a table, or materializations of an asset."""
+    """How long ago the last record that was read had arrived, if later ones were left."""
     metrics: TableMetadataValue | None = None
     """All metrics of the operator and of the job, by Flink's names."""
     rows_committed: int | None = None
