@@ -144,14 +144,21 @@ class PostgresChangeEnumerator(SplitEnumerator):
 
     def _stop(self, slot: Slot, start: int, flushed: int) -> tuple[int, bool]:
         """Returns the LSN before which an epoch reads, and whether there are changes to read."""
-        limit = self._source.max_records_per_epoch
-        found, complete = slot.transactions(start, flushed, limit or 1)
-        if limit is None or not found:
-            return flushed, bool(found)
+        limit, size = self._source.limits.records, self._source.limits.bytes
+        if size is None or start + size >= flushed:
+            found, complete = slot.transactions(start, flushed, limit or 1)
+            if limit is None or not found:
+                return flushed, bool(found)
+        else:
+            found, complete = slot.transactions(start, start + size, limit)[0], False
+            if not found:  # the next one has more bytes, or is not there
+                found = slot.transactions(start, flushed, 1)[0][:1]
+            if not found:
+                return flushed, False
         taken, changes = 0, 0
         for transaction in found:
             changes += transaction.changes
-            if taken and changes > limit:
+            if taken and limit is not None and changes > limit:
                 break
             taken += 1
         if complete and taken == len(found):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo, Types
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
 
@@ -59,6 +60,7 @@ class PostgresChangeSource(Source):
             ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
         max_records_per_epoch: Maximum number of changes between two barriers, where the rows of an update count as one.
             A transaction with more is read as a whole. Default: all that exist.
+        max_bytes_per_epoch: Maximum number of bytes of WAL, likewise. The WAL has the changes of all tables.
         skip_truncate: Whether ``TRUNCATE`` is skipped. Default: it is an error, because no row says what is gone.
         discovery_interval: How long a job that runs on waits before it looks for changes again. Default: 1 second.
         batch_rows: Maximum number of records in a batch.
@@ -78,6 +80,7 @@ class PostgresChangeSource(Source):
         changelog_mode: str = "all",
         bounded: bool | None = None,
         max_records_per_epoch: int | None = None,
+        max_bytes_per_epoch: int | None = None,
         skip_truncate: bool = False,
         discovery_interval: timedelta = Source.discovery_interval,
         batch_rows: int = 8192,
@@ -98,11 +101,9 @@ class PostgresChangeSource(Source):
             raise ConfigurationError(f"slot {slot!r} of {call} must be lower-case letters, digits and _, at most 63")
         if changelog_mode not in ("all", "upsert"):
             raise ConfigurationError(f"changelog_mode={changelog_mode!r} of {call} must be 'all' or 'upsert'")
-        for what, number in (("batch_rows", batch_rows), ("max_records_per_epoch", max_records_per_epoch)):
-            if number is not None:
-                check_number(f"{what} of {call}", number, "changes")
-                if number < 1:
-                    raise ConfigurationError(f"{what}={number} of {call} must be at least 1")
+        check_number(f"batch_rows of {call}", batch_rows, "changes")
+        if batch_rows < 1:
+            raise ConfigurationError(f"batch_rows={batch_rows} of {call} must be at least 1")
         if discovery_interval <= timedelta(0):
             raise ConfigurationError(f"discovery_interval={discovery_interval} of {call} must be positive")
         if row_type is not None and (twice := [name for name in _METADATA if name in row_type.field_names]):
@@ -110,8 +111,8 @@ class PostgresChangeSource(Source):
         self.conninfo, self.schema, self.table = conninfo, schema or None, name
         self.slot, self.publication = slot, publication or slot
         self.changelog_mode, self.bounded, self.skip_truncate = changelog_mode, bounded, skip_truncate
-        self.max_records_per_epoch, self.batch_rows = max_records_per_epoch, batch_rows
-        self.discovery_interval = discovery_interval
+        self.limits = EpochLimits.checked(call, max_records_per_epoch, max_bytes_per_epoch)
+        self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         self.all_columns = row_type is None
         self._row_type = row_type
 

@@ -181,8 +181,10 @@ class PostgresEnumerator(SplitEnumerator):
 
     def _assign(self, scan: Scan, through: Value, parallelism: int, shares: list[list[SourceSplit]]) -> Value:
         """Assigns the rows up to a value, or fewer if there are too many. Returns the last value that was assigned."""
-        start, limit, last = self._position, self._source.max_records_per_epoch, through
-        if limit is not None and (beyond := scan.nth(start, through, limit)) is not None:
+        start, limits, last = self._position, self._source.limits, through
+        if limits.records is not None and (beyond := scan.nth(start, through, limits.records)) is not None:
+            through = scan.before(start, beyond) or beyond
+        if limits.bytes is not None and (beyond := scan.beyond(start, through, limits.bytes)) is not None:
             through = scan.before(start, beyond) or beyond
         self._behind = 0 if through == last else scan.count(through, last)
         count = scan.count(start, through)

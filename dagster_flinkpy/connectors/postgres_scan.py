@@ -202,6 +202,28 @@ class Scan:
         found = self.connection.execute(statement).fetchone()
         return None if found is None else list(found)
 
+    def beyond(self, after: Value | None, through: Value, size: int) -> Value | None:
+        """Returns the value with which the rows of a range have more bytes than a size, or None if they never have.
+
+        Counted are the columns that are read, as text.
+
+        Args:
+            after: The value before the range, or None.
+            through: The last value of the range.
+            size: The number of bytes.
+        """
+        ordered = sql.SQL(", ").join(map(sql.Identifier, self._source.columns))
+        read = sql.SQL(", ").join(map(sql.Identifier, self._source.produced_type.field_names))
+        statement = sql.SQL(
+            "SELECT {} FROM (SELECT {}, sum(octet_length(ROW({})::text)) OVER (ORDER BY {}) AS flinkpy_bytes "
+            "FROM {} WHERE {}) AS rows WHERE flinkpy_bytes > {} ORDER BY {} LIMIT 1"
+        ).format(
+            *(self._texts, ordered, read, self._order("ASC"), self.table, self.within(after, through)),
+            *(sql.Literal(size), self._order("ASC")),
+        )
+        found = self.connection.execute(statement).fetchone()
+        return None if found is None else list(found)
+
     def before(self, after: Value | None, value: Value) -> Value | None:
         """Returns the last value of a range that is less than a value, or None if there is none."""
         statement = sql.SQL("SELECT {} FROM {} WHERE {} AND {} < {} ORDER BY {} LIMIT 1").format(

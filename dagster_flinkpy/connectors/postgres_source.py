@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from dagster_flinkpy.common.arguments import check_argument, check_name, check_number
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
+from dagster_flinkpy.datastream.connectors.epoch_limits import EpochLimits
 from dagster_flinkpy.datastream.connectors.partitions import PartitionedSource, TimePartition
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.registry import resolve
@@ -51,6 +52,8 @@ class PostgresSource(PartitionedSource):
             ends if ``env.execute()`` runs the program, and continues from run to run in Dagster.
         max_records_per_epoch: Maximum number of rows between two barriers. Rows of the same value are never torn apart,
             so there can be more. Default: all that exist.
+        max_bytes_per_epoch: Maximum number of bytes, likewise: of the rows as text, with the columns that are read. An
+            epoch reads at least the rows of one value.
         delay: How old a time must be before its rows are read, and how long a time partition must be over. Only for a
             column of times. Input that ends with the existing rows has all of them. Default: 1 second.
         discovery_interval: How long a job that runs on waits before it looks for rows again. Default: 1 second.
@@ -71,6 +74,7 @@ class PostgresSource(PartitionedSource):
         row_type: RowTypeInfo | None = None,
         bounded: bool | None = None,
         max_records_per_epoch: int | None = None,
+        max_bytes_per_epoch: int | None = None,
         delay: timedelta | None = None,
         discovery_interval: timedelta = Source.discovery_interval,
         batch_rows: int = 8192,
@@ -88,11 +92,9 @@ class PostgresSource(PartitionedSource):
         schema, _, name = table.rpartition(".")
         if not name or "." in schema:
             raise ConfigurationError(f"table {table!r} must be 'name' or 'schema.name'")
-        for what, number in (("batch_rows", batch_rows), ("max_records_per_epoch", max_records_per_epoch)):
-            if number is not None:
-                check_number(f"{what} of PostgresSource()", number, "rows")
-                if number < 1:
-                    raise ConfigurationError(f"{what}={number} of PostgresSource() must be at least 1")
+        check_number("batch_rows of PostgresSource()", batch_rows, "rows")
+        if batch_rows < 1:
+            raise ConfigurationError(f"batch_rows={batch_rows} of PostgresSource() must be at least 1")
         if (delay is not None and delay < timedelta(0)) or discovery_interval <= timedelta(0):
             raise ConfigurationError(
                 f"delay={delay} of PostgresSource() must not be negative, and "
@@ -103,7 +105,8 @@ class PostgresSource(PartitionedSource):
                 "PostgresSource(bounded=True) reads all rows that are committed: leave out delay, or bounded"
             )
         self.conninfo, self.schema, self.table = conninfo, schema or None, name
-        self.bounded, self.max_records_per_epoch, self.delay = bounded, max_records_per_epoch, delay
+        self.bounded, self.delay = bounded, delay
+        self.limits = EpochLimits.checked("PostgresSource()", max_records_per_epoch, max_bytes_per_epoch)
         self.discovery_interval, self.batch_rows = discovery_interval, batch_rows
         self.partition: TimePartition | None = None
         self._row_type = row_type
@@ -130,7 +133,7 @@ class PostgresSource(PartitionedSource):
 
     def for_partition(self, partition: TimePartition) -> PostgresSource:
         part = copy.copy(self)
-        part.bounded, part.max_records_per_epoch, part.partition = True, None, partition
+        part.bounded, part.limits, part.partition = True, EpochLimits(), partition
         return part
 
     def create_enumerator(self, restored: Json | None) -> SplitEnumerator:

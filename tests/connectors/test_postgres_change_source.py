@@ -15,7 +15,7 @@ from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import PostgresChangeSource, postgres_slot
 from dagster_flinkpy.connectors import postgres_change_enumerator as module
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.base import SourceSplit, SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.base import SourceLag, SourceSplit, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.errors import ConfigurationError, RestoreError, SourceReadError
 from dagster_flinkpy.testing import run_local
 from tests.connectors.test_postgres_sink import Database
@@ -170,6 +170,25 @@ def test_epochs_hold_whole_transactions(database: Changes) -> None:
     database.sql("DELETE FROM {}.t WHERE n = 0")
     assert "up to" in enumerator.unread()[0]
     assert take(source, enumerator) == []
+
+
+def test_an_epoch_reads_so_many_bytes_of_wal(database: Changes) -> None:
+    database.create()
+    each = database.source(max_bytes_per_epoch=1)
+    enumerator = started(each)
+    database.sql("CREATE TABLE {}.other AS SELECT n FROM generate_series(1, 100) n")
+    for n in range(3):
+        database.sql(f"INSERT INTO {{}}.t VALUES ({n}, 'a')")
+    begin, ends = enumerator.snapshot_state(), list[int]()
+    for n in range(3):
+        assert take(each, enumerator) == [f"+I {n} a"], "a transaction is read as a whole"
+        ends.append(enumerator.snapshot_state()["lsn"])
+    for size, limit, count in ((0, None, 1), (1, None, 2), (1, 1, 1), (2, None, 3)):
+        source = database.source(max_bytes_per_epoch=ends[size] - begin["lsn"], max_records_per_epoch=limit)
+        assert len(take(source, started(source, begin))) == count
+    database.sql("INSERT INTO {}.other SELECT n FROM generate_series(1, 100) n")
+    assert take(each, enumerator) == []
+    assert enumerator.lag() == SourceLag(bytes=0), "what is not of the table is passed over"
 
 
 def test_wal_without_changes_is_released(database: Changes, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -418,6 +437,8 @@ def test_a_slot_that_somebody_reads_from(database: Changes, monkeypatch: pytest.
         (("x", "t", "My-Slot", {}), "lower-case"),
         (("x", "t", "s", {"changelog_mode": "none"}), "'all' or 'upsert'"),
         (("x", "t", "s", {"max_records_per_epoch": 0}), "at least 1"),
+        (("x", "t", "s", {"max_bytes_per_epoch": 0}), "at least 1"),
+        (("x", "t", "s", {"batch_rows": 0}), "at least 1"),
         (("x", "t", "s", {"row_type": Types.ROW_NAMED(["row_kind"], [Types.STRING()])}), "leave it out"),
         (("x", "t", "s", {"publication": ""}), "publication"),
     ],

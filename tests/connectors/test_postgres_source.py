@@ -116,24 +116,33 @@ def test_the_table_is_read_and_then_what_is_added(database: Database) -> None:
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=14),
-    st.integers(1, 4),
+    st.none() | st.integers(1, 4),
+    st.none() | st.integers(1, 20),
     st.integers(1, 3),
     st.booleans(),
 )
 def test_each_row_is_read_once_in_any_epochs(
-    database: Database, rows: list[tuple[int, int]], limit: int, parallelism: int, bounded: bool
+    database: Database,
+    rows: list[tuple[int, int]],
+    limit: int | None,
+    size: int | None,
+    parallelism: int,
+    bounded: bool,
 ) -> None:
     database.sql("DROP TABLE IF EXISTS {}.t; CREATE TABLE {}.t (a int NOT NULL, b int NOT NULL, n bigint)")
     for number, (a, b) in enumerate(rows):
         database.sql(f"INSERT INTO {{}}.t VALUES ({a}, {b}, {number})")
-    source = source_of(database, ["a", "b"], max_records_per_epoch=limit, bounded=bounded, batch_rows=2)
+    limits = {"max_records_per_epoch": limit, "max_bytes_per_epoch": size}
+    source = source_of(database, ["a", "b"], **limits, bounded=bounded, batch_rows=2)
     enumerator, found, epochs = source.create_enumerator(None), list[int](), 0
     while len(found) < len(rows) or (bounded and not enumerator.exhausted):
         enumerator = restored(source, enumerator)
         epoch = take(source, enumerator, parallelism)
         assert enumerator.lag() == SourceLag(records=len(rows) - len(found) - len(epoch))
         values = [rows[number] for number in epoch]
-        assert len(epoch) <= limit or len(set(values)) == 1, "equal values are not torn apart"
+        read_bytes = sum(len(f"({number})") for number in epoch)
+        within = (limit is None or len(epoch) <= limit) and (size is None or read_bytes <= size)
+        assert within or len(set(values)) == 1, "equal values are not torn apart"
         assert all(rows[number] <= min(values, default=(9, 9)) for number in found)
         found, epochs = found + epoch, epochs + 1
         assert epochs <= len(rows) + 1
@@ -317,6 +326,8 @@ def test_tables_that_cannot_be_read_in_order(database: Database) -> None:
         (("x", "a.b.c", "n"), "must be 'name' or 'schema.name'"),
         (("x", "t", []), "name of a column"),
         (("x", "t", "n", {"max_records_per_epoch": 0}), "at least 1"),
+        (("x", "t", "n", {"max_bytes_per_epoch": 0}), "at least 1"),
+        (("x", "t", "n", {"batch_rows": 0}), "at least 1"),
         (("x", "t", "n", {"delay": timedelta(-1)}), "must not be negative"),
         (("x", "t", "n", {"delay": timedelta(1), "bounded": True}), "leave out delay"),
         (("x", "t", "n", {"discovery_interval": timedelta(0)}), "must be positive"),

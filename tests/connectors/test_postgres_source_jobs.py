@@ -117,6 +117,7 @@ CHANGES = [
     when=st.sampled_from(["before", "after"]),
     numbers=st.lists(st.integers(1, 8), min_size=1, max_size=3),
     limit=st.none() | st.integers(1, 3),
+    size=st.none() | st.integers(1, 600),
 )
 def test_each_change_is_read_once_wherever_the_job_dies(
     postgres: str,
@@ -125,6 +126,7 @@ def test_each_change_is_read_once_wherever_the_job_dies(
     when: str,
     numbers: list[int],
     limit: int | None,
+    size: int | None,
 ) -> None:
     folder = tmp_path_factory.mktemp("job")
     database = Database(postgres, folder / "staging")
@@ -135,7 +137,12 @@ def test_each_change_is_read_once_wherever_the_job_dies(
             for _ in range(12):
                 env = environment(2)
                 source = PostgresChangeSource(
-                    postgres, f"{database.schema}.t", database.schema, bounded=False, max_records_per_epoch=limit
+                    postgres,
+                    f"{database.schema}.t",
+                    database.schema,
+                    bounded=False,
+                    max_records_per_epoch=limit,
+                    max_bytes_per_epoch=size,
                 )
                 changes = env.from_source(source, WatermarkStrategy.no_watermarks(), "changes").uid("changes")
                 changes.sink_to(ParquetSink(str(folder / "out"))).uid("sink")
