@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -83,10 +83,11 @@ class _Log:
         self._tidy = self.size = len(slots)
 
 
-class ColumnTimers(TimerTable):
+class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
     """The timers of one name. They are stored in the same form as those of :class:`TimerQueue`.
 
-    It is made for many keys with few times and namespaces. Each pair of time and namespace is a numbered *moment*.
+    It is made for many keys with few times and namespaces. Each pair of time and namespace is a numbered *moment*. The
+    timers of a moment fire together: time, namespace, and the slots in the order of their key groups and hashes.
 
     Args:
         keys: The touched keys of the backend.
@@ -134,30 +135,6 @@ class ColumnTimers(TimerTable):
         """Deletes timers of keys. A timer that does not exist is ignored."""
         self._set(slots, moments, _DELETED)
 
-    def advance_to(self, timestamp: int) -> Iterator[tuple[int, Any, Cells]]:
-        """Fires the timers up to a time, and removes them.
-
-        Args:
-            timestamp: The time in milliseconds, inclusive.
-
-        Yields:
-            Time, namespace, and the slots of the keys in the order of their key groups and hashes.
-        """
-        while True:
-            due = self._next_moment(min(timestamp, self._unread_from - 1))
-            if due is not None:
-                (time, namespace), log = self._logs[due]
-                slots = log.fire()
-                if not log.size:
-                    del self._moments[time, namespace], self._logs[due]
-                if len(slots):
-                    yield time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
-            elif self._unread_from <= timestamp:
-                self._read(timestamp)
-            else:
-                self._fired(timestamp + 1)
-                return
-
     @property
     def size(self) -> int:
         return sum(log.size for _, log in self._logs.values())
@@ -169,13 +146,18 @@ class ColumnTimers(TimerTable):
         self._next_number = 0
         self._queue: list[tuple[int, Any, int]] = []  # A heap of moments: time, rank of the namespace, number.
 
-    def _next_moment(self, timestamp: int) -> int | None:
+    def _next(self, timestamp: int) -> tuple[int, Any, Cells] | None:
         while self._queue and self._queue[0][0] <= timestamp:
             number = heapq.heappop(self._queue)[-1]
-            log = self._logs[number][1]
+            (time, namespace), log = self._logs[number]
             log.queued = False
-            if log.pending:
-                return number
+            if not log.pending:
+                continue
+            slots = log.fire()
+            if not log.size:
+                del self._moments[time, namespace], self._logs[number]
+            if len(slots):
+                return time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
         return None
 
     def _order(self, slots: Cells) -> npt.NDArray[np.int64]:
@@ -203,30 +185,20 @@ class ColumnTimers(TimerTable):
             heapq.heappush(self._queue, (time, self._codec.rank(namespace), number))
 
     def _changes(self) -> pa.Table | None:
-        keys = self.keys.all()
         tidied = [log.tidy() for _, log in self._logs.values()]
-        if keys is None or not tidied:
+        if not tidied:
             return None
         slots = np.concatenate([slots for slots, _ in tidied])
         status = np.concatenate([status for _, status in tidied])
         moments = np.repeat(np.arange(len(tidied)), [len(slots) for slots, _ in tidied])
         # If nothing is stored, a timer that was registered and deleted needs no tombstone.
         changed = np.flatnonzero(status != _STORED if len(self.runs) else np.isin(status, (_REGISTERED, _RENEWED)))
-        if not len(changed):
-            return None
-        slots, status, moments = slots[changed], status[changed], moments[changed]
+        moments = moments[changed]
         namespaces = self._type.to_arrow(
             self._codec.decode_all([namespace for (_, namespace), _ in self._logs.values()])
         )
-        arrays: dict[str, pa.Array[Any]] = {
-            "sort_key": pa.array(keys.sort_keys[slots]),
-            "key": keys.column.take(pa.array(slots)),
-            "namespace": namespaces.take(pa.array(moments)),
-            "time": pa.array(np.array([time for (time, _), _ in self._logs.values()], dtype=np.int64)[moments]),
-            "deleted": pa.array(status == _DELETED),
-        }
-        schema = self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema)
+        times = np.array([time for (time, _), _ in self._logs.values()], dtype=np.int64)[moments]
+        return self._table(slots[changed], times, namespaces.take(pa.array(moments)), status[changed] == _DELETED)
 
     def _fill(self, table: pa.Table) -> None:
         columns = {name: table.column(name).combine_chunks() for name in ("key", "namespace", "time")}

@@ -1,34 +1,24 @@
-"""Windows that merge, such as sessions: the windows in flight of each key, and when they are due."""
+"""Windows that merge, such as sessions: the windows in flight of each key."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from dagster_flinkpy.common.typeinfo import TypeInformation
-from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.state.handles import RunHandle
-from dagster_flinkpy.state.keys import KeySlots, TouchedKeys
-from dagster_flinkpy.state.layout import hashes_of
-from dagster_flinkpy.state.runs import RunFiles
+from dagster_flinkpy.state.keys import KeySlots
 from dagster_flinkpy.state.tables import OverlayTable
-from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
-from dagster_flinkpy.state.timer_table import TimerTable
+from dagster_flinkpy.state.time_order import MAX_TIME
 
-__all__ = ["Session", "SessionTable", "SessionTimers", "SessionValues"]
+__all__ = ["Session", "SessionTable", "SessionValues", "Timers", "Window", "stored_part"]
 
 Window = tuple[int, int]
 """Start and end in milliseconds."""
 Timers = tuple[Window, tuple[int, ...]]
 """The window of timers, and their times."""
-Times = npt.NDArray[np.int64]
-Objects = npt.NDArray[np.object_]
 
 
 class _Stored:
@@ -213,7 +203,7 @@ class SessionTable(OverlayTable):
 
     def _written(self) -> None:
         for session in self._changed:
-            _stored_part(session).window = session.window if session.live else None
+            stored_part(session).window = session.window if session.live else None
         self.written()
 
 
@@ -262,212 +252,15 @@ class SessionValues(OverlayTable):
 
     def _written(self) -> None:
         for session in self._sessions.changed:
-            _stored_part(session).value = True
+            stored_part(session).value = True
         self._sessions.written()
 
 
-def _stored_part(session: Session) -> _Stored:
+def stored_part(session: Session) -> _Stored:
     """Returns what storage has of a session, to change it."""
     if session.stored is None:
         session.stored = _Stored()
     return session.stored
-
-
-class SessionTimers(TimerTable):
-    """The timers of sessions: at the last millisecond, and when late records are no longer accepted.
-
-    They are stored in the same form as those of :class:`TimerQueue`.
-
-    Args:
-        keys: The touched keys of the backend.
-        files: Where runs are kept.
-        handles: The restored runs.
-        name: The name of the timers.
-        namespace_type: The type of the windows.
-        sessions: The windows in flight.
-        make_room: Frees memory in the backend, if needed, before due keys are touched.
-        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
-    """
-
-    def __init__(
-        self,
-        keys: TouchedKeys,
-        files: RunFiles,
-        handles: Sequence[RunHandle],
-        name: str,
-        *,
-        namespace_type: TypeInformation,
-        sessions: SessionTable,
-        make_room: Callable[[], None],
-        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], npt.NDArray[np.int64]],
-    ) -> None:
-        super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
-        self._type = namespace_type
-        self._sessions, self._touch = sessions, touch
-
-    def register(self, sessions: Iterable[Session]) -> None:
-        """Registers the timers of sessions with a new end. The timers of their former windows are deleted.
-
-        Raises:
-            ConfigurationError: The end of a session is not a 64-bit int.
-        """
-        for session in sessions:
-            end = session.end
-            if session.due == end or not session.live:
-                continue
-            if end - 1 > MAX_TIME:
-                raise ConfigurationError(
-                    f"a session would end at {end}, but times must be 64-bit ints, in milliseconds"
-                )
-            session.due = end
-            if session.fired != end:
-                self._fresh_times.append(end - 1)
-                self._fresh.append(session)
-            if self._sessions.lateness and (over := self._sessions.over_at(session)) < MAX_TIME:
-                self._fresh_times.append(over)
-                self._fresh.append(session)
-
-    def fired(self, session: Session) -> None:
-        """Notes that a session has fired."""
-        session.fired = session.end
-        if self._sessions.lateness:
-            self._sessions.mark({session: None})
-            if session.stored is not None:  # Perhaps with another allowed lateness.
-                session.due = None
-                self.register((session,))
-
-    def advance_to(self, timestamp: int) -> Iterator[list[tuple[int, Session]]]:
-        """Fires the timers up to a time.
-
-        Args:
-            timestamp: The time in milliseconds, inclusive.
-
-        Yields:
-            Times and sessions in the order of :meth:`TimerQueue.advance_to`. The caller notes in a session that it has
-            fired, and removes those that are over.
-        """
-        while True:
-            due = self._due(min(timestamp, self._unread_from - 1))
-            if due:
-                yield due
-            elif self._unread_from <= timestamp:
-                self._read(timestamp)
-            else:
-                self._fired(timestamp + 1)
-                return
-
-    @property
-    def size(self) -> int:
-        return len(self._fresh) + sum(len(times) for times, _ in self._parts)
-
-    def clear(self) -> None:
-        super().clear()
-        self._fresh_times: list[int] = []
-        self._fresh: list[Session] = []
-        self._parts: list[tuple[Times, Objects]] = []  # Each in order of time, the largest first.
-
-    def _due(self, timestamp: int) -> list[tuple[int, Session]]:
-        if self._fresh:
-            times, sessions = np.array(self._fresh_times, dtype=np.int64), np.empty(len(self._fresh), dtype=object)
-            sessions[:] = self._fresh
-            self._fresh_times, self._fresh = [], []
-            self._add_part(times, sessions)
-        if timestamp < MIN_TIME:
-            return []
-        times_due: list[int] = []
-        due: list[Session] = []
-        left = []
-        for times, sessions in self._parts:
-            stop = int(np.searchsorted(times, timestamp, side="right"))
-            times_due += times[:stop].tolist()
-            due += sessions[:stop].tolist()
-            if stop < len(times):
-                left.append((times[stop:], sessions[stop:]))
-        self._parts = left
-        # The timers of a session that ended or has another end were deleted.
-        lateness, over_at = self._sessions.lateness, self._sessions.over_at
-        pairs = zip(times_due, due, strict=True)
-        return self._in_order(
-            [
-                pair
-                for pair in pairs
-                if pair[1].live and (pair[0] == pair[1].end - 1 or (lateness and pair[0] == over_at(pair[1])))
-            ]
-        )
-
-    def _add_part(self, times: Times, sessions: Objects) -> None:
-        # Merging parts of similar size keeps their number small, and sorts each timer only a few times.
-        while self._parts and len(self._parts[-1][0]) <= 2 * len(times):
-            more, others = self._parts.pop()
-            times, sessions = np.concatenate([more, times]), np.concatenate([others, sessions])
-        order = np.argsort(times)
-        self._parts.append((times[order], sessions[order]))
-
-    def _in_order(self, due: list[tuple[int, Session]]) -> list[tuple[int, Session]]:
-        if len(due) < 2:
-            return due
-        keys = self.keys.all()
-        assert keys is not None
-        times = np.array([time for time, _ in due], dtype=np.int64)
-        sort_keys = keys.sort_keys[[session.slot for _, session in due]]
-        order = np.lexsort((sort_keys, times))
-        tied = (times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])
-        if not tied.any():
-            return [due[i] for i in order.tolist()]
-        names = {slot: key for key, slot in self.keys.slots.items()}
-        rank = self.keys.codec.rank
-
-        def place(i: int) -> tuple[Any, ...]:
-            session = due[i][1]
-            return int(times[i]), int(sort_keys[i]), rank(names[session.slot]), session.window
-
-        # A session may be due twice.
-        return list(dict.fromkeys(due[i] for i in sorted(order.tolist(), key=place)))
-
-    def _changes(self) -> pa.Table | None:
-        put: set[tuple[int, Window, int]] = set()
-        gone: set[tuple[int, Window, int]] = set()
-        for session in self._sessions.changed:
-            now = _rows(session, self._sessions.timers(session))
-            before = _rows(session, None if session.stored is None else session.stored.timers)
-            # When a stored session fires, the allowed lateness may be another one than when it was stored.
-            put |= now if session.fired == session.end else now - before
-            gone |= before - now
-        gone -= put
-        rows = [*put, *gone]
-        if not rows:
-            return None
-        keys = self.keys.all()
-        assert keys is not None
-        slots = np.array([slot for slot, _, _ in rows], dtype=np.int64)
-        arrays: dict[str, pa.Array[Any]] = {
-            "sort_key": pa.array(keys.sort_keys[slots]),
-            "key": keys.column.take(pa.array(slots)),
-            "namespace": self._type.to_arrow([window for _, window, _ in rows]),
-            "time": pa.array([time for _, _, time in rows], type=pa.int64()),
-            "deleted": pa.array([False] * len(put) + [True] * len(gone), type=pa.bool_()),
-        }
-        schema = self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema)
-
-    def _written(self) -> None:
-        super()._written()
-        for session in self._sessions.changed:
-            _stored_part(session).timers = self._sessions.timers(session)
-        self._sessions.written()
-
-    def _fill(self, table: pa.Table) -> None:
-        slots = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
-        windows = self._type.from_arrow(table.column("namespace").combine_chunks())
-        for slot, window, time in zip(slots.tolist(), windows, table.column("time").to_pylist(), strict=True):
-            session = self._sessions.find(slot, window)
-            if session is not None:  # It may have changed in the meantime.
-                self._fresh_times.append(time)
-                self._fresh.append(session)
-
-
-def _rows(session: Session, timers: Timers | None) -> set[tuple[int, Window, int]]:
-    return set() if timers is None else {(session.slot, timers[0], time) for time in timers[1]}
 
 
 _start = attrgetter("start")

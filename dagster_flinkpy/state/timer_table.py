@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
@@ -23,8 +25,13 @@ LOAD_TIMERS = 65_536
 """The number of due timers to read from storage at once. It reads more only if they have the same time."""
 
 
-class TimerTable(OverlayTable):
+Due = TypeVar("Due")
+
+
+class TimerTable(OverlayTable, Generic[Due]):
     """The base of timers: changed timers are in memory; stored timers are read when they are due.
+
+    The type argument is what fires together.
 
     Args:
         keys: The touched keys of the backend.
@@ -49,6 +56,25 @@ class TimerTable(OverlayTable):
         self._make_room = make_room
         self.clear()
 
+    def advance_to(self, timestamp: int) -> Iterator[Due]:
+        """Fires the timers up to a time, including those registered in the meantime, and removes them.
+
+        Args:
+            timestamp: The time in milliseconds, inclusive.
+
+        Yields:
+            What is due, in order of time.
+        """
+        while True:
+            due = self._next(min(timestamp, self._unread_from - 1))
+            if due is not None:
+                yield due
+            elif self._unread_from <= timestamp:
+                self._read(timestamp)
+            else:
+                self._fired(timestamp + 1)
+                return
+
     def load(self, keys: KeySlots) -> None:
         """Does nothing: timers are registered and deleted without reading stored ones."""
 
@@ -64,8 +90,36 @@ class TimerTable(OverlayTable):
         self.clear()  # All timers are in storage now, and are read again when they are due.
 
     @abstractmethod
+    def _next(self, timestamp: int) -> Due | None:
+        """Removes what is due next in memory, up to a time, and returns it; None if nothing is due."""
+
+    @abstractmethod
     def _fill(self, table: pa.Table) -> None:
         """Loads stored timers into memory, and touches their keys."""
+
+    def _table(
+        self, slots: Indices, times: Indices, namespaces: pa.Array[Any] | None, deleted: npt.NDArray[np.bool_]
+    ) -> pa.Table | None:
+        """Builds the table of changed timers.
+
+        Args:
+            slots: The slot of the key of each timer.
+            times: The times, in milliseconds.
+            namespaces: The namespaces, or None for timers without one.
+            deleted: Whether each timer is a tombstone.
+        """
+        keys = self.keys.all()
+        if not len(slots) or keys is None:
+            return None
+        arrays: dict[str, pa.Array[Any] | None] = {
+            "sort_key": pa.array(keys.sort_keys[slots]),
+            "key": keys.column.take(pa.array(slots)),
+            "namespace": namespaces,
+            "time": pa.array(times),
+            "deleted": pa.array(deleted),
+        }
+        schema = self.layout.local_schema
+        return pa.table([arrays[name] for name in schema.names], schema=schema)
 
     def _fired(self, before: int) -> None:
         """Records that the stored timers before a time have fired."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,10 +26,13 @@ _Entry = tuple[int, int, Any, Any, _TimerId]
 """Time, sort key, rank of the key, rank of the namespace: the order of firing; and the timer."""
 
 
-class TimerQueue(TimerTable):
+class TimerQueue(TimerTable[tuple[int, Any, Any]]):
     """The timers of one name. Time, key and namespace identify a timer; registering it twice makes one timer.
 
     Only changed timers and the next due timers are in memory. Stored timers are read when they are due.
+
+    Timers fire one by one: time, key and namespace, in order of time, then key group, key hash, key and namespace. The
+    order does not depend on the parallelism or on where epochs end. A timer's key is the current one when it fires.
 
     Args:
         keys: The touched keys of the backend.
@@ -75,36 +78,6 @@ class TimerQueue(TimerTable):
         """Deletes a timer of the current key and namespace. A timer that does not exist is ignored."""
         self._changed[self._timer(timestamp)] = False
 
-    def advance_to(self, timestamp: int) -> Iterator[tuple[int, Any, Any]]:
-        """Fires the timers up to a time, including those registered in the meantime.
-
-        Timers come in order of time, then key group, key hash, key and namespace. The order does not depend on the
-        parallelism or on where epochs end. Before a timer is yielded, it is removed and its key becomes the current
-        one.
-
-        Args:
-            timestamp: The time in milliseconds, inclusive.
-
-        Yields:
-            Time, key and namespace.
-        """
-        while True:
-            if self._heap and self._heap[0][0] <= timestamp and self._heap[0][0] < self._unread_from:
-                timer = heapq.heappop(self._heap)[-1]
-                while self._heap and self._heap[0][-1] == timer:
-                    heapq.heappop(self._heap)
-                if self._changed.get(timer, True):
-                    self._changed[timer] = False
-                    time, key, namespace = timer
-                    self.keys.select(key)
-                    codec = self._namespace_codec
-                    yield time, self.keys.codec.decode_all([key])[0], codec and codec.decode_all([namespace])[0]
-            elif self._unread_from <= timestamp:
-                self._read(timestamp)
-            else:
-                self._fired(timestamp + 1)
-                return
-
     @property
     def size(self) -> int:
         return len(self._heap) + len(self._changed)
@@ -121,6 +94,19 @@ class TimerQueue(TimerTable):
             cells = [(slot, namespace) for slot, (_, _, namespace) in zip(slots, self._changed, strict=True)]
         times = [time for time, _, _ in self._changed]
         return self._delta(cells, {"time": times}, [not exists for exists in self._changed.values()])
+
+    def _next(self, timestamp: int) -> tuple[int, Any, Any] | None:
+        while self._heap and self._heap[0][0] <= timestamp:
+            timer = heapq.heappop(self._heap)[-1]
+            while self._heap and self._heap[0][-1] == timer:
+                heapq.heappop(self._heap)
+            if self._changed.get(timer, True):
+                self._changed[timer] = False
+                time, key, namespace = timer
+                self.keys.select(key)
+                codec = self._namespace_codec
+                return time, self.keys.codec.decode_all([key])[0], codec and codec.decode_all([namespace])[0]
+        return None
 
     def _timer(self, timestamp: int) -> _TimerId:
         self.require_key()
