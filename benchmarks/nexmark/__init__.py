@@ -1,4 +1,4 @@
-"""Nexmark: the queries of an auction site, beside Flink SQL. https://github.com/nexmark/nexmark.
+"""Nexmark: the queries of an auction site, beside Flink SQL and Spark. https://github.com/nexmark/nexmark.
 
 Each query is a job from Parquet files to nowhere, or to Parquet files with ``--output``. What a run of a tenth of the
 events takes is subtracted, so that what a job takes to start does not count. CPU time counts more than the clock: it
@@ -21,10 +21,13 @@ from benchmarks.report import line
 from dagster_flinkpy.spark.server_state import RUNTIME_DIR_VARIABLE
 
 if TYPE_CHECKING:
+    from benchmarks.nexmark.peer import Peer
     from benchmarks.nexmark.program import Used
 
 SHARE = 10
 """The run that is subtracted has one in so many events."""
+OPEN = 20_000
+"""Milliseconds at the end of the events in which windows may be open."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -75,38 +78,49 @@ def run(
             less = program.used(partial(program.run, name, folder / "few", plain))
             ours[name] = program.used(partial(program.run, name, folder / "all", whole, out)) - less
             yield from _rates(name, "", events - few, ours[name], asdict(whole) | {"events": events})
-        if "flinksql" in peers:
-            yield from _beside_flink_sql(ours, folder / "all", parallelism, events, few, output)
+        for peer in _peers(peers):
+            yield from _beside(peer, ours, folder, parallelism, events, few, output)
 
 
-def _beside_flink_sql(
-    ours: dict[str, Used], folder: Path, parallelism: int, events: int, few: int, output: Path | None
+def _peers(names: Sequence[str]) -> list[Peer]:
+    from benchmarks.nexmark.flink_sql import FLINK_SQL
+    from benchmarks.nexmark.spark_sql import SPARK
+
+    return [peer for name, peer in (("flinksql", FLINK_SQL), ("spark", SPARK)) if name in names]
+
+
+def _beside(
+    peer: Peer, ours: dict[str, Used], folder: Path, parallelism: int, events: int, few: int, output: Path | None
 ) -> Iterator[dict[str, Any]]:
-    from benchmarks.nexmark import flink_sql, results
-    from benchmarks.nexmark.program import Used
+    from benchmarks.nexmark import generator, results
     from benchmarks.nexmark.queries import QUERIES
 
-    peer, ratios = "Flink SQL, state on the heap", []
-    # The first run warms up.
-    for name, runs in zip(ours, flink_sql.seconds(list(ours), folder, parallelism, [events, few, events]), strict=True):
-        less, more = (Used(seconds, cpu) for cpu, seconds in runs[1:])
+    names, ratios = [name for name in ours if name in peer.sql], []
+    measured = peer.used(names, folder / "few", folder / "all", parallelism)
+    for name, (less, more) in zip(names, measured, strict=True):
         theirs, stateful = more - less, QUERIES[name].stateful
-        yield from _rates(name, "flink_sql_", events - few, theirs, flink_sql.settings())
-        bar, cpu_ratio = ">= 1" if stateful else "", theirs.cpu_seconds / ours[name].cpu_seconds
+        yield from _rates(name, f"{peer.name}_", events - few, theirs, peer.settings)
+        bar, cpu_ratio = f">= {peer.bar}" if stateful else "", theirs.cpu_seconds / ours[name].cpu_seconds
         rate_ratio = theirs.seconds / ours[name].seconds
-        yield line(f"nexmark.{name}_vs_flink_sql", rate_ratio, "ratio of rate", peer=peer, bar=bar)
-        yield line(f"nexmark.{name}_vs_flink_sql_cpu", cpu_ratio, "ratio of CPU time", peer=peer, bar=bar)
+        versus = f"nexmark.{name}_vs_{peer.name}"
+        yield line(versus, rate_ratio, "ratio of rate", peer=peer.what, bar=bar)
+        yield line(f"{versus}_cpu", cpu_ratio, "ratio of CPU time", peer=peer.what, bar=bar)
         ratios += [cpu_ratio] if stateful else []
     if ratios:
-        mean = statistics.geometric_mean(ratios)
-        yield line("nexmark.vs_flink_sql_cpu", mean, "geometric mean of stateful queries", peer=peer, bar=">= 2")
+        mean, bar = statistics.geometric_mean(ratios), "" if peer.mean_bar is None else f">= {peer.mean_bar}"
+        unit = "geometric mean of stateful queries"
+        yield line(f"nexmark.vs_{peer.name}_cpu", mean, unit, peer=peer.what, bar=bar)
     if output is None:
         return
-    same = [name for name in ours if QUERIES[name].deterministic]
-    for name, theirs in zip(same, flink_sql.results(same, folder, parallelism), strict=True):
-        if found := results.differences(QUERIES[name], results.read(output / name), theirs):
-            raise AssertionError(f"{name} differs from Flink SQL: {found}")
-        yield line(f"nexmark.{name}_equals_flink_sql", 1, "whether results are equal", peer="Flink SQL", bar=">= 1")
+    closed = generator.Events(events).end - OPEN
+    same = [name for name in names if QUERIES[name].deterministic]
+    for name, result in zip(same, peer.results(same, folder / "all", parallelism), strict=True):
+        pair = [results.read(output / name), result]
+        if name in peer.closed_only:
+            pair = [results.before(each, peer.closed_only[name], closed) for each in pair]
+        if found := results.differences(QUERIES[name], *pair):
+            raise AssertionError(f"{name} differs from {peer.what}: {found}")
+        yield line(f"nexmark.{name}_equals_{peer.name}", 1, "whether results are equal", peer=peer.what, bar=">= 1")
 
 
 def _rates(name: str, side: str, events: int, used: Used, settings: dict[str, Any]) -> list[dict[str, Any]]:

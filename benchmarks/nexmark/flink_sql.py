@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import date
-from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
-
-from benchmarks.nexmark.queries import QUERIES, build
+from benchmarks.nexmark.peer import Peer
 from benchmarks.peers import flink
-from dagster_flinkpy.datastream import StreamExecutionEnvironment
 
-__all__ = ["SQL", "results", "seconds", "settings"]
+__all__ = ["FLINK_SQL", "SQL"]
 
 _STATISTICS = """
     max(HOUR(CAST(rt AS TIMESTAMP(3))) * 60 + MINUTE(CAST(rt AS TIMESTAMP(3)))) AS `minute`,
@@ -145,56 +138,18 @@ SQL = {
 }
 
 
-def settings() -> dict[str, str]:
-    """Returns what "Performance Tuning" in Flink's documentation advises, with state on the heap."""
-    return {
+FLINK_SQL = Peer(
+    "flink_sql",
+    "Flink SQL, state on the heap",
+    Path(__file__).with_name("flink_program.py"),
+    flink.python,
+    SQL,
+    # What "Performance Tuning" in Flink's documentation advises.
+    {
         **flink.sql_settings("hashmap"),
         "table.optimizer.distinct-agg.split.enabled": "true",
         "taskmanager.memory.task.heap.size": "4g",
-    }
-
-
-def results(names: Sequence[str], folder: Path, parallelism: int) -> list[pa.Table]:
-    """Returns the results of queries, with the columns of ours."""
-    return [
-        pa.table({field: [_ours(field, each[i]) for each in rows] for i, field in enumerate(_fields(name))})
-        for name, rows in zip(names, _run(names, folder, parallelism, []), strict=True)
-    ]
-
-
-def seconds(
-    names: Sequence[str], folder: Path, parallelism: int, events: Sequence[int]
-) -> list[list[tuple[float, float]]]:
-    """Returns, for each query, the CPU seconds and the seconds of runs in one JVM. There are no checkpoints.
-
-    Args:
-        names: The queries.
-        folder: Folder with the events.
-        parallelism: Number of subtasks.
-        events: The number of events of each run.
-    """
-    return [[(cpu, wall) for cpu, wall in runs] for runs in _run(names, folder, parallelism, list(events))]
-
-
-def _fields(name: str) -> list[str]:
-    made = build(name, StreamExecutionEnvironment.get_execution_environment(), Path("/"))
-    return list(made.get_type().get_field_names())  # type: ignore[attr-defined]
-
-
-def _ours(name: str, value: Any) -> Any:
-    if name == "day":
-        return date.fromisoformat(value)
-    return Decimal(value) if name == "price" and isinstance(value, str) else value
-
-
-def _run(names: Sequence[str], folder: Path, parallelism: int, events: list[int]) -> list[Any]:
-    reads = [{table: list(columns) for table, columns in QUERIES[name].reads.items()} for name in names]
-    order = {
-        "queries": [{"sql": SQL[name], "reads": each} for name, each in zip(names, reads, strict=True)],
-        "folder": str(folder),
-        "parallelism": parallelism,
-        "configuration": settings(),
-        "events": events,
-    }
-    found: list[Any] = flink.call(Path(__file__).with_name("flink_program.py"), order)
-    return found
+    },
+    bar=1,
+    mean_bar=2,
+)

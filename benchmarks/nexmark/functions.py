@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -183,11 +184,11 @@ class _OfAuctions(KeyedMultipleInputBatchFunction):
         parents = np.concatenate([parents, np.repeat(np.arange(len(distinct)), np.diff(offsets))])
         state.update(self._waiting, distinct, _lists(parents, both, len(distinct)))
 
+    @abstractmethod
     def _known(
         self, keys: pa.Array, bids: pa.StructArray, auctions: pa.StructArray, state: BatchState
     ) -> Iterable[pa.Table]:
         """Processes bids with their auctions. Keys may repeat."""
-        raise NotImplementedError
 
 
 class WinningPrices(_OfAuctions):

@@ -65,6 +65,11 @@ class Events:
     rate: int = 10_000
     start: int = 1_436_918_400_000
 
+    @property
+    def end(self) -> int:
+        """The time after the last event, in milliseconds since 1970."""
+        return self.start + self.number * 1000 // self.rate
+
 
 def tables(events: Events) -> Iterator[dict[str, pa.Table]]:
     """Yields the tables of the events, in parts that follow each other in time."""

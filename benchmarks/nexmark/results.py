@@ -7,17 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.nexmark.queries import Query
 
-__all__ = ["differences", "read"]
+__all__ = ["before", "differences", "read"]
 
 
 def read(folder: Path) -> pa.Table:
     """Returns the records that a job has written to a `ParquetSink`, epoch by epoch."""
     files = sorted(folder.glob("**/*.parquet"))  # names begin with the number of the checkpoint
     return pa.concat_tables([pq.read_table(file) for file in files]) if files else pa.table({})
+
+
+def before(table: pa.Table, field: str, time: int) -> pa.Table:
+    """Returns the rows with an earlier time, in milliseconds."""
+    return table.filter(pc.less(table[field], time))
 
 
 def differences(query: Query, ours: pa.Table, theirs: pa.Table) -> str:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import venv
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from benchmarks import state_programs as programs
-from dagster_flinkpy.spark.java import find_java_home
+from benchmarks.peers.process import answers
 
 VERSION = "2.3.0"
 VARIABLE = "FLINKPY_BENCH_PYFLINK"
@@ -118,25 +117,6 @@ def _run(
         "configuration": configuration,
         **more,
     }
-    seconds: list[float] = call(Path(__file__).with_name("flink_state.py"), order)
+    seconds: list[float]
+    [seconds] = answers(python(), Path(__file__).with_name("flink_state.py"), order)
     return seconds
-
-
-def call(program: Path, order: dict[str, Any]) -> Any:
-    """Runs a program in PyFlink's environment, with an order in JSON, and returns the JSON of its last line.
-
-    Raises:
-        RuntimeError: The program failed; the message has the last lines of its output.
-    """
-    interpreter = python()
-    environment: dict[str, Any] = {
-        **os.environ,
-        "JAVA_HOME": str(find_java_home()),
-        "PATH": f"{interpreter.parent}{os.pathsep}{os.environ['PATH']}",  # Flink looks for `python` there
-    }
-    command = [str(interpreter), str(program), json.dumps(order)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=1800)
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if not line.startswith("\tat ")]
-        raise RuntimeError("\n".join(said[-40:]))
-    return json.loads(done.stdout.splitlines()[-1])

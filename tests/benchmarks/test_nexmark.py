@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from benchmarks import nexmark
 from benchmarks.nexmark import generator, results
+from benchmarks.nexmark.flink_sql import FLINK_SQL
 from benchmarks.nexmark.generator import Events
 from benchmarks.nexmark.queries import QUERIES, build
+from benchmarks.nexmark.spark_sql import SPARK
 from dagster_flinkpy.connectors import ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
 from tests.benchmarks.nexmark_sql import SQL
@@ -140,6 +142,23 @@ def test_queries_through_a_kill_and_a_rescale(name: str, folder: Path, tmp_path:
     assert killed
     assert epoch >= EVENTS.number // PER_EPOCH
     assert results.differences(QUERIES[name], results.read(tmp_path / "out"), expected(name, folder)) == ""
+
+
+@pytest.mark.spark
+def test_spark_gives_the_same(folder: Path) -> None:
+    """A join of windows, without those that are open at the end, and an aggregation in update mode."""
+    names = ["q8", "q17"]
+    for name, theirs in zip(names, SPARK.results(names, folder, 2), strict=True):
+        pair = [expected(name, folder), theirs]
+        if name in SPARK.closed_only:
+            pair = [results.before(each, SPARK.closed_only[name], EVENTS.end - nexmark.OPEN) for each in pair]
+        assert len(pair[0]) > 10
+        assert results.differences(QUERIES[name], *pair) == ""
+
+
+def test_peers_have_the_queries() -> None:
+    assert set(FLINK_SQL.sql) == set(QUERIES)
+    assert set(QUERIES) - set(SPARK.sql) == {"q4", "q9", "q15", "q16", "q19"}
 
 
 def test_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,87 @@
+"""Another engine that runs Nexmark queries in SQL, in a process of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.nexmark.program import Used
+from benchmarks.nexmark.queries import QUERIES, build
+from benchmarks.peers.process import answers
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+
+__all__ = ["Peer"]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another engine.
+
+    Args:
+        name: Its name in metrics.
+        what: Its name for people.
+        program: The file that its Python runs.
+        python: Returns its Python.
+        sql: The queries that it can run.
+        settings: How it is tuned.
+        bar: How many times its rate ours must be for a stateful query.
+        mean_bar: The same for the geometric mean.
+        closed_only: Fields with a time, by query. Only results whose time is long before the end are compared, because
+            the engine does not write windows that are open when the input ends.
+    """
+
+    name: str
+    what: str
+    program: Path
+    python: Callable[[], Path]
+    sql: Mapping[str, str]
+    settings: dict[str, str]
+    bar: float
+    mean_bar: float | None = None
+    closed_only: Mapping[str, str] = field(default_factory=dict)
+
+    def used(self, names: Sequence[str], few: Path, all_: Path, parallelism: int) -> Iterator[tuple[Used, Used]]:
+        """Yields what each query takes for few and for all events, after a run with all to warm up.
+
+        All run in one process. There are no checkpoints but what a micro-batch needs.
+        """
+        for runs in self._answers(names, [all_, few, all_], parallelism, measure=True):
+            less, more = (Used(seconds, cpu) for cpu, seconds in runs[1:])
+            yield less, more
+
+    def results(self, names: Sequence[str], folder: Path, parallelism: int) -> Iterator[pa.Table]:
+        """Yields the result of each query, with the columns of ours."""
+        for name, rows in zip(names, self._answers(names, [folder], parallelism, measure=False), strict=True):
+            yield pa.table({f: [_value(f, each[i]) for each in rows] for i, f in enumerate(_fields(name))})
+
+    def _answers(self, names: Sequence[str], folders: list[Path], parallelism: int, *, measure: bool) -> Iterator[Any]:
+        queries = []
+        for name in names:
+            reads = {table: list(columns) for table, columns in QUERIES[name].reads.items()}
+            append = not QUERIES[name].key and QUERIES[name].deterministic
+            queries.append({"sql": self.sql[name], "reads": reads, "append": append})
+        order = {
+            "queries": queries,
+            "folders": [str(each) for each in folders],
+            "parallelism": parallelism,
+            "configuration": self.settings,
+            "measure": measure,
+        }
+        return answers(self.python(), self.program, order)
+
+
+def _fields(name: str) -> list[str]:
+    made = build(name, StreamExecutionEnvironment.get_execution_environment(), Path("/"))
+    return list(made.get_type().get_field_names())  # type: ignore[attr-defined]
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "day":
+        return date.fromisoformat(value)
+    return Decimal(value) if name == "price" and isinstance(value, str) else value
