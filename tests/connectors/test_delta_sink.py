@@ -1,4 +1,4 @@
-"""The Delta Lake sink, read back by delta-rs and DuckDB."""
+"""The Delta Lake sink, read back by delta-rs, DuckDB and Polars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -188,6 +190,11 @@ def test_partition_columns_and_values_of_every_kind(tmp_path: Path) -> None:
         dict(zip(("p", "day", "price"), record[:3], strict=True)) for record in records
     ]
     assert table.column("tags").to_pylist() == [[{"a": 1}, None], None]
+    polars = pl.scan_delta(str(tmp_path)).filter(pl.col("day") == date(2026, 1, 2)).collect()
+    assert polars.select("p", "price", "tags").rows() == [("a/b %=ü", Decimal("1.50"), [{"a": 1}, None])]
+    dataset = DeltaTable(str(tmp_path)).to_pyarrow_dataset()
+    found = duckdb.from_arrow(dataset).filter("p = 'a/b %=ü'").project("day, price, map['x']").fetchall()
+    assert found == [(date(2026, 1, 2), Decimal("1.50"), 0.5)]
 
 
 @pytest.mark.parametrize(

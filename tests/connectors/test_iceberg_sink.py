@@ -1,4 +1,4 @@
-"""The Iceberg sink on a SQL catalog, read back by pyiceberg and DuckDB."""
+"""The Iceberg sink on a SQL catalog, read back by pyiceberg, DuckDB and Polars."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -235,6 +236,8 @@ def test_partition_columns_and_values_of_every_kind(tmp_path: Path) -> None:
     for name, value in (("p", "''"), ("p", "'a/b %=ü'"), ("day", "'2026-01-02'"), ("small", "1"), ("yes", "true")):
         assert opened(sink).scan(row_filter=f"{name} = {value}").to_arrow().num_rows == (1 if name == "p" else 2)
     assert opened(sink).scan(row_filter="p is null").to_arrow().num_rows == 1
+    polars = pl.scan_iceberg(opened(sink)).filter(pl.col("p") == "a/b %=ü").collect()
+    assert polars.select("day", "price", "tags", "raw").rows() == [(day, Decimal("1.50"), [{"a": 1}, None], b"x")]
 
 
 def test_a_partition_that_runs_again_replaces_its_rows(sink: IcebergSink) -> None:
