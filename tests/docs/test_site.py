@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dagster_flinkpy.connectors import ParquetSink, ParquetSource
+from dagster_flinkpy import connectors
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors import DataGeneratorSource
 from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.datastream.connectors.number_seq import NumberSequenceSource
 from tests.docs import reference
@@ -66,11 +67,21 @@ def test_the_reference_has_contents(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "function",
-    [ParquetSource, ParquetSink, CollectionSource, NumberSequenceSource, StreamExecutionEnvironment.from_spark],
+    [
+        *(
+            getattr(connectors, name)
+            for name in connectors.__all__
+            if name.endswith(("Source", "Sink", "ForeachEpoch"))
+        ),
+        CollectionSource,
+        DataGeneratorSource,
+        NumberSequenceSource,
+        StreamExecutionEnvironment.from_spark,
+    ],
     ids=lambda function: function.__name__,
 )
 def test_arguments_of_sources_and_sinks_are_on_their_page(function: Callable[..., Any]) -> None:
-    page = (DOCS / "api" / "sources-and-sinks.md").read_text()
+    page = "".join((DOCS / "api" / name).read_text() for name in ("sources-and-sinks.md", "sinks.md"))
     names = set(inspect.signature(function).parameters) - {"self"}
     assert names <= set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]*`", page))))
 
