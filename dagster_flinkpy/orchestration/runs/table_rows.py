@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from dagster import AssetKey, DagsterInstance
 
-from dagster_flinkpy.connectors import ParquetSink
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink, ParquetSink
 from dagster_flinkpy.datastream.job_graph import JobVertex
 from dagster_flinkpy.datastream.operator_specs import SinkSpec
 from dagster_flinkpy.errors import StorageError
@@ -21,7 +21,9 @@ __all__ = ["table_rows"]
 
 
 def table_rows(run: JobRun, vertex: JobVertex) -> dict[str, Any]:
-    """Returns the row count of the table of a `ParquetSink` as metadata, or no metadata for other operators.
+    """Returns the row count of the table of a `ParquetSink`, `DeltaSink` or `IcebergSink` as metadata.
+
+    Other operators get no metadata.
 
     If the rows cannot be counted, the table gets no number, and the run's log says why. The step does not fail, because
     the checkpoint is complete.
@@ -30,22 +32,40 @@ def table_rows(run: JobRun, vertex: JobVertex) -> dict[str, Any]:
         run: The step.
         vertex: The operator.
     """
-    if not isinstance(vertex.spec, SinkSpec) or not isinstance(vertex.spec.sink, ParquetSink):
+    sink = vertex.spec.sink if isinstance(vertex.spec, SinkSpec) else None
+    if isinstance(sink, (DeltaSink, IcebergSink)):
+        return _logged_rows(run, sink)
+    if not isinstance(sink, ParquetSink):
         return {}
     from pyarrow import ArrowException, schema
 
     from dagster_flinkpy.connectors.parquet_table import ParquetTable
 
-    table = ParquetTable(vertex.spec.sink.location, schema([]))
+    table = ParquetTable(sink.location, schema([]))
     try:
         count = table.count_rows(_counted_before(run.context.instance, run.specs[vertex.uid].key))
     except (StorageError, ArrowException) as error:
-        run.context.log.warning(f"The rows of table {table.location.url} were not counted: {error}")
+        _warn(run, table.location.url, error)
         return {}
     if count is None:
         return {}
     facts = FlinkCheckpointMetadataSet(table_files=count.files, table_digest=count.digest)
     return {**TableMetadataSet(row_count=count.rows), **dict(facts)}
+
+
+def _logged_rows(run: JobRun, sink: DeltaSink | IcebergSink) -> dict[str, Any]:
+    from dagster_flinkpy.connectors.logged_rows import rows_of_delta, rows_of_iceberg
+
+    try:
+        rows = rows_of_delta(sink) if isinstance(sink, DeltaSink) else rows_of_iceberg(sink)
+    except Exception as error:  # clients of catalogs raise errors of all kinds
+        _warn(run, sink.uri(), error)
+        return {}
+    return dict(TableMetadataSet(row_count=rows))
+
+
+def _warn(run: JobRun, table: str, error: Exception) -> None:
+    run.context.log.warning(f"The rows of table {table} were not counted: {error}")
 
 
 def _counted_before(instance: DagsterInstance, key: AssetKey) -> RowCount | None:

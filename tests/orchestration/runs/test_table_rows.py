@@ -5,9 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from dagster import AssetKey, DagsterInstance, materialize
+from deltalake import write_deltalake
+from pyiceberg.catalog import load_catalog
 
+from dagster_flinkpy.common import Types, WatermarkStrategy
+from dagster_flinkpy.connectors import DeltaSink, IcebergSink, logged_rows
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.datastream.connectors.base import Sink
+from dagster_flinkpy.datastream.connectors.collection import CollectionSource
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import word_count
@@ -71,3 +79,32 @@ def test_a_table_that_cannot_be_counted_has_no_number(words: Words) -> None:
     (words.table / "a.parquet").unlink()
     words.run()
     assert words.count()[0] == 9
+
+
+@pytest.mark.parametrize("kind", ["delta", "iceberg"])
+def test_a_table_with_a_log_has_the_rows_that_it_tells(
+    words: Words, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{words.table.parent}/catalog.db"}
+    folder = str(words.table)
+    sink: Sink = DeltaSink(folder) if kind == "delta" else IcebergSink("db.t", folder, properties=catalog)
+
+    def program(*_: object, **__: object) -> StreamExecutionEnvironment:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        source = CollectionSource(["a", "b", "c"], Types.STRING(), records_per_epoch=1)
+        env.from_source(source, WatermarkStrategy.no_watermarks(), "words").uid("words").sink_to(sink).uid("table")
+        return env
+
+    monkeypatch.setitem(globals(), "word_count", program)
+    assert words.run() == []
+    assert words.count() == (1, None)
+    if kind == "delta":
+        write_deltalake(folder, pa.table({"value": ["of others"]}), mode="append")
+    else:
+        load_catalog("default", **catalog).load_table("db.t").append(pa.table({"value": ["of others"]}))
+    assert words.run() == []
+    assert words.count() == (3, None)
+    monkeypatch.setattr(logged_rows, f"rows_of_{kind}", lambda sink: 1 // 0)
+    (warning,) = words.run()
+    assert words.table.as_uri() in warning
+    assert words.count() == (None, None)
