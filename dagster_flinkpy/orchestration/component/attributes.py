@@ -247,6 +247,8 @@ class ChecksModel(Resolvable, Model):
         default=None, ge=0, description="Maximum age of the last record that was read, if there are later ones."
     )
     max_late_records: int | None = Field(
-        default=None, ge=0, description="Maximum number of late records that a window drops in an epoch."
+        default=None,
+        ge=0,
+        description="Maximum number of late records that a window drops between two materializations.",
     )
     trend_factor: float = Field(default=3.0, gt=1, description="Warn above this many times the median.")

@@ -41,7 +41,8 @@ class FlinkAssetChecks:
     - ``lag``, of the last operators: the time since the last checkpoint, and how far the watermark is behind.
     - ``source_lag``, of sources of jobs without time partitions: how much input the last epoch left unread, because of
       a limit such as ``max_bytes_per_epoch``.
-    - ``late_records``, of event-time windows that drop late records: how many they dropped in the last epoch.
+    - ``late_records``, of event-time windows that drop late records: how many they dropped since the materialization
+      before.
     - ``lingering_transactions``, of sinks: fails if data is staged that no checkpoint will commit.
     - ``checkpoint_trend``, of operators with state, or of sources if there are none: compares duration and size of the
       last checkpoint with the median of the earlier ones.

@@ -185,9 +185,12 @@ def _source_lag(view: _View, **limits: int | None) -> Finding:
 
 
 def _late_records(view: _View, max_late_records: int | None) -> Finding:
-    operator = view.latest.operator(view.uid)
-    dropped = sum(int(s.metrics.get(LATE_RECORDS_DROPPED, 0)) for s in operator.subtasks) if operator else 0
-    said = f"{dropped:,} records came too late for any window in the last epoch and were dropped"
+    dropped, since = _late_of_materialization(view), "since the materialization before"
+    if dropped is None:
+        operator = view.latest.operator(view.uid)
+        dropped = sum(int(s.metrics.get(LATE_RECORDS_DROPPED, 0)) for s in operator.subtasks) if operator else 0
+        since = "in the last epoch"
+    said = f"{dropped:,} records came too late for any window {since} and were dropped"
     passed = max_late_records is None or dropped <= max_late_records
     if not passed:
         said += (
@@ -195,6 +198,19 @@ def _late_records(view: _View, max_late_records: int | None) -> Finding:
             "allowed_lateness() or side_output_late_data()"
         )
     return Finding(passed, f"{said}.", {LATE_RECORDS_DROPPED: dropped})
+
+
+def _late_of_materialization(view: _View) -> int | None:
+    """Returns the number in the asset's last materialization; None if that is not of the last checkpoint."""
+    event = view.of_job.instance.get_latest_materialization_event(view.asset)
+    if event is None or event.asset_materialization is None:
+        return None
+    metadata = event.asset_materialization.metadata
+    name = "flink/late_records_dropped" if view.uid in view.of_job.assets.specs else f"{view.uid}/late_records_dropped"
+    checkpoint, dropped = metadata.get(_CHECKPOINT), metadata.get(name)
+    if checkpoint is None or checkpoint.value != view.latest.checkpoint_id or not isinstance(dropped, IntMetadataValue):
+        return None
+    return dropped.value
 
 
 def _lingering(view: _View) -> Finding:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dagster import MaterializeResult
@@ -42,6 +44,8 @@ class EpochEvents:
         self._last: tuple[CompletedEpoch, int] | None = None
         """The last completed checkpoint, and the fencing token of its attempt."""
         self._is_recorded = False
+        self._late = Counter[str]()
+        """The late records that each operator has dropped since the materialization before."""
         self.execution: ExecutionReport | None = None
         """How the run was executed, for `results`; None if it has not ended."""
 
@@ -54,7 +58,11 @@ class EpochEvents:
             is_last: Whether the run certainly takes no other checkpoint. Then `results` materializes it.
         """
         self._run.context.log.info(checkpoint_line(self._run.assets.job, epoch))
-        self._last, self._is_recorded = (epoch, attempt), False
+        if self._is_recorded:
+            self._late.clear()
+        for report in epoch.operators:
+            self._late[report.uid] += report.late_records_dropped or 0
+        self._last, self._is_recorded = (self._with_late(epoch), attempt), False
         if not is_last and self._clock() - self._recorded_at >= self._interval:
             self.record_last()
 
@@ -85,6 +93,16 @@ class EpochEvents:
                 yield MaterializeResult(asset_key=spec.key, data_version=version, metadata=facts, tags=tags)
             else:
                 run.record(spec, facts, run.tags(spec, version), partition=None)
+
+    def _with_late(self, epoch: CompletedEpoch) -> CompletedEpoch:
+        """Returns the checkpoint with the late records of the epochs before it, which have no materialization."""
+        reports = (
+            report
+            if report.late_records_dropped is None
+            else replace(report, late_records_dropped=self._late[report.uid])
+            for report in epoch.operators
+        )
+        return replace(epoch, operators=tuple(reports))
 
     def _facts(self, uid: str, epoch: CompletedEpoch, attempt: int) -> dict[str, Any]:
         assets = self._run.assets

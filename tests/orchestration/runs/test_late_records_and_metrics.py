@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from dagster import AssetKey, AssetSelection, DagsterInstance, Definitions, TableMetadataValue, define_asset_job
+from dagster import (
+    AssetKey,
+    AssetSelection,
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    TableMetadataValue,
+    define_asset_job,
+)
 
 from dagster_flinkpy.cli import main
 from dagster_flinkpy.common import Row, Time, Types, WatermarkStrategy
@@ -46,9 +54,9 @@ class Measured(MapFunction):
         return value
 
 
-def visits(table: Path) -> StreamExecutionEnvironment:
+def visits(table: Path, events: list[tuple[str, int]]) -> StreamExecutionEnvironment:
     env = StreamExecutionEnvironment.get_execution_environment().set_parallelism(1).set_max_parallelism(16)
-    source = CollectionSource([Row(*event) for event in EVENTS], EVENT, records_per_epoch=3)
+    source = CollectionSource([Row(*event) for event in events], EVENT, records_per_epoch=3)
     strategy = WatermarkStrategy.for_monotonous_timestamps().with_timestamp_assigner(OfRow())
     events = env.from_source(source, strategy, "events").uid("events")
     measured = events.key_by("key").map(Measured(), EVENT).set_parallelism(2).uid("measured")
@@ -62,14 +70,16 @@ class Deployment:
     """The job, its checks, and the folder of its checkpoints."""
 
     def __init__(self, folder: Path, instance: DagsterInstance, resources: dict[str, Any]) -> None:
-        self.env, self.instance, self.resources = visits(folder / "table"), instance, resources
+        self.folder, self.instance, self.resources = folder, instance, resources
+        self.env = visits(folder / "table", EVENTS)
         self.checkpoints = folder / "checkpoints" / "visits"
 
-    def run(self, **config: Any) -> None:
-        definitions = Definitions(flink_assets(self.env, name="visits"), resources=self.resources)
+    def run(self, checks: FlinkAssetChecks | None = None, **config: Any) -> ExecuteInProcessResult:
+        definitions = Definitions(flink_assets(self.env, name="visits", checks=checks), resources=self.resources)
         job = definitions.resolve_implicit_global_asset_job_def()
-        config = {"ops": {"visits": {"config": config}}}
-        assert job.execute_in_process(config, self.instance).success
+        result = job.execute_in_process({"ops": {"visits": {"config": config}}}, self.instance)
+        assert result.success
+        return result
 
     def metadata(self, uid: str) -> dict[str, Any]:
         event = self.instance.get_latest_materialization_event(AssetKey(["visits", uid]))
@@ -153,6 +163,26 @@ def test_the_check_of_late_records(deployment: Deployment) -> None:
     assert not passed
     assert "2 records came too late" in description
     assert "side_output_late_data()" in description
+
+
+def test_late_records_of_epochs_without_a_materialization_are_not_forgotten(deployment: Deployment) -> None:
+    deployment.env = visits(deployment.folder / "table", [*EVENTS, ("c", 60_000), ("b", 61_000), ("c", 62_000)])
+    result = deployment.run(FlinkAssetChecks(max_late_records=1), epochs=3)
+    assert deployment.metadata("window")["flink/late_records_dropped"] == 2
+    (late,) = (each for each in result.get_asset_check_evaluations() if each.check_name == "late_records")
+    assert not late.passed
+    assert "2 records came too late for any window since the materialization before" in str(late.description)
+    assert deployment.check(max_late_records=2)[0]
+    assert not deployment.check(max_late_records=1)[0]
+    assert ["window", "late_records_dropped", "0"] in deployment.describe(), "the last epoch"
+
+
+def test_without_a_materialization_the_last_epoch_counts(deployment: Deployment) -> None:
+    deployment.run(epochs=2)
+    deployment.instance.wipe_assets([WINDOW])
+    passed, description = deployment.check(max_late_records=1)
+    assert not passed
+    assert "in the last epoch" in description
 
 
 def test_a_limit_below_zero_is_refused(tmp_path: Path) -> None:
