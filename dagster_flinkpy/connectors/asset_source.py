@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dagster_flinkpy.common.arguments import check_argument
+from dagster_flinkpy.common.arguments import check_argument, check_number
 from dagster_flinkpy.common.decimals import check_has_scale
 from dagster_flinkpy.common.typeinfo import RowTypeInfo
 from dagster_flinkpy.datastream.connectors.base import Json, Source, SourceSplit, SplitEnumerator
@@ -79,9 +79,11 @@ class AssetSource(Source):
         row_type: The columns, by name.
         bounded: Whether the input ends with the materializations that exist when an epoch is planned. Default: it ends
             if ``env.execute()`` runs the program, and continues from run to run in Dagster.
+        max_materializations_per_epoch: Maximum number of materializations between two barriers, oldest first. Default:
+            all that exist.
 
     Raises:
-        ConfigurationError: An argument has the wrong type.
+        ConfigurationError: An argument has the wrong type, or is not positive.
     """
 
     discovery_interval = timedelta(seconds=5)
@@ -93,6 +95,7 @@ class AssetSource(Source):
         row_type: RowTypeInfo,
         *,
         bounded: bool | None = None,
+        max_materializations_per_epoch: int | None = None,
     ) -> None:
         path = getattr(asset_key, "path", asset_key)
         key = tuple(path.split("/") if isinstance(path, str) else path)
@@ -102,7 +105,13 @@ class AssetSource(Source):
             raise ConfigurationError(f"AssetSource() needs a function that loads a materialization, not {load!r}")
         check_argument("row_type of AssetSource()", row_type, RowTypeInfo, "Types.ROW_NAMED(...)")
         check_has_scale(row_type, f"row_type of the source of asset {'/'.join(key)}")
+        if max_materializations_per_epoch is not None:
+            what = "max_materializations_per_epoch of AssetSource()"
+            check_number(what, max_materializations_per_epoch, "materializations")
+            if max_materializations_per_epoch < 1:
+                raise ConfigurationError(f"{what} must be at least 1, not {max_materializations_per_epoch}")
         self.asset_key, self.load, self.bounded = key, load, bounded
+        self.max_materializations_per_epoch = max_materializations_per_epoch
         self._row_type = row_type
 
     @property

@@ -59,7 +59,7 @@ class FlinkCheckpointMetadataSet(NamespacedMetadataSet):
     unread_bytes: int | None = None
     unread_records: int | None = None
     unread_versions: int | None = None
-    """Versions of a table."""
+    """Versions of a table, or materializations of an asset."""
     unread_milliseconds: int | None = None
     """How long ago the last record that was read had arrived, if later ones were left."""
     metrics: TableMetadataValue | None = None

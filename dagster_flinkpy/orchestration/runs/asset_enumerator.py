@@ -12,6 +12,7 @@ from dagster import AssetKey, AssetRecordsFilter, DagsterInstance, EventLogRecor
 from dagster_flinkpy.connectors.open_splits import OpenSplits, Quantity, SplitMeter
 from dagster_flinkpy.datastream.connectors.base import (
     Json,
+    SourceLag,
     SourceSplit,
     SplitEnumerator,
     SplitEnumeratorContext,
@@ -69,6 +70,8 @@ class MaterializationEnumerator(SplitEnumerator):
         self._partitions: dict[str, str | None] = {}
         self._open = OpenSplits(EpochLimits(), _NoMeter())
         self._ended = False
+        self._left = 0
+        """How many materializations were not planned."""
         if restored is not None:
             self._after = position_field(restored, "after", int) if restored.get("after") is not None else None
             self._seen = set(position_field(restored, "seen", list))
@@ -83,11 +86,22 @@ class MaterializationEnumerator(SplitEnumerator):
     def plan_epoch(self, parallelism: int) -> list[list[SourceSplit]]:
         if not self._ended:
             records = self._new()
-            for record in self._chosen(records):
+            chosen = sorted(self._chosen(records), key=lambda record: record.storage_id)
+            now = chosen[: self._room(len(chosen))]
+            for record in now:
                 self._assign(record)
+            self._left = len(chosen) - len(now)
+            if self._left:  # the others stay unseen
+                last = now[-1].storage_id if now else -1
+                records = [record for record in records if record.storage_id <= last]
             self._advance(records)
-            self._ended = self._source.bounded is not False
+            self._ended = self._source.bounded is not False and not self._left
         return self._open.shares(parallelism)
+
+    def _room(self, wanted: int) -> int:
+        """Returns how many more materializations the next epoch may read."""
+        limit = self._source.max_materializations_per_epoch
+        return wanted if limit is None else max(limit - len(self._open), 0)
 
     def _new(self) -> list[EventLogRecord]:
         """Returns the materializations that were not seen, oldest first."""
@@ -164,6 +178,9 @@ class MaterializationEnumerator(SplitEnumerator):
             for r in self._new()
             if r.partition_key is None or not _is_same(known.get(r.partition_key), _version(r))
         ]
+
+    def lag(self) -> SourceLag:
+        return SourceLag(versions=self._left)
 
     def snapshot_state(self) -> Json:
         return {

@@ -23,7 +23,7 @@ from dagster_flinkpy.common import Types
 from dagster_flinkpy.common.watermark_strategy import WatermarkStrategy
 from dagster_flinkpy.connectors import AssetSource, Materialization, ParquetSink
 from dagster_flinkpy.datastream import StreamExecutionEnvironment
-from dagster_flinkpy.datastream.connectors.base import SplitEnumerator, SplitEnumeratorContext
+from dagster_flinkpy.datastream.connectors.base import SourceLag, SplitEnumerator, SplitEnumeratorContext
 from dagster_flinkpy.errors import ConfigurationError, SourceReadError
 from dagster_flinkpy.orchestration import flink_assets
 from dagster_flinkpy.orchestration.runs.asset_enumerator import assets_from
@@ -143,6 +143,22 @@ def test_each_partition_is_read_once(shop: Orders) -> None:
     assert shop.enumerator.unread()
 
 
+def test_an_epoch_reads_so_many_materializations(shop: Orders) -> None:
+    shop.source = AssetSource(
+        ["shop", "orders"], lambda m: [(1, m.run_id)], ROW, bounded=True, max_materializations_per_epoch=2
+    )
+    shop.enumerator = shop.create(None)
+    for partition, version in (("a", "1"), ("b", "1"), ("c", "1"), ("a", "2"), ("d", "1")):
+        shop.add(partition, version)
+    shop.plan()
+    assert (shop.enumerator.lag(), shop.enumerator.exhausted) == (SourceLag(versions=2), False)
+    assert shop.read() == [("b", "1"), ("c", "1")]
+    shop.add("d", "2")
+    assert shop.read() == [("a", "2"), ("d", "2")], "nothing of them was read before"
+    shop.plan()
+    assert (shop.enumerator.lag(), shop.enumerator.exhausted) == (SourceLag(versions=0), True)
+
+
 def test_without_data_versions_a_partition_counts_as_changed(shop: Orders) -> None:
     shop.add("a")
     assert shop.read() == [("a", None)]
@@ -220,3 +236,5 @@ def test_arguments_are_checked() -> None:
     for key, function, row_type in (("", load, ROW), ("a", "load", ROW), ("a", load, Types.LONG())):
         with pytest.raises(ConfigurationError, match=r"AssetSource\(\)"):
             AssetSource(key, function, row_type)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="must be at least 1"):
+        AssetSource("a", load, ROW, max_materializations_per_epoch=0)
