@@ -59,6 +59,7 @@ class Deployment:
             self.tables = DeltaSinkResource(url=self.url)
             self.target = Delta(self.tables.location())
         elif kind == "iceberg":
+            folder.mkdir(parents=True, exist_ok=True)
             catalog = {"type": "sql", "uri": f"sqlite:///{folder}/catalog.db"}
             self.tables = IcebergSinkResource(url=self.url, catalog="test", properties=catalog)
             self.target = Iceberg(self.tables.location())
@@ -332,7 +333,7 @@ def killed(runs: list[tuple[Deployment, str]]) -> None:
 
 
 def test_killed_runs(tmp_path: Path, postgres: str) -> None:
-    steps, kinds = ("staged", "prepared", "amid the commit", "committed"), ("files", "delta", "postgres")
+    steps, kinds = ("staged", "prepared", "amid the commit", "committed"), ("files", "delta", "iceberg", "postgres")
     runs = [(Deployment(kind, tmp_path / kind / step, postgres), step) for kind in kinds for step in steps]
     for deployment, _ in runs:
         deployment.target.put({None: [1]})

@@ -13,11 +13,12 @@ from typing import Any
 
 from deltalake import DeltaTable
 
+from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
 from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.runtime.output_transaction import Output
 from dagster_flinkpy.storage import StorageLocation
 from dagster_flinkpy.storage.local import LocalObjectStore
-from tests.runtime.outputs import Delta, Files, Postgres, Target, write
+from tests.runtime.outputs import Delta, Files, Iceberg, Postgres, Target, write
 
 
 def kill(*args: Any, **options: Any) -> Any:
@@ -40,7 +41,8 @@ def run(kind: str, url: str, conninfo: str, schema: str, step: str) -> None:
     if kind == "postgres":
         target = Postgres(location, conninfo, schema)
     else:
-        target = Files(location) if kind == "files" else Delta(location)
+        made: dict[str, type[Target]] = {"files": Files, "delta": Delta, "iceberg": Iceberg}
+        target = made[kind](location)
     transaction = target.begin()
     for n in range(100, 103):
         write(transaction, [n])
@@ -54,6 +56,8 @@ def run(kind: str, url: str, conninfo: str, schema: str, step: str) -> None:
         kill_after(LocalObjectStore, "complete_upload")
     elif kind == "delta":
         DeltaTable.create_write_transaction = kill
+    elif kind == "iceberg":
+        IcebergCommitter._swap = kill  # type: ignore[method-assign]
     else:
         kill_after(Session, "register")
     transaction.commit()

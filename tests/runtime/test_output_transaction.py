@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dagster_flinkpy.connectors.delta_table import DeltaCommitter
+from dagster_flinkpy.connectors.iceberg_committer import IcebergCommitter
 from dagster_flinkpy.connectors.output_ledger import OutputLedger
 from dagster_flinkpy.connectors.postgres_session import Session
 from dagster_flinkpy.errors import (
@@ -142,6 +143,7 @@ STEPS: list[tuple[Any, str]] = [
     (output_transaction, "commit_requests"),
     (output_transaction, "_discard"),
     (DeltaCommitter, "_write"),
+    (IcebergCommitter, "_swap"),
     (Session, "register"),
     (LocalObjectStore, "put"),
     (LocalObjectStore, "complete_upload"),
@@ -151,7 +153,7 @@ STEPS: list[tuple[Any, str]] = [
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    kind=st.sampled_from(["files", "delta", "postgres"]),
+    kind=st.sampled_from(["files", "delta", "iceberg", "postgres"]),
     step=st.sampled_from(STEPS),
     when=st.sampled_from(["before", "after"]),
     numbers=st.lists(st.integers(1, 8), min_size=1, max_size=3),
@@ -170,6 +172,7 @@ def test_processes_that_die_anywhere(
     made: dict[str, Callable[[], Target]] = {
         "files": lambda: Files(location),
         "delta": lambda: Delta(location),
+        "iceberg": lambda: Iceberg(location),
         "postgres": lambda: Postgres(location, postgres),
     }
     target = made[kind]()
