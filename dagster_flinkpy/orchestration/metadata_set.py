@@ -29,7 +29,11 @@ class FlinkMetadataSet(NamespacedMetadataSet):
     checkpoint_min_pause_ms: int | None = None
     """Set with ``set_min_pause_between_checkpoints``; None if it is 0."""
     record_type: str | None = None
-    """Tables of sinks: the declared type of the records, as JSON. `FlinkTableIOManager` reads it."""
+    """Tables of sinks: the declared type of the records, as JSON. `FlinkTableIOManager` reads it, and the next two."""
+    table_format: str | None = None
+    """``parquet`` or ``delta``."""
+    partition_column: str | None = None
+    """Delta Lake: the column that has the Dagster partition."""
 
     @classmethod
     def namespace(cls) -> str:

@@ -22,11 +22,12 @@ _FORMS = {
 
 
 class FlinkTableIOManager(ConfigurableIOManager):
-    """Loads the rows that a `ParquetSink` has committed. The annotation of the input chooses the type.
+    """Loads the rows that a `ParquetSink` or `DeltaSink` has committed. The annotation of the input chooses the type.
 
     The types are ``pyarrow.Table`` (the default without an annotation), ``pandas.DataFrame``, ``polars.DataFrame`` and
-    ``pyspark.sql.DataFrame``, whose rows Spark reads itself. From a partitioned table it loads the partitions on which
-    the asset's partition depends, as one table. ``AssetIn(metadata={"columns": [...]})`` chooses columns.
+    ``pyspark.sql.DataFrame``, whose rows Spark reads itself from Parquet files. From a partitioned table it loads the
+    partitions on which the asset's partition depends, as one table. ``AssetIn(metadata={"columns": [...]})`` chooses
+    columns.
 
     It stores nothing: sinks write the tables.
 
@@ -57,7 +58,7 @@ class FlinkTableIOManager(ConfigurableIOManager):
         """Loads the table of the upstream asset.
 
         Raises:
-            Failure: The upstream asset is not the table of a `ParquetSink`, the annotation is not one of these types, a
+            Failure: The upstream asset is not such a table, the annotation is not one of these types, a
                 Spark DataFrame is wanted but `spark` is not set, or a file cannot be read.
         """
         with flink_failures():
@@ -78,12 +79,17 @@ class FlinkTableIOManager(ConfigurableIOManager):
         uri, record_type = (_text(facts.get(name)) for name in ("dagster/uri", "flink/record_type"))
         if uri is None or record_type is None:
             raise ConfigurationError(
-                f"asset {context.asset_key.to_user_string()} is not the table of a ParquetSink: its definition lacks "
-                "'dagster/uri' or 'flink/record_type', the metadata that flink_assets() gives to such a table"
+                f"asset {context.asset_key.to_user_string()} is not the table of a ParquetSink or DeltaSink: its "
+                "definition lacks 'dagster/uri' or 'flink/record_type', the metadata that flink_assets() gives to it"
             )
         partitions = context.asset_partition_keys if context.has_asset_partitions else None
         schema = table_schema(type_from_json(json.loads(record_type)))
-        table = ParquetTable(storage_location(self, uri), schema, partitions)
+        location = storage_location(self, uri)
+        table: Any = ParquetTable(location, schema, partitions)
+        if _text(facts.get("flink/table_format")) == "delta":
+            from dagster_flinkpy.connectors.delta_rows import DeltaRows
+
+            table = DeltaRows(location, schema, _text(facts.get("flink/partition_column")), partitions)
         columns: Sequence[str] | None = (context.definition_metadata or {}).get("columns")
         if columns is not None:
             table = table.select(columns)

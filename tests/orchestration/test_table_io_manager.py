@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,18 @@ from dagster import (
     asset,
     define_asset_job,
 )
+from deltalake import write_deltalake
 from pyspark.sql import DataFrame
 
 from dagster_flinkpy.common import Types
-from dagster_flinkpy.orchestration import FlinkTableIOManager, SparkResource, flink_assets
+from dagster_flinkpy.connectors import DeltaSink
+from dagster_flinkpy.datastream import StreamExecutionEnvironment
+from dagster_flinkpy.orchestration import (
+    FlinkTableIOManager,
+    SparkResource,
+    build_flink_asset_specs,
+    flink_assets,
+)
 from dagster_flinkpy.runtime.master.job import JobAttempt
 from tests.orchestration.programs import word_count
 from tests.runtime.harness import run_rows, spark_order
@@ -159,6 +169,66 @@ def test_spark_reads_a_table(tmp_path: Path, instance: DagsterInstance) -> None:
     definitions = Definitions([AssetSpec("table", metadata=facts), words], resources={"tables": manager})
     job = definitions.resolve_implicit_global_asset_job_def()
     assert job.execute_in_process(instance=instance).output_for_node("words") == ["a", "b", "c"]
+
+
+class Delta:
+    """A table of Delta Lake in the metadata of `flink_assets`, and what a downstream asset loads of it."""
+
+    def __init__(self, sink: DeltaSink, instance: DagsterInstance) -> None:
+        self.sink, self.instance = sink, instance
+        self.days = DailyPartitionsDefinition("2023-12-31")
+
+    def load(self, annotation: type, partition: str | None = None, **metadata: Any) -> Any:
+        env = StreamExecutionEnvironment.get_execution_environment()
+        env.from_collection([], PRICE).uid("prices").sink_to(self.sink).uid("table")
+        (spec,) = (s for s in build_flink_asset_specs(env, name="shop") if s.key.path[-1] == "table")
+        days = None if partition is None else self.days
+        found: list[Any] = []
+
+        def behind(rows: Any) -> None:
+            found.append(rows)
+
+        behind.__annotations__["rows"] = annotation
+        ins = {"rows": AssetIn(["shop", "table"], input_manager_key="tables", metadata=metadata)}
+        made = asset(ins=ins, partitions_def=days)(behind)
+        manager = FlinkTableIOManager(spark=SparkResource())
+        definitions = Definitions([spec.replace_attributes(partitions_def=days), made], resources={"tables": manager})
+        job = definitions.resolve_implicit_global_asset_job_def()
+        assert job.execute_in_process(instance=self.instance, partition_key=partition).success
+        return found[0]
+
+
+PRICE = Types.ROW_NAMED(["item", "price", "at"], [Types.STRING(), Types.DECIMAL(10, 2), Types.INSTANT()])
+NOON = datetime(2024, 1, 1, 12, tzinfo=timezone.utc)
+
+
+def test_a_table_of_delta_lake(tmp_path: Path, instance: DagsterInstance) -> None:
+    delta = Delta(DeltaSink(str(tmp_path)), instance)
+    empty = delta.load(pa.Table)
+    assert (empty.num_rows, empty.column_names) == (0, ["item", "price", "at"])
+    write_deltalake(str(tmp_path), pa.table({"item": ["a"], "price": [Decimal("1.50")]}))  # without the newer column
+    assert delta.load(pa.Table).to_pylist() == [{"item": "a", "price": Decimal("1.50"), "at": None}]
+    rows = pa.table({"item": ["b"], "price": [Decimal("2.00")], "at": [NOON]})
+    write_deltalake(str(tmp_path), rows, mode="append", schema_mode="merge")
+    assert delta.load(pl.DataFrame).sort("item")["at"].to_list() == [None, NOON]
+    assert sorted(delta.load(pd.DataFrame)["item"]) == ["a", "b"]
+    assert delta.load(pa.Table, columns=["price"]).column_names == ["price"]
+
+
+def test_partitions_of_a_table_of_delta_lake(tmp_path: Path, instance: DagsterInstance) -> None:
+    delta = Delta(DeltaSink(str(tmp_path), partition_column="day"), instance)
+    rows = {"day": ["2024-01-01", "2024-01-02"], "item": ["a", "b"], "price": [Decimal("1.50")] * 2, "at": [NOON] * 2}
+    write_deltalake(str(tmp_path), pa.table(rows), partition_by=["day"])
+    loaded = delta.load(pa.Table, "2024-01-02")
+    assert loaded.to_pylist() == [{"item": "b", "price": Decimal("1.50"), "at": NOON}]
+    assert delta.load(pa.Table, "2024-01-03").num_rows == 0
+
+
+@pytest.mark.spark
+def test_a_table_of_delta_lake_as_a_spark_data_frame(tmp_path: Path, instance: DagsterInstance) -> None:
+    write_deltalake(str(tmp_path), pa.table({"item": ["a"], "price": [Decimal("1.50")], "at": [NOON]}))
+    (row,) = Delta(DeltaSink(str(tmp_path)), instance).load(DataFrame).select("item", "price").collect()
+    assert tuple(row) == ("a", Decimal("1.50"))
 
 
 @pytest.mark.parametrize(
