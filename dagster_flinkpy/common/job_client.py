@@ -45,7 +45,7 @@ class JobClient:
         return self._job_id
 
     def get_job_status(self) -> CompletableFuture[JobStatus]:
-        """Returns the status of the job: CREATED, RUNNING, CANCELLING, CANCELED, FAILED or FINISHED."""
+        """Returns the status of the job: any but SUSPENDED."""
         return CompletableFuture.of("flinkpy-status", self._control.status)
 
     def cancel(self) -> CompletableFuture[None]:

@@ -30,6 +30,7 @@ class BackgroundJob:
     def __init__(self, execute: Callable[[BackgroundJob], JobExecutionResult], *, ephemeral: bool) -> None:
         self._ephemeral = ephemeral
         self._job: StorageLocation | None = None
+        self._status: Callable[[], JobStatus] | None = None
         self._cancelling = False
         self._began = threading.Event()
         """Set when the attempt leads the job, or has ended before."""
@@ -47,9 +48,14 @@ class BackgroundJob:
             self.wait_until_answered()
             self._began.set()
 
-    def began(self, job: StorageLocation) -> None:
-        """The attempt leads the job with this prefix."""
-        self._job = job
+    def began(self, job: StorageLocation, status: Callable[[], JobStatus]) -> None:
+        """The attempt leads the job.
+
+        Args:
+            job: The prefix of the job.
+            status: Returns the current state of the job.
+        """
+        self._job, self._status = job, status
         self._began.set()
 
     def wait_until_answered(self) -> None:
@@ -63,7 +69,11 @@ class BackgroundJob:
         if not self.result.done():
             if self._cancelling:
                 return JobStatus.CANCELLING
-            return JobStatus.CREATED if self._job is None else JobStatus.RUNNING
+            if self._status is None:
+                return JobStatus.CREATED
+            now = self._status()
+            # It is only over, or suspended, when its result is there.
+            return now if now in (JobStatus.RESTARTING, JobStatus.FAILING) else JobStatus.RUNNING
         error = self.result.exception()
         if error is None:
             return JobStatus.FINISHED

@@ -398,6 +398,11 @@ class JobAttempt(AttemptRestarts, AttemptTransactions, ServedJob):
         return self._reporter.report(self._failover.graph, self._attempt) if self._tokens else None
 
     @property
+    def status(self) -> JobStatus:
+        """The state of the job. Any thread may ask."""
+        return self._failover.graph.status
+
+    @property
     def stopped(self) -> bool:
         """Whether the job was stopped with a savepoint, and nobody has restored one since."""
         return self._stopped

@@ -116,7 +116,7 @@ class LocalExecutor:
             )
             with attempt:
                 if background is not None:
-                    background.began(storage.child(job_id))
+                    background.began(storage.child(job_id), lambda: attempt.status)
                 attempt.refuse_input_after_end()
                 if attempt.finished:
                     return

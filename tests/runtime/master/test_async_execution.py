@@ -92,6 +92,23 @@ def test_a_savepoint_is_not_written_where_it_would_be_deleted(tmp_path: Path) ->
     assert open_checkpoint(StorageLocation(url)).metadata.end_of_input
 
 
+def test_a_job_that_waits_for_its_restart_says_so() -> None:
+    env, configuration = local(), Configuration()
+    configuration.set_string("restart-strategy.type", "fixed-delay")
+    configuration.set_string("restart-strategy.fixed-delay.delay", "1 h")
+    env.configure(configuration)
+    env.from_collection([1]).map(lambda value: 1 // (value - 1)).print()
+    client, seen = env.execute_async(), set[JobStatus]()
+    until = time.monotonic() + 60
+    while JobStatus.RESTARTING not in seen:
+        seen.add(client.get_job_status().result())
+        assert time.monotonic() < until, seen
+        time.sleep(0.01)
+    assert seen <= {JobStatus.CREATED, JobStatus.RUNNING, JobStatus.RESTARTING}
+    client.cancel().result()
+    assert client.get_job_status().result() is JobStatus.CANCELED
+
+
 def test_the_error_of_a_job_is_that_of_its_result() -> None:
     env = local()
     env.from_collection([1]).map(lambda value: 1 // (value - 1)).print()
