@@ -18,6 +18,7 @@ from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.list_table import ListTable, TtlListTable
+from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.pane_states import PaneAggregatingState, PaneReducingState
 from dagster_flinkpy.state.pane_table import PaneTable
 from dagster_flinkpy.state.runs import RunFiles
@@ -29,7 +30,7 @@ from dagster_flinkpy.state.states import (
     KeyedReducingState,
     KeyedValueState,
 )
-from dagster_flinkpy.state.tables import CellTable, MapTable
+from dagster_flinkpy.state.tables import CellTable
 from dagster_flinkpy.state.ttl import (
     TtlAggregatingState,
     TtlCellTable,

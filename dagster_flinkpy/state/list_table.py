@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
@@ -21,51 +22,50 @@ class ListTable(OverlayTable):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._lists: dict[Any, list[Any]] = {}
-        """The list of each cell, without the elements added since."""
-        self._added: dict[Any, list[Any]] = {}
-        """Added elements of each cell that are not in storage; they follow the stored list."""
+        """The stored list of each cell; one that was replaced has none."""
+        self.added: dict[Any, list[Any]] = {}
+        """Elements of each cell that are not in storage; they follow the stored list."""
         self._replaced: set[Any] = set()
-        """Cells whose whole list is not in storage yet; they have nothing in ``_added``."""
+        """Cells whose list in storage no longer counts; their whole list is in ``added``."""
         self._unread: list[KeySlots] = []
         """Touched keys whose stored lists are not in ``_lists`` yet."""
 
     @property
     def size(self) -> int:
-        return len(self._lists) + len(self._added)
+        return len(self._lists) + len(self.added)
 
     def elements(self, cell: Any) -> list[Any]:
         """Returns a copy of the list of a cell."""
         self._read()
-        return [*self._lists.get(cell, ()), *self._added.get(cell, ())]
+        return [*self._lists.get(cell, ()), *self.added.get(cell, ())]
 
     def is_empty(self, cell: Any) -> bool:
         """Returns whether a cell has no element."""
         if self._unread:
             self._read()
-        return cell not in self._added and cell not in self._lists
+        return cell not in self.added and cell not in self._lists
 
     def extend(self, cell: Any, elements: list[Any]) -> None:
         """Adds elements, at least one, to the list of a cell."""
         self._name_fields(elements)
-        lists = self._lists if cell in self._replaced else self._added
-        known = lists.get(cell)
+        known = self.added.get(cell)
         if known is None:
-            lists[cell] = elements
+            self.added[cell] = elements
         else:
             known.extend(elements)
 
     def replace(self, cell: Any, elements: list[Any]) -> None:
         """Sets the list of a cell, which must have at least one element."""
         self._name_fields(elements)
-        self._lists[cell] = elements
-        self._added.pop(cell, None)
+        self._lists.pop(cell, None)
+        self.added[cell] = elements
         self._replaced.add(cell)
 
     def remove(self, cell: Any) -> None:
         """Drops the list of a cell."""
         if not self.is_empty(cell):
             self._lists.pop(cell, None)
-            self._added.pop(cell, None)
+            self.added.pop(cell, None)
             self._replaced.add(cell)
 
     def drop(self, cell: Any, *, stored: bool) -> None:
@@ -74,14 +74,14 @@ class ListTable(OverlayTable):
             self.remove(cell)
         else:
             self._lists.pop(cell, None)
-            self._added.pop(cell, None)  # A tombstone of an earlier list of the cell stays.
+            self.added.pop(cell, None)  # A tombstone of an earlier list of the cell stays.
 
     def load(self, keys: KeySlots) -> None:
         self._unread.append(keys)
 
     def clear(self) -> None:
         self._lists.clear()
-        self._added.clear()
+        self.added.clear()
         self._replaced.clear()
         self._unread.clear()
 
@@ -106,18 +106,22 @@ class ListTable(OverlayTable):
             self._unread.pop()
 
     def _changes(self) -> pa.Table | None:
-        replaced = list(self._replaced)
-        lists = [*map(self._lists.get, replaced), *self._added.values()]
-        columns = self._columns(lists)
-        if self._added:
-            columns[APPEND] = [*[False] * len(replaced), *[True] * len(self._added)]
-        return self._delta([*replaced, *self._added], columns, [elements is None for elements in lists])
+        emptied = [cell for cell in self._replaced if cell not in self.added]
+        lists = [*self.added.values(), *repeat(None, len(emptied))]
+        columns: dict[str, list[Any]] = self._columns(lists)
+        if len(self.added) + len(emptied) > len(self._replaced):
+            columns[APPEND] = [cell not in self._replaced for cell in self.added] + [False] * len(emptied)
+        return self._delta([*self.added, *emptied], columns, [elements is None for elements in lists])
 
     def _written(self) -> None:
         # For a cell that was not read, this is only a part of its list.
-        for cell, elements in self._added.items():
-            self._lists.setdefault(cell, []).extend(elements)
-        self._added.clear()
+        for cell, elements in self.added.items():
+            known = self._lists.get(cell)
+            if known is None:
+                self._lists[cell] = elements
+            else:
+                known.extend(elements)
+        self.added.clear()
         self._replaced.clear()
 
     def _name_fields(self, elements: list[Any]) -> None:

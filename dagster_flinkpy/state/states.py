@@ -10,7 +10,8 @@ from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, Bas
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, MapState, ReducingState, ValueState
 from dagster_flinkpy.errors import UnsupportedKeyTypeError
 from dagster_flinkpy.state.list_table import ListTable
-from dagster_flinkpy.state.tables import CellTable, MapTable
+from dagster_flinkpy.state.map_table import MapTable
+from dagster_flinkpy.state.tables import CellTable
 
 __all__ = [
     "KeyedAggregatingState",
@@ -98,6 +99,9 @@ class KeyedListState(ListState[Any]):
 
     def __init__(self, table: ListTable) -> None:
         self.table = table
+        self._added, self._keys, self._namespaced = table.added, table.keys, table.namespaced
+        kind = table.value_type
+        self._names_fields = kind is not None and kind.names_fields
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
@@ -110,7 +114,15 @@ class KeyedListState(ListState[Any]):
         return self.table.elements(self.table.cell)
 
     def add(self, value: Any) -> None:
-        self.table.extend(self.table.cell, [value])
+        cell = self._keys.slot
+        if self._names_fields or self._namespaced or cell is None:
+            self.table.extend(self.table.cell, [value])
+            return
+        added = self._added.get(cell)
+        if added is None:
+            self._added[cell] = [value]
+        else:
+            added.append(value)
 
     def add_to(self, cell: Any, value: Any) -> None:
         """Adds an element to the list of a cell."""
@@ -218,22 +230,54 @@ class KeyedMapState(MapState[Any, Any]):
     def __init__(self, table: MapTable) -> None:
         self.table = table
         self._encode = table.codec.encode
+        self._stored, self._changed, self._keys = table.stored, table.changed, table.keys
+        self._namespaced = table.namespaced
+        kind = table.value_type
+        self._name_fields = None if kind is None or not kind.names_fields else kind.name_fields
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
     def get(self, key: Any) -> Any:
-        return self._entries().get(self._encoded(key))
+        if self._encode is not None:
+            key = self._encode(key)
+        cell = self.table.cell if self._namespaced else self._keys.slot
+        try:
+            entries = self._changed[cell]
+            if entries is not None and key in entries:
+                return entries[key]
+            entries = self._stored[cell]
+            if entries is not None:
+                return entries.get(key)
+            hash(key)  # a key of another type is an error in an empty map, too
+        except TypeError as error:
+            raise self._misuse(key, error) from error
+        return None
 
     def put(self, key: Any, value: Any) -> None:
-        self.table.put({self._encoded(key): value})
+        if self._encode is not None:
+            key = self._encode(key)
+        cell = self.table.cell if self._namespaced else self._keys.slot
+        if self._name_fields is not None:
+            self._name_fields(value)
+        try:
+            entries = self._changed[cell]
+            if entries is None:
+                self._changed[cell] = {key: value}
+                self.table.rows += 1
+            else:
+                if key not in entries:
+                    self.table.rows += 1
+                entries[key] = value
+        except TypeError as error:
+            raise self._misuse(key, error) from error
 
     def put_all(self, dict_value: dict[Any, Any]) -> None:
-        self.table.put({self._encoded(key): value for key, value in dict(dict_value).items()})
+        self.table.put(self.table.cell, {self._encoded(key): value for key, value in dict(dict_value).items()})
 
     def remove(self, key: Any) -> None:
-        self.table.remove(self._encoded(key))
+        self.table.remove(self.table.cell, self._encoded(key))
 
     def contains(self, key: Any) -> bool:
         return self._encoded(key) in self._entries()
@@ -251,15 +295,20 @@ class KeyedMapState(MapState[Any, Any]):
         return not self._entries()
 
     def clear(self) -> None:
-        self.table.remove_all()
+        self.table.remove_all(self.table.cell)
 
     def _entries(self) -> dict[Any, Any]:
-        return self.table.maps.get(self.table.cell, {})
+        return self.table.entries(self.table.cell)
 
     def _encoded(self, key: Any) -> Any:
         encoded = key if self._encode is None else self._encode(key)
         try:
             hash(encoded)
         except TypeError as error:
-            raise UnsupportedKeyTypeError(f"map key {key!r} of state {self.table.name!r}: {error}") from error
+            raise self._misuse(key, error) from error
         return encoded
+
+    def _misuse(self, key: Any, error: TypeError) -> UnsupportedKeyTypeError:
+        """Returns what an error means; raises a ConfigurationError if it means that there is no current key."""
+        self.table.require_key()
+        return UnsupportedKeyTypeError(f"map key {key!r} of state {self.table.name!r}: {error}")

@@ -17,7 +17,7 @@ from dagster_flinkpy.state.keys import KeyCodec, KeySlots, TouchedKeys
 from dagster_flinkpy.state.layout import APPEND, TableLayout, check_key_like, to_json
 from dagster_flinkpy.state.runs import Match, RunFiles, Runs
 
-__all__ = ["CellTable", "MapTable", "OverlayTable"]
+__all__ = ["CellTable", "OverlayTable"]
 
 Indices = npt.NDArray[np.int64]
 
@@ -290,77 +290,3 @@ class CellTable(OverlayTable):
 
     def _written(self) -> None:
         self.changed.clear()
-
-
-class MapTable(OverlayTable):
-    """Entries per cell, stored one by one."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        assert self.map_key_type is not None
-        self.codec = KeyCodec(self.map_key_type)
-        """The codec of the map keys."""
-        self.maps: dict[Any, dict[Any, Any]] = {}
-        """The entries by cell, then by the dict key of the map key. Only the methods write to it."""
-        self._changed: dict[Any, set[Any]] = {}
-        self._size = 0
-        assert self.value_type is not None
-        self.name_fields = self.value_type.name_fields
-
-    @property
-    def size(self) -> int:
-        return self._size
-
-    def put(self, entries: dict[Any, Any]) -> None:
-        """Sets entries of the current cell, given by their dict keys."""
-        cell = self.cell
-        self._size += len(entries)
-        for value in entries.values():
-            self.name_fields(value)
-        self.maps.setdefault(cell, {}).update(entries)
-        self._changed.setdefault(cell, set()).update(entries)
-
-    def remove(self, map_key: Any) -> None:
-        """Drops an entry of the current cell, given by its dict key."""
-        cell = self.cell
-        entries = self.maps.get(cell, {})
-        if map_key in entries:
-            del entries[map_key]
-            self._changed.setdefault(cell, set()).add(map_key)
-
-    def remove_all(self) -> None:
-        """Drops all entries of the current cell."""
-        cell = self.cell
-        self._changed.setdefault(cell, set()).update(self.maps.pop(cell, {}))
-
-    def load(self, keys: KeySlots) -> None:
-        assert self.map_key_type is not None
-        for match, _, deleted, cells in self._find(keys):
-            map_keys = self.codec.encode_all(self.map_key_type.from_arrow(match.run.take("map_key", match.rows)))
-            values = self._stored_values(match)
-            for cell, map_key, gone, value in zip(cells, map_keys, deleted, values, strict=True):
-                if gone:
-                    self.maps.get(cell, {}).pop(map_key, None)
-                else:
-                    self.maps.setdefault(cell, {})[map_key] = value
-            self._size += len(cells)
-
-    def clear(self) -> None:
-        self.maps.clear()
-        self._changed.clear()
-        self._size = 0
-
-    def _changes(self) -> pa.Table | None:
-        cells, map_keys, values, deleted = [], [], [], []
-        for cell, changed in self._changed.items():
-            entries = self.maps.get(cell, {})
-            for map_key in changed:
-                cells.append(cell)
-                map_keys.append(map_key)
-                values.append(entries.get(map_key))
-                deleted.append(map_key not in entries)
-        columns = {"map_key": list(self.codec.decode_all(map_keys)), **self._columns(values)}
-        return self._delta(cells, columns, deleted)
-
-    def _written(self) -> None:
-        self._changed.clear()

@@ -14,8 +14,9 @@ from dagster_flinkpy.datastream.state import AggregatingState, ListState, Reduci
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.state.list_table import TtlListTable
 from dagster_flinkpy.state.runs import Match
+from dagster_flinkpy.state.map_table import MapTable
 from dagster_flinkpy.state.states import KeyedMapState
-from dagster_flinkpy.state.tables import CellTable, MapTable
+from dagster_flinkpy.state.tables import CellTable
 
 __all__ = [
     "TtlAggregatingState",
@@ -88,7 +89,7 @@ class TtlMapTable(MapTable):
         """Sets entries of the current cell, given by their dict keys."""
         for value in entries.values():
             self.name_fields(value)
-        self.put({key: (value, expires) for key, value in entries.items()})
+        self.put(self.cell, {key: (value, expires) for key, value in entries.items()})
 
     def _stored_values(self, match: Match) -> Sequence[Any]:
         return _read(super()._stored_values(match), match)
@@ -271,7 +272,7 @@ class TtlMapState(KeyedMapState):
         found = {key: entries[key] for key in (list(entries) if only is None else only) if key in entries}
         live = {key: stamped for key, stamped in found.items() if stamped[1] > now}
         for key in found.keys() - live.keys():
-            self.table.remove(key)
+            self.table.remove(self.table.cell, key)
         if rules.on_read and live:
             self.table.put_stamped({key: value for key, (value, _) in live.items()}, rules.expiry())
         return {key: value for key, (value, _) in (found if rules.return_expired else live).items()}
