@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import itertools
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from dagster_flinkpy.common.type_information import Json, TypeInformation
-from dagster_flinkpy.common.types import Row, rows_of
+from dagster_flinkpy.common.types import Row, row_class, rows_of
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = ["ListTypeInfo", "MapTypeInfo", "RowTypeInfo", "TupleTypeInfo"]
-
-
-_values_of = attrgetter("_values")
 
 
 def _check_types(name: str, types: Sequence[Any]) -> None:
@@ -61,23 +58,25 @@ class _StructTypeInfo(TypeInformation):
     def _positional(self, value: Any) -> Sequence[Any]:
         """Returns the field values of one value, in the order of the type."""
 
-    def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
-        """Returns the field values of each value; ``kinds`` are the types of the values."""
-        blank = (None,) * len(self.field_types)
-        return [blank if v is None else self._positional(v) for v in values]
+    def _parts(self, values: Sequence[Any], kinds: set[type]) -> Iterable[Sequence[Any]]:
+        """Returns the values of each field; ``kinds`` are the types of the values."""
+        width = len(self.field_types)
+        blank = (None,) * width
+        rows = values if kinds == {tuple} else [blank if v is None else self._positional(v) for v in values]
+        if set(map(len, rows)) - {width}:
+            misfit = next(value for row, value in zip(rows, values, strict=True) if len(row) != width)
+            raise TypeMismatchError(f"declared {width} fields {list(self.field_names)}, produced {misfit!r}")
+        return (list(map(itemgetter(i), rows)) for i in range(width))
 
     def to_arrow(self, values: Sequence[Any]) -> pa.Array:
         import pyarrow as pa
 
-        width, kinds = len(self.field_types), set(map(type, values))
-        rows = self._rows(values, kinds)
-        if set(map(len, rows)) - {width}:
-            misfit = next(value for row, value in zip(rows, values, strict=True) if len(row) != width)
-            raise TypeMismatchError(f"declared {width} fields {list(self.field_names)}, produced {misfit!r}")
+        kinds = set(map(type, values))
+        parts = self._parts(values, kinds)
         children = []
-        for i, (name, field_type) in enumerate(zip(self.field_names, self.field_types, strict=True)):
+        for name, field_type, part in zip(self.field_names, self.field_types, parts, strict=True):
             try:
-                children.append(field_type.to_arrow(list(map(itemgetter(i), rows))))
+                children.append(field_type.to_arrow(part))
             except TypeMismatchError as e:
                 raise TypeMismatchError(f"field '{name}': {e}") from e
         missing = [v is None for v in values] if type(None) in kinds else None
@@ -125,10 +124,11 @@ class RowTypeInfo(_StructTypeInfo):
         types = list(self.field_types)
         return f"Types.ROW_NAMED({list(self.field_names)}, {types})" if self.named else f"Types.ROW({types})"
 
-    def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
-        if all(issubclass(kind, Row) and kind._names in (None, self.field_names) for kind in kinds):
-            return list(map(_values_of, values))  # loops in C
-        return super()._rows(values, kinds)
+    def _parts(self, values: Sequence[Any], kinds: set[type]) -> Iterable[Sequence[Any]]:
+        width = len(self.field_types)
+        if all(issubclass(k, Row) and k._width == width and k._names in (None, self.field_names) for k in kinds):
+            return (list(map(attrgetter(slot), values)) for slot in row_class(None, width)._slots)  # loops in C
+        return super()._parts(values, kinds)
 
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):
@@ -172,9 +172,6 @@ class TupleTypeInfo(_StructTypeInfo):
     def get_field_types(self) -> list[TypeInformation]:
         """Returns the types of the fields."""
         return list(self.field_types)
-
-    def _rows(self, values: Sequence[Any], kinds: set[type]) -> Sequence[Sequence[Any]]:
-        return values if kinds == {tuple} else super()._rows(values, kinds)
 
     def _positional(self, value: Any) -> Sequence[Any]:
         if isinstance(value, Row):

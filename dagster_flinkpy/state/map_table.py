@@ -113,7 +113,8 @@ class MapTable(OverlayTable):
         self.rows = 0
 
     def _changes(self) -> pa.Table | None:
-        cells, map_keys, values = [], [], []
+        cells: list[Any] = []
+        map_keys, values = [], []
         for cell, entries in self._each_changed():
             cells.extend(repeat(cell, len(entries)))
             map_keys.append(entries)

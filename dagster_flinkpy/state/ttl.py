@@ -13,8 +13,8 @@ from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, Bas
 from dagster_flinkpy.datastream.state import AggregatingState, ListState, ReducingState, ValueState
 from dagster_flinkpy.datastream.state_ttl import StateTtlConfig
 from dagster_flinkpy.state.list_table import TtlListTable
-from dagster_flinkpy.state.runs import Match
 from dagster_flinkpy.state.map_table import MapTable
+from dagster_flinkpy.state.runs import Match
 from dagster_flinkpy.state.states import KeyedMapState
 from dagster_flinkpy.state.tables import CellTable
 

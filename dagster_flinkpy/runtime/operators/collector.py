@@ -67,15 +67,6 @@ class Collector:
                 self._main.append(result if alone else copied(result))
                 self._main_timestamps.append(timestamp)
 
-    def collect_one(self, result: Any, timestamp: int) -> None:
-        """Takes a record that state may also have, or a pair of output tag and record."""
-        kind = type(result)
-        if kind is tuple and len(result) == 2 and isinstance(result[0], OutputTag):
-            self.collect_side(result[0].tag_id, result[1], timestamp)
-        else:
-            self._main.append(result if kind in self._unchanging else copied(result))
-            self._main_timestamps.append(timestamp)
-
     def collect_each(self, results: Iterable[Any], timestamps: Iterable[int]) -> None:
         """Takes records, or pairs of output tag and record, each with its own timestamp; None is no record."""
         times = iter(timestamps)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import repeat
+from operator import truth
 from sys import getrefcount
 from typing import Any
 
@@ -63,15 +65,16 @@ class MapOperator(FunctionOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         vertex = self.context.vertex
         unchanging, flat = unchanging_types(vertex.output_type), flat_rows(vertex.output_type)
-        records = batch.values
-        each = iter(records)
+        records = batch.let_go()
+        records.reverse()
+        each = map(records.pop, repeat(-1, len(batch)))  # nobody holds a record that was taken, so it needs no copy
         try:
             values = [
                 v if type(v) in unchanging or (type(v) in flat and getrefcount(v) <= ALONE) else copied(v)
                 for v in map(self._map, each)
             ]
         except USER_EXCEPTIONS as e:
-            raise self.user_error(e, "map()", value=last_taken(records, each)) from e
+            raise self.user_error(e, "map()", value=batch.value_at(len(batch) - len(records) - 1)) from e
         self.context.emit(None, StreamBatch(vertex.output_type, batch.timestamps, values=values, producer=vertex.uid))
 
 
@@ -87,11 +90,15 @@ class FilterOperator(FunctionOperator):
         function, records = self._filter, batch.values
         each = iter(records)
         try:
-            mask = np.fromiter((bool(function(v)) for v in each), dtype=np.bool_, count=len(batch))
+            mask = np.fromiter(map(truth, map(function, each)), dtype=np.bool_, count=len(batch))
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "filter()", value=last_taken(records, each)) from e
-        if mask.any():
-            self.context.emit(None, batch if mask.all() else batch.filter(mask))
+        if mask.all():
+            self.context.emit(None, batch)
+        elif mask.any():
+            kept = batch.filter(mask)
+            batch.let_go().clear()  # the next function is to be the only one to hold a record
+            self.context.emit(None, kept)
 
 
 class FlatMapOperator(FunctionOperator):

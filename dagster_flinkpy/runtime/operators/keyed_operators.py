@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
@@ -32,6 +32,7 @@ from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator, called
 from dagster_flinkpy.runtime.shuffle.batch import KeyColumn, StreamBatch, each_int
+from dagster_flinkpy.runtime.shuffle.copies import copied, plain_row, unchanging_types
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
@@ -205,10 +206,14 @@ class KeyedOperator(KeyedStateOperator):
 
     def touch(self, batch: StreamBatch) -> Iterator[tuple[int, Any, int]]:
         """Loads the state of the keys of a batch, and yields the slot, value and timestamp of each record."""
+        return zip(self.slots(batch), batch.each_value(), batch.each_timestamp(), strict=True)
+
+    def slots(self, batch: StreamBatch) -> Iterable[int]:
+        """Loads the state of the keys of a batch, and yields the slot of each record."""
         keys = self.bind(batch)
         slots = self.backend.touch_column(keys.column, keys.hashes)
         self.backend.key_context.slot = None  # an error before the first record has no key
-        return zip(each_int(slots), batch.each_value(), batch.each_timestamp(), strict=True)
+        return each_int(slots)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
         """Yields time, key and namespace of the timers up to the watermark, in order of time."""
@@ -294,25 +299,38 @@ class ReduceOperator(KeyedOperator):
         self.close_function(self._function)
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        records, keys, take = self.touch(batch), self.backend.key_context, self.collector.collect_one
-        reduce, final_only = self._reduce, self._final_only
-        name_fields, table = self._state.table.value_type.name_fields, self._state.table
-        held, changed = table.values, table.changed
+        records = zip(self.slots(batch), batch.each_value(), strict=True)
+        keys, table = self.backend.key_context, self._state.table
+        reduce, held, changed, name_fields = self._reduce, table.values, table.changed, table.value_type.name_fields
+        output_type = self.context.vertex.output_type
+        unchanging, row = unchanging_types(output_type), plain_row(output_type)
+        # A function may change the value that state has, so what is sent is a copy, or its fields alone.
+        fields: Any = None if row is None else cast("property", row._values).fget
+        sent: list[Any] = []
         value: Any = UNKNOWN
         try:
-            for slot, value, timestamp in records:
-                keys.slot = slot
+            for keys.slot, value in records:
+                slot = keys.slot
                 before = held[slot]
                 reduced = value if before is None else reduce(before, value)
-                held[slot] = None if reduced is None else name_fields(reduced)
+                if type(reduced) is not row and reduced is not None:
+                    name_fields(reduced)
+                held[slot] = reduced
                 changed[slot] = True
-                if not final_only:
-                    take(reduced, timestamp)
-                elif before is None:
-                    self.timers.register(MAX_WATERMARK)
+                if self._final_only:
+                    if before is None:
+                        self.timers.register(MAX_WATERMARK)
+                elif type(reduced) is row:
+                    sent.append(fields(reduced))
+                else:
+                    sent.append(reduced if type(reduced) in unchanging else copied(reduced))
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "reduce()", key=keys.current_key(), value=value) from e
-        self.collector.flush()
+        if sent:
+            result = StreamBatch(output_type, batch.timestamps, values=sent, producer=self.context.vertex.uid)
+            if row is not None:
+                result = StreamBatch(output_type, batch.timestamps, column=result.column, producer=result.producer)
+            self.context.emit(None, result)
 
     def on_watermark(self, watermark: int) -> None:
         for timestamp, key, _ in self.due_timers(watermark):

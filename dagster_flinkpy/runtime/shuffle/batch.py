@@ -121,6 +121,23 @@ class StreamBatch:
         parts = (column.slice(start, _AT_ONCE) for start in range(0, len(self), _AT_ONCE))
         return chain.from_iterable(map(self.type_info.from_arrow, parts))
 
+    def let_go(self) -> list[Any]:
+        """Returns the values, of which only the column is kept.
+
+        So a function that gets one may be the only one to hold it. Call it when nobody else reads the values.
+        """
+        values = self.values
+        if self._column is None or not isinstance(values, list):
+            return list(values)
+        self._values = None
+        return values
+
+    def value_at(self, position: int) -> Any:
+        """Returns a value, as it was before functions changed it if only the column is left."""
+        if self._values is not None:
+            return self._values[position]
+        return self.type_info.from_arrow(self.column.slice(position, 1))[0]
+
     def each_timestamp(self) -> Iterable[int]:
         """Yields the timestamps as Python ints."""
         times = self.timestamps

@@ -16,7 +16,7 @@ from dagster_flinkpy.common.time import Instant
 from dagster_flinkpy.common.typeinfo import BasicTypeInfo, RowTypeInfo, TupleTypeInfo, TypeInformation
 from dagster_flinkpy.common.types import Row, row_class
 
-__all__ = ["ALONE", "copied", "flat_rows", "unchanging_types"]
+__all__ = ["ALONE", "copied", "flat_rows", "plain_row", "unchanging_types"]
 
 ALONE = 1 if sys.version_info >= (3, 14) else 2
 """The result of ``getrefcount`` for a value that one local variable holds. Since Python 3.14 arguments are borrowed."""
@@ -25,6 +25,9 @@ _NUMBERS = frozenset({bool, int, float, complex, decimal.Decimal})
 _TIMES = frozenset({datetime.date, datetime.datetime, datetime.time, datetime.timedelta, Instant})
 _UNCHANGING: frozenset[type] = _NUMBERS | _TIMES | {type(None), str, bytes}
 _WITH_TUPLE: frozenset[type] = _UNCHANGING | {tuple}
+
+_KEPT = frozenset({"BOOLEAN", "BYTE", "SHORT", "INT", "LONG", "DOUBLE", "STRING", "CHAR"})
+"""Basic types whose values do not change, and are the same when they have been in a column."""
 
 
 def unchanging_types(type_info: TypeInformation) -> frozenset[type]:
@@ -39,6 +42,16 @@ def flat_rows(type_info: TypeInformation) -> frozenset[type]:
         return frozenset()
     width = len(type_info.field_types)
     return frozenset({row_class(None, width), row_class(type_info.field_names, width)})
+
+
+def plain_row(type_info: TypeInformation) -> type[Row] | None:
+    """Returns the class of rows of this type, if their fields cannot change and a column keeps them as they are."""
+    if not isinstance(type_info, RowTypeInfo):
+        return None
+    names = {t.name for t in type_info.field_types if isinstance(t, BasicTypeInfo)}
+    if not names <= _KEPT or not all(isinstance(t, BasicTypeInfo) for t in type_info.field_types):
+        return None
+    return row_class(type_info.field_names, len(type_info.field_types))
 
 
 def copied(value: Any) -> Any:
