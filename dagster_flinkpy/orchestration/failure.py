@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from dagster_flinkpy.orchestration.execution_tables import execution_metadata
 from dagster_flinkpy.runtime.master.failover import ThrowableType, throwable_type
 
 if TYPE_CHECKING:
+    from dagster import DagsterLogManager
+
     from dagster_flinkpy.checkpoint.execution_report import ExecutionReport
 
 __all__ = ["as_failure", "flink_failures", "retry_is_pointless"]
@@ -62,9 +65,36 @@ def as_failure(error: FlinkPyError, advice: str = "", *, execution: ExecutionRep
 
 
 @contextmanager
-def flink_failures() -> Iterator[None]:
-    """Turns errors of the library that are raised inside into step failures."""
+def flink_failures(log: DagsterLogManager | None = None) -> Iterator[None]:
+    """Turns errors of the library that are raised inside into step failures.
+
+    Args:
+        log: The log of the run. It gets the warnings that the library logs meanwhile. Default: only Python's log does.
+    """
+    logger = logging.getLogger("dagster_flinkpy")
+    told = [each for each in logger.handlers if isinstance(each, _ToRun) and each.log is log]
+    handlers = [] if log is None or told else [_ToRun(log)]
+    for handler in handlers:
+        logger.addHandler(handler)
     try:
         yield
     except FlinkPyError as error:
         raise as_failure(error) from error
+    finally:
+        for handler in handlers:
+            logger.removeHandler(handler)
+
+
+class _ToRun(logging.Handler):
+    """Forwards warnings to the log of a run.
+
+    Args:
+        log: The log.
+    """
+
+    def __init__(self, log: DagsterLogManager) -> None:
+        super().__init__(logging.WARNING)
+        self.log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.log.log(record.levelno, self.format(record))

@@ -156,7 +156,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
         """
         from dagster_flinkpy.runtime.output_transaction import OutputTransaction
 
-        with flink_failures():
+        with flink_failures(context.log):
             if unfit := sorted({"key", "partition_column", "prepare_transactions"} & set(options)):
                 raise ConfigurationError(
                     f"a transaction replaces the rows of its asset and partitions by itself: leave out {unfit[0]}"
@@ -168,7 +168,7 @@ class TwoPhaseCommitSinkResource(StorageResource, ABC):
             )
         try:
             yield AssetTransaction(transaction)
-            with flink_failures():
+            with flink_failures(context.log):
                 transaction.commit()
         except BaseException:
             transaction.abort()
@@ -416,7 +416,7 @@ class KafkaSinkResource(TwoPhaseCommitSinkResource):
             Failure: A newer transaction over one of the partitions has begun, the topic does not take the records, or
                 the store failed.
         """
-        with flink_failures():
+        with flink_failures(context.log):
             asset = _asset_key(context, asset_key).to_user_string()
             this = (context.run.run_id, context.retry_number, asset, table)
             if unfit := sorted({"record_serializer", "run_key"} & set(options)):

@@ -273,7 +273,7 @@ def _job_assets(
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
         if context.selected_asset_keys:  # else only checks are to run
             run = JobRun.begin(context, assets)
-            with flink_failures():
+            with flink_failures(context.log):
                 events = run_epochs(run, config, job, storage, spark)
             yield from events.results()
         yield from checks.run(context, storage)
@@ -320,14 +320,14 @@ def _partitioned_assets(
         storage, spark = getattr(context.resources, storage_key), getattr(context.resources, spark_key)
         if context.selected_asset_keys:
             run = JobRun.begin(context, assets)
-            with flink_failures():
+            with flink_failures(context.log):
                 completed, token, stale = run_partitions(
                     run, config, job, storage, spark, partitions_def=partitions_def, pool=pool, checked=checked
                 )
             yield from materialize_partitions(run, completed, token)
             yield from partition_results(context, checked, stale)
         elif chosen := [spec.asset_key for spec in up_to_date if spec.key in context.selected_asset_check_keys]:
-            with flink_failures():
+            with flink_failures(context.log):
                 stale = stored_outdated(job, storage, partitions_def)
             yield from partition_results(context, chosen, stale)
         yield from checks.run(context, storage)

@@ -55,7 +55,7 @@ def build_transaction_checks(assets: Sequence[CoercibleToAssetKey], *, resource_
         name=f"{_CHECK}_{resource_key}", specs=specs, required_resource_keys={resource_key}, can_subset=True
     )
     def lingering_transactions(context: AssetCheckExecutionContext) -> Iterator[AssetCheckResult]:
-        with flink_failures():
+        with flink_failures(context.log):
             found = _resource(context, resource_key).lingering(context.instance)
         for check in sorted(context.selected_asset_check_keys):
             of_asset = [each for each in found if each.asset == check.asset_key.to_user_string()]
@@ -84,7 +84,7 @@ def build_transactions_job(resource_keys: Sequence[str], *, name: str = "end_lin
     def end(context: OpExecutionContext) -> None:
         ended = []
         for key in resource_keys:
-            with flink_failures():
+            with flink_failures(context.log):
                 ended += _resource(context, key).end_lingering(context.instance)
         for each in ended:
             context.log.info(

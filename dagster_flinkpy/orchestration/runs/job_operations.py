@@ -66,7 +66,7 @@ class JobOperations:
 
         target = self._target(context, config)
         order = Order(RequestKind.SAVEPOINT, target=target, format_type=config.format_type)
-        with flink_failures():
+        with flink_failures(context.log):
             if (answer := self._ask(context, order)) is not None:
                 path, kept = self._savepoint_of(context, answer)
             else:
@@ -84,7 +84,7 @@ class JobOperations:
 
         target = self._target(context, config)
         order = Order(RequestKind.STOP, target=target, format_type=config.format_type, drain=config.drain)
-        with flink_failures():
+        with flink_failures(context.log):
             if (answer := self._ask(context, order)) is not None:
                 path, last = self._savepoint_of(context, answer)
             else:
@@ -115,7 +115,7 @@ class JobOperations:
         from dagster_flinkpy.checkpoint.requests import Order, RequestKind
 
         did = f"is rescaled to parallelism {config.parallelism}"
-        with flink_failures():
+        with flink_failures(context.log):
             answer = self._ask(context, Order(RequestKind.RESCALE, parallelism=config.parallelism))
             if answer is not None:
                 taken = self._checkpoint_of(context, answer)
@@ -136,7 +136,7 @@ class JobOperations:
         from dagster_flinkpy.checkpoint.stored_savepoints import savepoint_choices, savepoint_location
 
         job = self._location(context).child(self.job.job_id)
-        with flink_failures():
+        with flink_failures(context.log):
             try:
                 self._dispose(context, savepoint_location(config.savepoint_path, job))
             except RestoreError as error:
@@ -147,7 +147,7 @@ class JobOperations:
         from dagster_flinkpy.checkpoint.sweep import old_savepoints, sweep
 
         location = self._location(context).child(self.job.job_id)
-        with flink_failures():
+        with flink_failures(context.log):
             old: list[str] = []
             if config.savepoint_days is not None:
                 age = timedelta(days=config.savepoint_days)
@@ -175,7 +175,7 @@ class JobOperations:
         if (path := config.savepoint_path) is not None:
             inside = path.startswith("chk-") and "/" not in path
             location = job.child(path) if inside else savepoint_location(path, job)
-        with flink_failures():
+        with flink_failures(context.log):
             found = inspect_key(location, config.uid, config.state, config.key)
         checkpoint = found.checkpoint.checkpoint_id
         rows = ", ".join(f"{table.num_rows:,} of {name!r}" for name, table in found.states.items())
@@ -239,7 +239,7 @@ class JobOperations:
         self, context: OpExecutionContext, why: str, did: str, *, savepoint: str | None = None, **options: Any
     ) -> int:
         """Completes a checkpoint of restored state, from which later runs continue, and returns its id."""
-        with flink_failures(), self._attempt(context, why, **options) as attempt:
+        with flink_failures(context.log), self._attempt(context, why, **options) as attempt:
             epoch = attempt.commit_restored()
             token, stopped = attempt.token, attempt.stopped and not epoch.metadata.end_of_input
         what = f"Job {self.job.job_id} {did}, now its checkpoint {epoch.checkpoint_id}"

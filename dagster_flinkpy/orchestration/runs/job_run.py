@@ -69,7 +69,7 @@ class JobRun:
             Failure: A run of another code location is working on the job.
         """
         job, specs = assets.job, assets.specs
-        with flink_failures():
+        with flink_failures(context.log):
             refuse_other_location(context.instance, context.run, job.job_id, assets.keys)
         selected, own = context.selected_asset_keys, {spec.key for spec in specs.values()}
         others = [spec for spec in specs.values() if spec.key not in selected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Iterable
 from itertools import groupby
@@ -10,6 +11,8 @@ from dagster_flinkpy.datastream.connectors.base import CommitRequest, CommitRequ
 from dagster_flinkpy.errors import CommittableLostError, SinkCommitError
 
 __all__ = ["MAX_RETRIES", "commit_requests"]
+
+_log = logging.getLogger(__name__)
 
 MAX_RETRIES = 10
 """How often a committable is tried again (Flink: ``sink.committer.retries``)."""
@@ -47,7 +50,7 @@ def commit_requests(
     already = 0
     for _, group in groupby(sorted(requests, key=_order), key=lambda request: request.checkpoint_id):
         of_checkpoint = list(group)
-        _commit(committer, of_checkpoint, wait)
+        _commit(committer, of_checkpoint, sink, wait)
         already += sum(request.state is CommitRequestState.ALREADY_COMMITTED for request in of_checkpoint)
         # What a later attempt can mend is reported before what is lost for good.
         for state in (
@@ -61,7 +64,7 @@ def commit_requests(
     return already
 
 
-def _commit(committer: Committer, requests: list[CommitRequest], wait: Callable[[float], None]) -> None:
+def _commit(committer: Committer, requests: list[CommitRequest], sink: str, wait: Callable[[float], None]) -> None:
     pending = requests
     while pending:
         for request in pending:
@@ -69,7 +72,13 @@ def _commit(committer: Committer, requests: list[CommitRequest], wait: Callable[
         committer.commit(pending)
         pending = [r for r in pending if r.state is CommitRequestState.RETRY and r.number_of_retries < MAX_RETRIES]
         if pending:
-            wait(min(_FIRST_PAUSE * 2 ** pending[0].number_of_retries, _LONGEST_PAUSE))
+            first = pending[0]
+            pause = min(_FIRST_PAUSE * 2**first.number_of_retries, _LONGEST_PAUSE)
+            _log.warning(
+                "sink %r cannot commit its output of checkpoint %d now (try %d of %d); it tries again in %g s: %s",
+                *(sink, first.checkpoint_id, first.number_of_retries + 1, MAX_RETRIES + 1, pause, first.error),
+            )
+            wait(pause)
         for request in pending:
             request.number_of_retries += 1
 
