@@ -24,7 +24,11 @@ from tests.docs import reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-REFERENCE = ("common", "connectors", "datastream", "orchestration", "state_processor", "storage")
+REFERENCE = (
+    *("common", "connectors", "datastream", "datastream.state", "datastream.connectors.base"),
+    *("datastream.connectors.file_system", "datastream.connectors.kafka"),
+    *("orchestration", "state_processor", "storage"),
+)
 PAGES = {path.relative_to(DOCS).as_posix() for path in DOCS.glob("**/*.md")}
 
 
