@@ -1,4 +1,4 @@
-"""The vectorised built-in aggregations: rolling ones, and those over aligned event-time windows.
+"""The vectorised built-in aggregations: rolling ones, and those over aligned windows.
 
 State and timers have the same format as those of :class:`ReduceOperator` and :class:`WindowOperator`.
 """
@@ -25,7 +25,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows, create_window_operator
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
-from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, KeyedStateOperator, ReduceOperator
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator
 from dagster_flinkpy.runtime.operators.local_aggregate import window_fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -165,13 +165,13 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
 
 
 class WindowAggregateOperator(_AggregateOperator):
-    """Tumbling and sliding event-time windows with the default trigger."""
+    """Tumbling and sliding windows with the default trigger."""
 
     def __init__(self, context: OperatorContext, spec: WindowSpec, fold: ColumnFold) -> None:
         super().__init__(context, fold)
         self._windows = AlignedWindows(spec)
         self._size = self._windows.size
-        self._lateness, self._late_tag = spec.allowed_lateness, spec.late_tag
+        self._lateness, self._late_tag = self._windows.lateness, spec.late_tag
         function = spec.window_function
         self._with_key = isinstance(function, WithKeyAndWindow)
         self._key_fields = function.key_fields if isinstance(function, WithKeyAndWindow) else 0
@@ -180,13 +180,13 @@ class WindowAggregateOperator(_AggregateOperator):
         descriptor = ValueStateDescriptor("window-contents", fold.state_type)
         kind: Any = "REDUCING" if spec.aggregate is None else "AGGREGATING"
         self._state = self.backend.get_columns(descriptor, kind, windows)
-        self._timers = self.backend.get_column_timers(EVENT_TIMERS, windows)
+        self._timers = self.backend.get_column_timers(self._windows.timers, windows)
 
     # --- records -----------------------------------------------------------------------------------------------------
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
-        times = batch.timestamps
+        times, watermark = self._windows.times(batch, self.context)
         timeless = np.flatnonzero(times == NO_TIMESTAMP)
         if len(timeless):
             record = batch.column[int(timeless[0])].as_py()
@@ -195,8 +195,8 @@ class WindowAggregateOperator(_AggregateOperator):
             )
             raise self.user_error(error, "window")
         slots = self.backend.touch_column(keys.column, keys.hashes)
-        rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), self.context.watermark)
-        self._skip(batch, rows)
+        rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), watermark)
+        self._skip(batch, self._windows.late(rows, times, watermark))
         if not len(rows):
             return
         cells, slots = self._cells(slots[rows], starts), slots[rows]
@@ -204,7 +204,7 @@ class WindowAggregateOperator(_AggregateOperator):
             accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
             fired = np.zeros(len(rows), dtype=np.bool_)
             if some_fired:
-                fired = starts + (self._size - 1) <= self.context.watermark
+                fired = starts + (self._size - 1) <= watermark
             if fired.any():
                 new = np.flatnonzero(~self._state.contains(cells))
                 self._add_late(batch, accumulators, rows[fired], starts[fired], cells[fired])
@@ -223,9 +223,8 @@ class WindowAggregateOperator(_AggregateOperator):
         cells, _ = self._state.cells.of(slots, np.array(ids, dtype=np.int64)[codes])
         return cells
 
-    def _skip(self, batch: StreamBatch, taken: Cells) -> None:
+    def _skip(self, batch: StreamBatch, late: npt.NDArray[np.bool_]) -> None:
         """Counts or emits late records."""
-        late = self._windows.late(taken, batch.timestamps, self.context.watermark)
         assert not (batch.combined and late.any()), "a record that might be late was combined with others"
         if self._late_tag is None:
             self._late += int(late.sum())
@@ -257,9 +256,17 @@ class WindowAggregateOperator(_AggregateOperator):
     # --- timers ------------------------------------------------------------------------------------------------------
 
     def on_watermark(self, watermark: int) -> None:
+        if self._windows.event_time:
+            self._advance_to(watermark)
+
+    def on_processing_time(self, now: int) -> None:
+        if not self._windows.event_time:
+            self._advance_to(now - 1)
+
+    def _advance_to(self, until: int) -> None:
         if not self._has_keys:
             return
-        for time, (start, end), slots in self._timers.advance_to(watermark):
+        for time, (start, end), slots in self._timers.advance_to(until):
             assert self._state.cells is not None
             (number,) = self._state.cells.namespace_ids([(start, end)])
             cells, _ = self._state.cells.of(slots, np.full(len(slots), number))

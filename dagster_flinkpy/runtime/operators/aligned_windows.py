@@ -1,4 +1,4 @@
-"""Tumbling and sliding event-time windows with the default trigger: a batch is added window by window.
+"""Tumbling and sliding windows with the default trigger: a batch is added window by window.
 
 The timers are in columns, and Python runs per record only for the user's function.
 """
@@ -14,18 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
+from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
 from dagster_flinkpy.datastream.window import (
     EventTimeTrigger,
     MergingWindowAssigner,
+    ProcessingTimeTrigger,
     SlidingEventTimeWindows,
+    SlidingProcessingTimeWindows,
     TimeWindow,
     TumblingEventTimeWindows,
+    TumblingProcessingTimeWindows,
 )
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.count_windows import CountWindowOperator
-from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS
+from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.operators.window_operator import MergingWindowOperator, WindowOperator
@@ -34,6 +37,14 @@ from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
 __all__ = ["AlignedWindows", "create_window_operator"]
 
 Ints = npt.NDArray[np.int64]
+
+_ASSIGNERS: dict[type, type] = {
+    TumblingEventTimeWindows: EventTimeTrigger,
+    SlidingEventTimeWindows: EventTimeTrigger,
+    TumblingProcessingTimeWindows: ProcessingTimeTrigger,
+    SlidingProcessingTimeWindows: ProcessingTimeTrigger,
+}
+"""The assigners, and their default triggers."""
 
 
 def create_window_operator(context: OperatorContext, spec: WindowSpec) -> WindowOperator:
@@ -59,14 +70,24 @@ class AlignedWindows:
     def __init__(self, spec: WindowSpec) -> None:
         assigner: Any = spec.assigner
         self.size, self._offset = assigner.size, assigner.offset
-        self._slide = assigner.slide if isinstance(assigner, SlidingEventTimeWindows) else assigner.size
-        self._lateness = spec.allowed_lateness
+        self._slide = getattr(assigner, "slide", self.size)
+        self.event_time = assigner.is_event_time()
+        self.lateness = spec.allowed_lateness if self.event_time else 0
+        self.timers = EVENT_TIMERS if self.event_time else PROCESSING_TIMERS
 
     @staticmethod
     def has(spec: WindowSpec) -> bool:
-        """Returns whether windows are tumbling or sliding ones of event time, with the default trigger."""
-        aligned = type(spec.assigner) in (TumblingEventTimeWindows, SlidingEventTimeWindows)
-        return aligned and type(spec.trigger) is EventTimeTrigger
+        """Returns whether windows are tumbling or sliding ones with the default trigger."""
+        return type(spec.trigger) is _ASSIGNERS.get(type(spec.assigner))
+
+    def times(self, batch: StreamBatch, context: OperatorContext) -> tuple[Ints, int]:
+        """Returns the times that decide about the windows of records, and the time until which windows are over.
+
+        In processing time, all records of a batch come at one time, and no window is over before its timer fires.
+        """
+        if self.event_time:
+            return batch.timestamps, context.watermark
+        return np.full(len(batch), context.job.clock.now()), MIN_WATERMARK
 
     def of(self, times: Ints) -> tuple[Ints, Ints]:
         """Returns rows and the starts of their windows, the newest window of a row first."""
@@ -85,13 +106,13 @@ class AlignedWindows:
         if fired_before:
             is_open = self.ends(starts) > watermark
             rows, starts = rows[is_open], starts[is_open]
-            fired_before = bool(self._lateness) and len(starts) > 0
+            fired_before = bool(self.lateness) and len(starts) > 0
         return rows, starts, fired_before
 
     def ends(self, starts: Ints) -> Ints:
         """Returns the times at which windows are over, at most the greatest possible watermark."""
         lasts = starts + (self.size - 1)
-        return np.where(lasts > MAX_WATERMARK - self._lateness, MAX_WATERMARK, lasts + self._lateness)
+        return np.where(lasts > MAX_WATERMARK - self.lateness, MAX_WATERMARK, lasts + self.lateness)
 
     def late(self, rows: Ints, times: Ints, watermark: int) -> npt.NDArray[np.bool_]:
         """Returns which records are late, if ``rows`` are those with open windows.
@@ -100,27 +121,28 @@ class AlignedWindows:
         """
         skipped = np.ones(len(times), dtype=np.bool_)
         skipped[rows] = False
-        late: npt.NDArray[np.bool_] = skipped & (times + self._lateness <= watermark)
+        late: npt.NDArray[np.bool_] = skipped & (times + self.lateness <= watermark)
         return late
 
 
 class AlignedWindowOperator(WindowOperator):
-    """Tumbling and sliding event-time windows with the default trigger."""
+    """Tumbling and sliding windows with the default trigger."""
 
     shared_windows = True
 
     def __init__(self, context: OperatorContext, spec: WindowSpec) -> None:
-        super().__init__(context, spec)
         self._windows = AlignedWindows(spec)
+        super().__init__(context, spec)
 
     def _open_timers(self) -> None:
-        self._column_timers = self.backend.get_column_timers(EVENT_TIMERS, self._codec.namespace_type)
-        self._restore_processing_timers()
+        self._column_timers = self.backend.get_column_timers(self._windows.timers, self._codec.namespace_type)
+        if self._event_time:
+            self._restore_processing_timers()
 
     # --- records -----------------------------------------------------------------------------------------------------
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
-        keys, times, watermark = self.bind(batch), batch.timestamps, self.context.watermark
+        keys, (times, watermark) = self.bind(batch), self._windows.times(batch, self.context)
         slots = self.backend.touch_column(keys.column, keys.hashes)
         self.backend.key_context.slot = None  # an error before the first record has no key
         if not len(times):
@@ -187,9 +209,19 @@ class AlignedWindowOperator(WindowOperator):
     # --- timers ------------------------------------------------------------------------------------------------------
 
     def on_watermark(self, watermark: int) -> None:
+        if self._event_time:
+            self._advance_to(watermark)
+
+    def on_processing_time(self, now: int) -> None:
+        if self._event_time:
+            super().on_processing_time(now)
+        else:
+            self._advance_to(now - 1)
+
+    def _advance_to(self, until: int) -> None:
         if not self._has_keys:
             return
-        for time, namespace, slots in self._column_timers.advance_to(watermark):
+        for time, namespace, slots in self._column_timers.advance_to(until):
             window = TimeWindow(*namespace)
             self._contents.set_current_namespace(window)
             try:

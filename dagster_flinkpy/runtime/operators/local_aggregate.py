@@ -44,7 +44,8 @@ def window_fold_of(spec: WindowSpec) -> ColumnFold | None:
 def local_aggregate_of(spec: OperatorSpec) -> LocalAggregate | None:
     """Returns the first phase of an operator whose results do not show how its records were combined, or None."""
     if isinstance(spec, WindowSpec):
-        fold = window_fold_of(spec)
+        # In processing time, a record is in the window of the time at which the operator gets it.
+        fold = window_fold_of(spec) if spec.assigner.is_event_time() else None
     elif isinstance(spec, ReduceSpec) and (spec.final_only or spec.mini_batch):
         fold = fold_of(spec.function, spec.type_info, spec.type_info)
     elif isinstance(spec, RollingAggregateSpec) and spec.mini_batch:
