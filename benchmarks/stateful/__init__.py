@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ def run(
     names: Iterable[str] = tuple(PROGRAMS),
     events: int = EVENTS,
     rounds: int = ROUNDS,
-) -> Lines:
-    """Returns the rates of each program, and the ratios to those of the peers.
+) -> Iterator[dict[str, Any]]:
+    """Yields the rates of each program, and the ratios to those of the peers.
 
     Args:
         peers: Names of :data:`~benchmarks.stateful.peers.PEERS` that begin with one of these run, too.
@@ -47,14 +47,14 @@ def run(
         folder = Path(temporary)
         small = Input(folder / "small", CHECKED_EVENTS, CHECKED_KEYS, CHECKED_PER_SLICE, step=CHECKED_STEP)
         rates = _ours(folder, small, names, events, rounds)
-        lines = [each for name in names for each in _rates(name, rates[name], _settings(events, rounds))]
+        for name in names:
+            yield from _rates(name, rates[name], _settings(events, rounds))
         for peer in PEERS:
             if not peer.name.startswith(tuple(peers)) or not peers:
                 continue
-            for name in names:
+            for name in filter(peer.programs.__contains__, names):
                 theirs = measure(peer, name, folder, small, parquet_rows(folder / "small" / name / "output"), KEYS)
-                lines += _versus(peer, name, rates[name], theirs, _settings(events, rounds))
-    return lines
+                yield from _versus(peer, name, rates[name], theirs, _settings(events, rounds))
 
 
 def _ours(folder: Path, small: Input, names: Iterable[str], events: int, rounds: int) -> dict[str, Rates]:

@@ -53,6 +53,7 @@ class Peer:
         settings: How it is tuned; the script gets them.
         lengths: Events of the two runs whose difference counts.
         bars: How many times its rate ours must be, by kind of program.
+        programs: The programs that it has.
         open_at_end: Whether it writes sessions that are open when the input ends. Otherwise only earlier ones count.
     """
 
@@ -63,6 +64,7 @@ class Peer:
     settings: dict[str, Any]
     lengths: tuple[int, int]
     bars: dict[str, float] = field(default_factory=lambda: {_PROCESS_FUNCTION: 40, _WINDOWS: 15})
+    programs: tuple[str, ...] = tuple(PROGRAMS)
     open_at_end: bool = True
 
     def python(self) -> str:
@@ -114,7 +116,21 @@ def _quix() -> Peer:
     return Peer("quix", what, "quix_programs.py", package, settings, lengths, bars, open_at_end=False)
 
 
-PEERS = (_pyflink("thread"), _pyflink("process"), _bytewax(1), _bytewax(2), _quix())
+def _spark() -> Peer:
+    store = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    settings = {
+        "spark.driver.memory": "4g",
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.streaming.stateStore.providerClass": store,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    }
+    programs = ("deduplicate", "top_n", "fraud", "features")
+    what = "Spark transformWithState"
+    return Peer("spark", what, "spark_programs.py", "", settings, (10_000, 40_000), programs=programs)
+
+
+PEERS = (_pyflink("thread"), _pyflink("process"), _bytewax(1), _bytewax(2), _quix(), _spark())
 
 
 def measure(peer: Peer, name: str, folder: Path, small: Input, wanted: Counter[tuple[Any, ...]], keys: int) -> Rates:
@@ -165,7 +181,7 @@ def _input(folder: Path, events: int, keys: int) -> Input:
 def _run(peer: Peer, order: dict[str, Any]) -> list[list[float]]:
     python = peer.python()
     environment = {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if not name.startswith("SPARK_")},  # of our own session
         VARIABLE: uuid.uuid4().hex,
         "PYTHONPATH": str(Path(__file__).parent),  # Flink's workers import the functions
         "JAVA_HOME": str(find_java_home()),

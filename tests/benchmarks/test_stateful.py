@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks.stateful import rules
+from benchmarks.stateful import peers, rules
 from benchmarks.stateful.checker import OutputDiffersError, check
 from benchmarks.stateful.input import FEATURES, Input, tables
+from benchmarks.stateful.processes import VARIABLE
 from benchmarks.stateful.programs import PROGRAMS, program
 from dagster_flinkpy.runtime.master.job import JobAttempt, JobConfig
 from dagster_flinkpy.storage import StorageLocation
@@ -118,6 +120,60 @@ def test_programs(name: str, source: Input, tmp_path: Path) -> None:
     wanted = expected(name)
     assert sum(wanted.values()) > 10
     assert written(tmp_path / "output") == wanted
+
+
+class Handle:
+    """Spark's handle of the state and timers of a processor, with one value per key, in memory."""
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        self.values: dict[Any, Any] = {}
+        self.timers: set[tuple[int, Any]] = set()
+
+    def getValueState(self, name: str, schema: str, ttl: int | None) -> Handle:
+        return self
+
+    def get(self) -> Any:
+        return self.values.get(self.key)
+
+    def update(self, value: Any) -> None:
+        self.values[self.key] = value
+
+    def clear(self) -> None:
+        self.values.pop(self.key, None)
+
+    def registerTimer(self, time: int) -> None:
+        self.timers.add((time, self.key))
+
+    def deleteTimer(self, time: int) -> None:
+        self.timers.remove((time, self.key))
+
+
+@pytest.mark.parametrize("name", ["deduplicate", "top_n", "fraud", "features"])
+def test_processors_of_spark(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In micro-batches; the rows of a key are in any order, and timers fire after a micro-batch."""
+    from pyspark.sql import Row
+
+    monkeypatch.syspath_prepend(str(Path(peers.__file__).parent))
+    monkeypatch.setenv(VARIABLE, "test")
+    table, key, processor, _, _ = import_module("spark_programs").PROGRAMS[name]
+    handle, written, function = Handle(), Counter[tuple[Any, ...]](), processor()
+    function.init(handle)
+    rows = [Row(**row) for row in tables(EVENTS, KEYS, STEP)[table].to_pylist()]
+    for start in range(0, len(rows), 1_000):
+        batch = rows[start : start + 1_000]
+        watermark = batch[-1].time
+        by_key = defaultdict(list)
+        for row in reversed(batch):
+            by_key[row[key]].append(row)
+        for handle.key, own in by_key.items():
+            written.update(map(tuple, function.handleInputRows((handle.key,), iter(own), None)))
+        for timer in sorted(timer for timer in handle.timers if timer[0] <= watermark):
+            handle.timers.remove(timer)
+            handle.key = timer[1]
+            assert not list(function.handleExpiredTimer((handle.key,), None, None))
+    assert name != "fraud" or handle.timers
+    assert written == expected(name)
 
 
 def test_checker_names_what_differs() -> None:
