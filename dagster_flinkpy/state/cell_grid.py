@@ -49,7 +49,8 @@ _MOST = 2**31
 _FREE_PLACES = 8
 """Up to this many places per cell, a grid takes less memory than a hash index."""
 
-_SMALL = 1 << 16
+_SMALL = 1 << 18
+"""A grid of this many places is always worth its memory: one of many subtasks has few of the keys of a range."""
 
 
 class CellGrid:

@@ -258,6 +258,16 @@ def test_buffers_fill_up_for_each_target_by_itself() -> None:
     assert shuffle.received() == {1: ["y"]}
 
 
+@pytest.mark.parametrize("targets", [2, 16])
+def test_buffers_of_records_of_one_size_are_full_when_they_are_sent(targets: int) -> None:
+    shuffle = Shuffle(StreamPartitioner(PartitionerKind.REBALANCE), targets=targets, type_info=Types.LONG())
+    for _ in range(targets * 9):
+        shuffle.emit(*range(BUFFER_SIZE // 8 // 16))  # 16 bytes each with the timestamp, so 8 batches fill a buffer
+    sent = [row for row in shuffle.rows() if row.kind is Kind.BUFFER]
+    assert sorted(row.target for row in sent) == list(range(targets))
+    assert all(BUFFER_SIZE <= row.payload.size < 1.2 * BUFFER_SIZE for row in sent)
+
+
 def test_a_record_larger_than_a_buffer_travels_whole() -> None:
     shuffle = Shuffle(by_key(), type_info=Types.STRING())
     record = "ü" * (3 * BUFFER_SIZE)
