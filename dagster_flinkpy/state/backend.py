@@ -307,7 +307,7 @@ class ColumnarKeyedStateBackend:
             name,
             namespace_type=namespace_type,
             make_room=self._make_room,
-            touch=self._touch,
+            touch=self._touch_column,
         )
         self._check((True, name), timers)
         if name not in self._timers:

@@ -157,10 +157,10 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
             if not log.size:
                 del self._moments[time, namespace], self._logs[number]
             if len(slots):
-                return time, self._codec.decode_all([namespace])[0], slots[self._order(slots)]
+                return time, self._codec.decode_all([namespace])[0], slots[self._by_key(slots)]
         return None
 
-    def _order(self, slots: Cells) -> npt.NDArray[np.int64]:
+    def _by_key(self, slots: Cells) -> npt.NDArray[np.int64]:
         keys = self.keys.all()
         assert keys is not None
         return sort_order(keys.sort_keys[slots], [keys.column.take(pa.array(slots))])

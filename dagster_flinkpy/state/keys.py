@@ -214,9 +214,13 @@ class TouchedKeys:
     @property
     def current(self) -> Any:
         """The dict key of the current key."""
-        if self.slot >= len(self._encoded):
+        return self.encoded(self.slot)
+
+    def encoded(self, slot: int) -> Any:
+        """Returns the dict key of a slot."""
+        if slot >= len(self._encoded):
             self._name_slots()
-        return self._encoded[self.slot]
+        return self._encoded[slot]
 
     def current_key(self) -> Any:
         """Returns the current key, or None."""

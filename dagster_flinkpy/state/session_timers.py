@@ -17,12 +17,10 @@ from dagster_flinkpy.state.layout import hashes_of
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.session_table import Session, SessionTable, Timers, Window, stored_part
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
+from dagster_flinkpy.state.time_parts import TimeParts, Times, Values
 from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["SessionTimers"]
-
-Times = npt.NDArray[np.int64]
-Objects = npt.NDArray[np.object_]
 
 
 class SessionTimers(TimerTable[list[tuple[int, Session]]]):
@@ -54,6 +52,7 @@ class SessionTimers(TimerTable[list[tuple[int, Session]]]):
         make_room: Callable[[], None],
         touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], npt.NDArray[np.int64]],
     ) -> None:
+        self._parts = TimeParts(np.object_, _by_time)
         super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
         self._type = namespace_type
         self._sessions, self._touch = sessions, touch
@@ -91,35 +90,26 @@ class SessionTimers(TimerTable[list[tuple[int, Session]]]):
 
     @property
     def size(self) -> int:
-        return len(self._fresh) + sum(len(times) for times, _ in self._parts)
+        return len(self._fresh) + len(self._parts)
 
     def clear(self) -> None:
         super().clear()
         self._fresh_times: list[int] = []
         self._fresh: list[Session] = []
-        self._parts: list[tuple[Times, Objects]] = []  # Each in order of time, the largest first.
+        self._parts.clear()
 
     def _next(self, timestamp: int) -> list[tuple[int, Session]] | None:
         if self._fresh:
             times, sessions = np.array(self._fresh_times, dtype=np.int64), np.empty(len(self._fresh), dtype=object)
             sessions[:] = self._fresh
             self._fresh_times, self._fresh = [], []
-            self._add_part(times, sessions)
+            self._parts.add(times, sessions)
         if timestamp < MIN_TIME:
             return None
-        times_due: list[int] = []
-        due: list[Session] = []
-        left = []
-        for times, sessions in self._parts:
-            stop = int(np.searchsorted(times, timestamp, side="right"))
-            times_due += times[:stop].tolist()
-            due += sessions[:stop].tolist()
-            if stop < len(times):
-                left.append((times[stop:], sessions[stop:]))
-        self._parts = left
+        times, sessions = self._parts.take(timestamp)
         # The timers of a session that ended or has another end were deleted.
         lateness, over_at = self._sessions.lateness, self._sessions.over_at
-        pairs = zip(times_due, due, strict=True)
+        pairs = zip(times.tolist(), sessions.tolist(), strict=True)
         existing = [
             pair
             for pair in pairs
@@ -127,34 +117,12 @@ class SessionTimers(TimerTable[list[tuple[int, Session]]]):
         ]
         return self._in_order(existing) or None
 
-    def _add_part(self, times: Times, sessions: Objects) -> None:
-        # Merging parts of similar size keeps their number small, and sorts each timer only a few times.
-        while self._parts and len(self._parts[-1][0]) <= 2 * len(times):
-            more, others = self._parts.pop()
-            times, sessions = np.concatenate([more, times]), np.concatenate([others, sessions])
-        order = np.argsort(times)
-        self._parts.append((times[order], sessions[order]))
-
     def _in_order(self, due: list[tuple[int, Session]]) -> list[tuple[int, Session]]:
-        if len(due) < 2:
-            return due
-        keys = self.keys.all()
-        assert keys is not None
         times = np.array([time for time, _ in due], dtype=np.int64)
-        sort_keys = keys.sort_keys[[session.slot for _, session in due]]
-        order = np.lexsort((sort_keys, times))
-        tied = (times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])
-        if not tied.any():
-            return [due[i] for i in order.tolist()]
-        names = {slot: key for key, slot in self.keys.slots.items()}
-        rank = self.keys.codec.rank
-
-        def place(i: int) -> tuple[Any, ...]:
-            session = due[i][1]
-            return int(times[i]), int(sort_keys[i]), rank(names[session.slot]), session.window
-
-        # A session may be due twice.
-        return list(dict.fromkeys(due[i] for i in sorted(order.tolist(), key=place)))
+        slots = np.array([session.slot for _, session in due], dtype=np.int64)
+        order, tied = self._order(times, slots, lambda i: due[i][1].window)
+        ordered = [due[i] for i in order.tolist()]
+        return list(dict.fromkeys(ordered)) if tied else ordered  # A session may be due twice.
 
     def _changes(self) -> pa.Table | None:
         put: set[tuple[int, Window, int]] = set()
@@ -190,3 +158,8 @@ class SessionTimers(TimerTable[list[tuple[int, Session]]]):
 
 def _rows(session: Session, timers: Timers | None) -> set[tuple[int, Window, int]]:
     return set() if timers is None else {(session.slot, timers[0], time) for time in timers[1]}
+
+
+def _by_time(times: Times, sessions: Values) -> tuple[Times, Values]:
+    order = np.argsort(times)
+    return times[order], sessions[order]

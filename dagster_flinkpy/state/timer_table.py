@@ -121,6 +121,30 @@ class TimerTable(OverlayTable, Generic[Due]):
         schema = self.layout.local_schema
         return pa.table([arrays[name] for name in schema.names], schema=schema)
 
+    def _order(self, times: Indices, slots: Indices, namespace_of: Callable[[int], Any]) -> tuple[Indices, bool]:
+        """Returns the order in which timers fire, and whether the hashes of the keys leave it open.
+
+        Args:
+            times: The times, in milliseconds.
+            slots: The slots of the keys.
+            namespace_of: Returns the dict key of the namespace of a timer, given by its index.
+        """
+        keys = self.keys.all()
+        if len(times) < 2 or keys is None:
+            return np.arange(len(times)), False
+        sort_keys = keys.sort_keys[slots]
+        order = np.lexsort((sort_keys, times))
+        tied = bool(((times[order[1:]] == times[order[:-1]]) & (sort_keys[order[1:]] == sort_keys[order[:-1]])).any())
+        if tied:
+            ranks = [self._rank(int(times[i]), int(slots[i]), namespace_of(i)) for i in range(len(times))]
+            order = np.array(sorted(range(len(times)), key=ranks.__getitem__))
+        return order, tied
+
+    def _rank(self, time: int, slot: int, namespace: Any) -> Any:
+        """Returns the place of a timer in the order of firing."""
+        keys, codec = self.keys, self._namespace_codec
+        return time, keys.sort_keys[slot], keys.codec.rank(keys.encoded(slot)), codec and codec.rank(namespace)
+
     def _fired(self, before: int) -> None:
         """Records that the stored timers before a time have fired."""
         self._fired_before = max(self._fired_before, before)

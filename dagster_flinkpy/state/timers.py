@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import heapq
+from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from dagster_flinkpy.common.typeinfo import TypeInformation
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.state.handles import RunHandle
 from dagster_flinkpy.state.keys import TouchedKeys
-from dagster_flinkpy.state.layout import SortKeys
+from dagster_flinkpy.state.layout import distinct_rows, hashes_of
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
+from dagster_flinkpy.state.time_parts import TimeParts
 from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["TimerQueue"]
 
-_TimerId = tuple[int, Any, Any]
-"""Time, dict key of the key, dict key of the namespace."""
-_Entry = tuple[int, int, Any, Any, _TimerId]
-"""Time, sort key, rank of the key, rank of the namespace: the order of firing; and the timer."""
+Times = npt.NDArray[np.int64]
+Cells = npt.NDArray[np.int64]
+"""The slot of a key in the lower 32 bits, the number of a namespace above. Inverted (``~``) if a timer is deleted."""
+_SLOT_BITS = 32
+_SLOT = (1 << _SLOT_BITS) - 1
+_Timer = tuple[int, int]
+"""Time and cell."""
 
 
 class TimerQueue(TimerTable[tuple[int, Any, Any]]):
     """The timers of one name. Time, key and namespace identify a timer; registering it twice makes one timer.
 
-    Only changed timers and the next due timers are in memory. Stored timers are read when they are due.
+    Only changed timers and the next due timers are in memory. Stored timers are read when they are due. A change is
+    only written down; changes are brought in order together when timers fire, and the last change of a timer counts.
 
     Timers fire one by one: time, key and namespace, in order of time, then key group, key hash, key and namespace. The
     order does not depend on the parallelism or on where epochs end. A timer's key is the current one when it fires.
@@ -41,7 +48,7 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         name: The name of the queue.
         namespace_type: The type of the namespaces, or None for timers without one.
         make_room: Frees memory in the backend, if needed, before due keys are touched.
-        touch: Reads the state of keys into the overlay.
+        touch: Reads the state of keys, given with their hashes, into the overlay and returns their slots.
     """
 
     def __init__(
@@ -53,12 +60,18 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         *,
         namespace_type: TypeInformation | None,
         make_room: Callable[[], None],
-        touch: Callable[[Sequence[Any], pa.Array[Any], SortKeys], object],
+        touch: Callable[[pa.Array[Any], npt.NDArray[np.int32]], npt.NDArray[np.int64]],
     ) -> None:
         self._touch = touch
-        self._changed: dict[_TimerId, bool] = {}  # Whether the timer exists.
-        self._heap: list[_Entry] = []  # May contain deleted timers, and a timer twice.
+        self._log_times, self._log_cells = array("q"), array("q")
+        """The changes that are not in order yet."""
+        self._parts = TimeParts(np.int64, _latest)
+        """Earlier changes."""
         super().__init__(keys, files, handles, name, namespace_type=namespace_type, make_room=make_room)
+
+    def set_current_namespace(self, namespace: Any) -> None:
+        super().set_current_namespace(namespace)
+        self._space = self._number(self._namespace) << _SLOT_BITS
 
     def register(self, timestamp: int) -> None:
         """Registers a timer for the current key and namespace.
@@ -69,70 +82,191 @@ class TimerQueue(TimerTable[tuple[int, Any, Any]]):
         Raises:
             ConfigurationError: The time is not a 64-bit int.
         """
-        timer = self._timer(timestamp)
-        if not self._changed.get(timer):
-            self._changed[timer] = True
-            heapq.heappush(self._heap, self._entry(timer, self.keys.sort_keys[self.keys.slot]))
+        if type(timestamp) is bool:
+            raise self._rejected(timestamp)
+        try:
+            self._log_cells.append(self._space + self.keys.slot)
+            self._log_times.append(timestamp)
+        except (TypeError, OverflowError):
+            raise self._rejected(timestamp) from None
 
     def delete(self, timestamp: int) -> None:
         """Deletes a timer of the current key and namespace. A timer that does not exist is ignored."""
-        self._changed[self._timer(timestamp)] = False
+        if type(timestamp) is bool:
+            raise self._rejected(timestamp)
+        try:
+            self._log_cells.append(~(self._space + self.keys.slot))
+            self._log_times.append(timestamp)
+        except (TypeError, OverflowError):
+            raise self._rejected(timestamp) from None
 
     @property
     def size(self) -> int:
-        return len(self._heap) + len(self._changed)
+        return len(self._log_times) + len(self._parts) + len(self._due) + len(self._past_times)
 
     def clear(self) -> None:
         super().clear()
-        self._changed.clear()
-        self._heap.clear()
-
-    def _changes(self) -> pa.Table | None:
-        slots = [self.keys.slots[key] for _, key, _ in self._changed]
-        cells: list[Any] = slots
-        if self._namespace_codec is not None:
-            cells = [(slot, namespace) for slot, (_, _, namespace) in zip(slots, self._changed, strict=True)]
-        times = [time for time, _, _ in self._changed]
-        return self._delta(cells, {"time": times}, [not exists for exists in self._changed.values()])
+        del self._log_times[:], self._log_cells[:]
+        self._parts.clear()
+        self._stored: tuple[Times, Cells] | None = None  # Timers from storage that are due.
+        self._past_times, self._past_cells = array("q"), array("q")  # Timers that were due, and may be in storage.
+        self._namespaces, self._numbers = [self._namespace], {self._namespace: 0}
+        self._space = 0
+        self._firing: int | None = None  # Timers up to this time are firing.
+        self._due: list[_Timer] = []  # The next one is the last.
+        self._added: list[tuple[Any, _Timer]] = []  # A heap of those registered while firing, with their places.
+        self._dropped: set[_Timer] = set()  # Those deleted while firing.
+        self._looked_at = 0  # Changes that do not concern the timers that fire.
 
     def _next(self, timestamp: int) -> tuple[int, Any, Any] | None:
-        while self._heap and self._heap[0][0] <= timestamp:
-            timer = heapq.heappop(self._heap)[-1]
-            while self._heap and self._heap[0][-1] == timer:
-                heapq.heappop(self._heap)
-            if self._changed.get(timer, True):
-                self._changed[timer] = False
-                time, key, namespace = timer
-                self.keys.select(key)
-                codec = self._namespace_codec
-                return time, self.keys.codec.decode_all([key])[0], codec and codec.decode_all([namespace])[0]
+        if timestamp != self._firing:
+            self._begin(timestamp)
+        elif self._looked_at < len(self._log_times):
+            self._change_due(timestamp)
+        while self._due or self._added:
+            timer = self._pop()
+            if timer in self._dropped:
+                self._dropped.discard(timer)
+                continue
+            time, cell = timer
+            self.keys.slot = cell & _SLOT
+            codec = self._namespace_codec
+            return (
+                time,
+                self.keys.current_key(),
+                codec and codec.decode_all([self._namespaces[cell >> _SLOT_BITS]])[0],
+            )
+        self._firing = None
         return None
 
-    def _timer(self, timestamp: int) -> _TimerId:
-        self.require_key()
-        if isinstance(timestamp, np.integer):
-            timestamp = int(timestamp)
-        if type(timestamp) is not int or not MIN_TIME <= timestamp <= MAX_TIME:
-            raise ConfigurationError(
-                f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}, but must be a 64-bit int, in "
-                "milliseconds"
-            )
-        return timestamp, self.keys.current, self._namespace
+    def _begin(self, timestamp: int) -> None:
+        """Finds the due timers."""
+        self._settle()
+        if timestamp < MIN_TIME:
+            return
+        times, cells = self._parts.take(timestamp)
+        if self._stored is not None:  # Changes that were made in the meantime take precedence.
+            before, stored = self._stored
+            times, cells = _latest(np.concatenate([before, times]), np.concatenate([stored, cells]))
+            self._stored = None
+        if not len(times):
+            return
+        if len(self.runs):
+            self._past_times.frombytes(times.tobytes())
+            self._past_cells.frombytes(np.minimum(cells, ~cells).tobytes())
+        exist = cells >= 0
+        times, cells = times[exist], cells[exist]
+        order, _ = self._order(times, cells & _SLOT, lambda i: self._namespaces[cells[i] >> _SLOT_BITS])
+        self._due = list(zip(times[order[::-1]].tolist(), cells[order[::-1]].tolist(), strict=True))
+        self._firing, self._looked_at = timestamp, len(self._log_times)
 
-    def _entry(self, timer: _TimerId, sort_key: int) -> _Entry:
-        time, key, namespace = timer
-        codec = self._namespace_codec
-        return time, sort_key, self.keys.codec.rank(key), codec and codec.rank(namespace), timer
+    def _change_due(self, timestamp: int) -> None:
+        """Looks for changes that were made while firing, and makes those of timers that are due."""
+        i = self._looked_at
+        while i < len(self._log_times):
+            if self._log_times[i] > timestamp:
+                i += 1
+                continue
+            time, cell = self._log_times.pop(i), self._log_cells.pop(i)
+            timer = time, max(cell, ~cell)
+            if len(self.runs):
+                self._past_times.append(time)
+                self._past_cells.append(min(cell, ~cell))
+            if cell < 0:
+                self._dropped.add(timer)
+            else:
+                self._dropped.discard(timer)
+                heapq.heappush(self._added, (self._place(timer), timer))
+        self._looked_at = i
+
+    def _pop(self) -> _Timer:
+        """Removes and returns the next timer."""
+        if not self._added:
+            return self._due.pop()
+        if self._due and self._place(self._due[-1]) < self._added[0][0]:
+            return self._due.pop()
+        timer = heapq.heappop(self._added)[1]
+        while self._added and self._added[0][1] == timer:
+            heapq.heappop(self._added)
+        if self._due and self._due[-1] == timer:
+            self._due.pop()
+        return timer
+
+    def _place(self, timer: _Timer) -> Any:
+        time, cell = timer
+        return self._rank(time, cell & _SLOT, self._namespaces[cell >> _SLOT_BITS])
+
+    def _settle(self) -> None:
+        """Brings the changes in order."""
+        left = [*self._due, *(timer for _, timer in self._added)]
+        if left:  # Those who fired them have stopped.
+            kept = [timer for timer in left if timer not in self._dropped]
+            self._log_times[:0] = array("q", [time for time, _ in kept])
+            self._log_cells[:0] = array("q", [cell for _, cell in kept])
+        self._due, self._added, self._firing = [], [], None
+        self._dropped.clear()
+        if self._log_times:
+            self._parts.add(np.array(self._log_times, dtype=np.int64), np.array(self._log_cells, dtype=np.int64))
+            del self._log_times[:], self._log_cells[:]
+
+    def _changes(self) -> pa.Table | None:
+        self._settle()
+        times, cells = self._parts.take(MAX_TIME)
+        if self._past_times:
+            past = np.array(self._past_times, dtype=np.int64), np.array(self._past_cells, dtype=np.int64)
+            times, cells = _latest(np.concatenate([past[0], times]), np.concatenate([past[1], cells]))
+        if not len(self.runs):  # There is nothing to delete.
+            times, cells = times[cells >= 0], cells[cells >= 0]
+        deleted, cells = cells < 0, np.maximum(cells, ~cells)
+        namespaces = None
+        if self.namespace_type is not None and self._namespace_codec is not None:
+            used, codes = np.unique(cells >> _SLOT_BITS, return_inverse=True)
+            known = self._namespace_codec.decode_all([self._namespaces[number] for number in used.tolist()])
+            namespaces = self.namespace_type.to_arrow(list(known)).take(pa.array(codes))
+        return self._table(cells & _SLOT, times, namespaces, deleted)
+
+    def _rejected(self, timestamp: Any) -> ConfigurationError:
+        """Takes back half of a change, and returns the error to raise."""
+        self.require_key()
+        del self._log_cells[len(self._log_times) :]
+        return ConfigurationError(
+            f"timer of key {self.keys.current_key()!r}: its time is {timestamp!r}, but must be a 64-bit int, in "
+            "milliseconds"
+        )
 
     def _fill(self, table: pa.Table) -> None:
-        column = table.column("key").combine_chunks()
-        sort_keys = table.column("sort_key").to_numpy()
-        keys = self.layout.key_type.from_arrow(column)
-        self._touch(keys, column, sort_keys)
-        namespaces: Sequence[Any] = [None] * len(table)
+        slots = self._touch(table.column("key").combine_chunks(), hashes_of(table.column("sort_key").to_numpy()))
         if self.namespace_type is not None and self._namespace_codec is not None:
-            stored = self.namespace_type.from_arrow(table.column("namespace").combine_chunks())
-            namespaces = self._namespace_codec.encode_all(stored)
-        timers = zip(table.column("time").to_pylist(), self.keys.codec.encode_all(keys), namespaces, strict=True)
-        self._heap += [self._entry(timer, key) for timer, key in zip(timers, sort_keys.tolist(), strict=True)]
-        heapq.heapify(self._heap)
+            column = table.column("namespace").combine_chunks()
+            first, codes = distinct_rows(column)
+            known = self._namespace_codec.encode_all(self.namespace_type.from_arrow(column.take(pa.array(first))))
+            slots |= np.array([self._number(namespace) << _SLOT_BITS for namespace in known], dtype=np.int64)[codes]
+        self._stored = table.column("time").to_numpy(), slots
+
+    def _number(self, namespace: Any) -> int:
+        """Returns the number of a namespace, given by its dict key."""
+        number = self._numbers.get(namespace)
+        if number is None:
+            number = self._numbers[namespace] = len(self._namespaces)
+            self._namespaces.append(namespace)
+        return number
+
+
+def _latest(times: Times, cells: Cells) -> tuple[Times, Cells]:
+    """Returns the last change of each timer, in order of time."""
+    order = np.argsort(times, kind="stable")
+    times, cells = times[order], cells[order]
+    timers = np.maximum(cells, ~cells)
+    new_time, new_timer = times[1:] != times[:-1], timers[1:] != timers[:-1]
+    if (mixed := new_timer & ~new_time).any():
+        # Where several timers have the same time, the changes of each are brought together.
+        groups = np.concatenate([[0], np.cumsum(new_time)])
+        several = np.zeros(int(groups[-1]) + 1, dtype=np.bool_)
+        several[groups[1:][mixed]] = True
+        rows = np.flatnonzero(several[groups])
+        cells[rows] = cells[rows[np.lexsort((timers[rows], groups[rows]))]]
+        timers = np.maximum(cells, ~cells)
+        new_timer = timers[1:] != timers[:-1]
+    last = np.ones(len(times), dtype=np.bool_)
+    last[:-1] = new_time | new_timer
+    return times[last], cells[last]

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.state import ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError
 from dagster_flinkpy.key_groups import KeyGroupRange
+from dagster_flinkpy.key_hashes import java_hash_code
 from dagster_flinkpy.state import timer_table
+from dagster_flinkpy.state.time_order import MAX_TIME, MIN_TIME
+from tests.examples import examples
 from tests.state.conftest import MakeBackend, groups_of, touch
 
 LONG = Types.LONG()
@@ -147,3 +153,73 @@ def test_timers_need_a_current_key(make_backend: MakeBackend) -> None:
         timers.register(1)
     with pytest.raises(ConfigurationError, match="no namespace"):
         timers.set_current_namespace((0, 1))
+
+
+@pytest.mark.parametrize("wrong", [1.0, None, "1", True, 1 << 63, -(1 << 63) - 1])
+def test_a_wrong_time_is_rejected_and_leaves_nothing(make_backend: MakeBackend, wrong: Any) -> None:
+    backend = make_backend(key_type=LONG)
+    timers = backend.get_timers("t")
+    for key, change in ((1, timers.register), (2, timers.delete)):
+        backend.set_current_key(key)
+        with pytest.raises(ConfigurationError, match=f"timer of key {key}: its time is .*64-bit int"):
+            change(wrong)
+    backend.set_current_key(3)
+    timers.register(np.int64(5))  # type: ignore[arg-type]
+    timers.register(MAX_TIME)
+    timers.register(MIN_TIME)
+    assert fire(timers, 5) == [(MIN_TIME, 3), (5, 3)]
+    assert fire(make_backend(backend.snapshot(), key_type=LONG).get_timers("t"), MAX_TIME) == [(MAX_TIME, 3)]
+
+
+WINDOWS = Types.TUPLE([LONG, LONG])
+KEYS = ["a", "b", "Aa", "BB"]  # The last two have one hash.
+PLACES = {
+    key: (group, java_hash_code(key), key)
+    for key, group in zip(KEYS, groups_of(Types.STRING(), KEYS).tolist(), strict=True)
+}
+CHANGE = st.tuples(
+    st.sampled_from(KEYS), st.integers(0, 3), st.integers(0, 12), st.sampled_from([True, True, True, False])
+)
+STEP = st.tuples(st.lists(CHANGE, max_size=8), st.integers(0, 12), st.lists(CHANGE, max_size=6), st.booleans())
+
+
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(STEP, min_size=1, max_size=6),
+    namespaces=st.booleans(),
+    small=st.booleans(),
+    at_once=st.sampled_from([1, 65_536]),
+)
+def test_timers_fire_like_those_of_a_sorted_set(
+    make_backend: MakeBackend, steps: Any, namespaces: bool, small: bool, at_once: int
+) -> None:
+    """Each timer that fires changes another one, maybe one that is due, too, or one that has fired."""
+    options: dict[str, Any] = {"key_type": Types.STRING(), "overlay_rows": 0 if small else 1_000_000}
+    kind = WINDOWS if namespaces else None
+    backend = make_backend(None, **options)
+    timers = backend.get_timers("t", kind)
+    model: set[tuple[int, Any, Any]] = set()
+
+    def change(key: str, window: int, time: int, register: bool) -> None:
+        backend.set_current_key(key)
+        if namespaces:
+            timers.set_current_namespace((window, 9))
+        (timers.register if register else timers.delete)(time)
+        (model.add if register else model.discard)((time, PLACES[key], (window, 9) if namespaces else None))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timer_table, "LOAD_TIMERS", at_once)
+        for changes, until, while_firing, restore in steps:
+            for each in changes:
+                change(*each)
+            for time, key, window in timers.advance_to(until):
+                assert backend.key_context.current_key() == key
+                first = min(model)
+                assert (time, PLACES[key], window) == first
+                model.remove(first)
+                if while_firing:
+                    change(*while_firing.pop())
+            assert not model or min(model)[0] > until
+            if restore:
+                backend = make_backend(backend.snapshot(), **options)
+                timers = backend.get_timers("t", kind)

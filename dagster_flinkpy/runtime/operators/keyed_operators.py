@@ -216,7 +216,7 @@ class KeyedOperator(KeyedStateOperator):
         return each_int(slots)
 
     def due_timers(self, watermark: int) -> Iterable[tuple[int, Any, Any]]:
-        """Yields time, key and namespace of the timers up to the watermark, in order of time."""
+        """Yields time, key and namespace of the timers up to the watermark, in order of time, with its key current."""
         return self.timers.advance_to(watermark) if self._has_keys else ()
 
     @property
@@ -227,7 +227,7 @@ class KeyedOperator(KeyedStateOperator):
         return self._processing_timers
 
     def due_processing_timers(self, now: int) -> Iterable[tuple[int, Any, Any]]:
-        """Yields time, key and namespace of the timers before ``now``, in order of time."""
+        """Yields time, key and namespace of the timers before ``now``, in order of time, with its key current."""
         timers = self._processing_timers
         return () if timers is None or not self._has_keys else timers.advance_to(now - 1)
 
@@ -270,13 +270,13 @@ class KeyedProcessOperator(KeyedOperator):
 
     def _fire(self, timers: Iterable[tuple[int, Any, Any]], domain: TimeDomain) -> None:
         on_timer, collect, record = self.function.on_timer, self.collector.collect, self._record
-        set_key = self.backend.set_current_key
         record.domain = domain
         for timestamp, key, _ in timers:
-            set_key(key)
             record.time = timestamp
             try:
-                collect(on_timer(timestamp, record), timestamp)
+                results = on_timer(timestamp, record)
+                if results is not None:
+                    collect(results, timestamp)
             except USER_EXCEPTIONS as e:
                 raise self.user_error(e, "on_timer()", key=key) from e
         self.collector.flush()
@@ -333,7 +333,6 @@ class ReduceOperator(KeyedOperator):
             self.context.emit(None, result)
 
     def on_watermark(self, watermark: int) -> None:
-        for timestamp, key, _ in self.due_timers(watermark):
-            self.backend.set_current_key(key)
+        for timestamp, _, _ in self.due_timers(watermark):
             self.collector.collect((self._state.value(),), timestamp)
         self.collector.flush()

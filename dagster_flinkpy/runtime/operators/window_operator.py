@@ -169,7 +169,6 @@ class WindowOperator(KeyedOperator):
 
     def _on_timers(self, timers: Iterable[tuple[int, Any, Any]], on_time: Callable[..., Any], cleans: bool) -> None:
         for timestamp, key, namespace in timers:
-            self.backend.set_current_key(key)
             try:
                 self._on_timer(timestamp, self._codec.decode(namespace), on_time, cleans)
             except USER_EXCEPTIONS as e:
