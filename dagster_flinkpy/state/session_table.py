@@ -71,8 +71,8 @@ class SessionTable(OverlayTable):
         super().__init__(*args, **kwargs)
         self.lateness = lateness
         """Allowed lateness in milliseconds."""
-        self.by_slot: dict[int, list[Session]] = {}
-        """The sessions of each key that has any, in order of time. They do not touch each other."""
+        self.by_slot: list[list[Session] | None] = []
+        """The sessions of each key, in order of time; None if it has none. They do not touch each other."""
         self.has_values = False
         """Whether sessions have values, which :class:`SessionValues` stores."""
         self._changed: dict[Session, None] = {}
@@ -103,7 +103,7 @@ class SessionTable(OverlayTable):
         """Adds a session of a key, after those with a lower index; by default as the last one."""
         session = Session(slot, start, end, (start, end))
         self._live += 1
-        sessions = self.by_slot.get(slot)
+        sessions = self.by_slot[slot]
         if sessions is None:
             self.by_slot[slot] = [session]
         else:
@@ -119,7 +119,7 @@ class SessionTable(OverlayTable):
 
     def find(self, slot: int, window: Window) -> Session | None:
         """Returns the session of a key that is in flight as this window."""
-        sessions = self.by_slot.get(slot, [])
+        sessions = self.by_slot[slot] or []
         i = bisect_left(sessions, window[0], key=_start)
         return sessions[i] if i < len(sessions) and sessions[i].window == window else None
 
@@ -128,8 +128,9 @@ class SessionTable(OverlayTable):
         by_slot = self.by_slot
         for session in ended:
             sessions = by_slot[session.slot]
+            assert sessions is not None
             if len(sessions) == 1:
-                del by_slot[session.slot]
+                by_slot[session.slot] = None
             else:
                 sessions.remove(session)
         self.taken_out(ended)
@@ -148,6 +149,7 @@ class SessionTable(OverlayTable):
 
     def load(self, keys: KeySlots) -> None:
         assert self.map_key_type is not None
+        self.by_slot.extend([None] * len(keys.column))
         found: dict[int, dict[Window, Window]] = {}
         for match, slots, deleted, _ in self._find(keys):
             windows = self.map_key_type.from_arrow(match.run.take("map_key", match.rows))
@@ -229,7 +231,7 @@ class SessionValues(OverlayTable):
             for cell, gone, value in zip(cells, deleted, self._stored_values(match), strict=True):
                 found[cell] = None if gone else value
         for slot in {slot for slot, _ in found}:
-            for session in self._sessions.by_slot.get(slot, ()):
+            for session in self._sessions.by_slot[slot] or ():
                 session.value = found.get((slot, session.state_window))
 
     def clear(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
+from operator import attrgetter, sub
 from typing import Any
 
 import numpy as np
@@ -22,12 +25,14 @@ from dagster_flinkpy.state.timer_table import TimerTable
 
 __all__ = ["SessionTimers"]
 
+_slot, _end, _live = attrgetter("slot"), attrgetter("end"), attrgetter("live")
 
-class SessionTimers(TimerTable[list[tuple[int, Session]]]):
+
+class SessionTimers(TimerTable[tuple[list[int], list[Session]]]):
     """The timers of sessions: at the last millisecond, and when late records are no longer accepted.
 
     They are stored in the same form as those of :class:`TimerQueue`, and fire in the same order. They fire many at a
-    time. The caller notes in a session that it has fired, and removes those that are over.
+    time: times, and as many sessions. The caller notes in a session that it has fired, and removes those that are over.
 
     Args:
         keys: The touched keys of the backend.
@@ -94,35 +99,38 @@ class SessionTimers(TimerTable[list[tuple[int, Session]]]):
 
     def clear(self) -> None:
         super().clear()
-        self._fresh_times: list[int] = []
+        self._fresh_times = array("q")
         self._fresh: list[Session] = []
         self._parts.clear()
 
-    def _next(self, timestamp: int) -> list[tuple[int, Session]] | None:
+    def _next(self, timestamp: int) -> tuple[list[int], list[Session]] | None:
         if self._fresh:
-            times, sessions = np.array(self._fresh_times, dtype=np.int64), np.empty(len(self._fresh), dtype=object)
+            sessions = np.empty(len(self._fresh), dtype=object)
             sessions[:] = self._fresh
-            self._fresh_times, self._fresh = [], []
-            self._parts.add(times, sessions)
+            self._parts.add(np.array(self._fresh_times, dtype=np.int64), sessions)
+            self._fresh_times, self._fresh = array("q"), []
         if timestamp < MIN_TIME:
             return None
         times, sessions = self._parts.take(timestamp)
-        # The timers of a session that ended or has another end were deleted.
-        lateness, over_at = self._sessions.lateness, self._sessions.over_at
-        pairs = zip(times.tolist(), sessions.tolist(), strict=True)
-        existing = [
-            pair
-            for pair in pairs
-            if pair[1].live and (pair[0] == pair[1].end - 1 or (lateness and pair[0] == over_at(pair[1])))
-        ]
-        return self._in_order(existing) or None
+        times, sessions = self._existing(times, sessions)
+        slots = np.fromiter(map(_slot, sessions.tolist()), dtype=np.int64, count=len(sessions))
+        order, tied = self._order(times, slots, lambda i: sessions[i].window)
+        due = times[order].tolist(), sessions[order].tolist()
+        if tied:  # A session may be due twice.
+            pairs = dict.fromkeys(zip(*due, strict=True))
+            due = [time for time, _ in pairs], [session for _, session in pairs]
+        return due if len(times) else None
 
-    def _in_order(self, due: list[tuple[int, Session]]) -> list[tuple[int, Session]]:
-        times = np.array([time for time, _ in due], dtype=np.int64)
-        slots = np.array([session.slot for _, session in due], dtype=np.int64)
-        order, tied = self._order(times, slots, lambda i: due[i][1].window)
-        ordered = [due[i] for i in order.tolist()]
-        return list(dict.fromkeys(ordered)) if tied else ordered  # A session may be due twice.
+    def _existing(self, times: Times, sessions: Values) -> tuple[Times, Values]:
+        """Leaves out timers that were deleted, because their session ended or has another end."""
+        listed = sessions.tolist()
+        live = np.fromiter(map(_live, listed), dtype=np.bool_, count=len(listed))
+        last = np.fromiter(map(sub, map(_end, listed), repeat(1)), dtype=np.int64, count=len(listed))
+        exist = times == last
+        if lateness := self._sessions.lateness:
+            exist |= times == np.where(last > MAX_TIME - lateness, MAX_TIME, last + lateness)
+        exist &= live
+        return times[exist], sessions[exist]
 
     def _changes(self) -> pa.Table | None:
         put: set[tuple[int, Window, int]] = set()

@@ -63,7 +63,7 @@ class _Values(SessionContents):
     """One value, with the names of its fields."""
 
     def __init__(self, value_type: TypeInformation) -> None:
-        self._name_fields = value_type.name_fields
+        self._name_fields, self._named = value_type.name_fields, value_type.names_fields
 
     def merge(self, session: Session, other: Session) -> None:
         if session.value is None:
@@ -84,7 +84,8 @@ class _Accumulators(_Values):
 
     def add(self, session: Session, value: Any) -> None:
         held = session.value
-        session.value = self._name_fields(self._add(value, self._create() if held is None else held))
+        added = self._add(value, self._create() if held is None else held)
+        session.value = self._name_fields(added) if self._named else added
 
     def result(self, session: Session) -> Any:
         return None if session.value is None else self._function.get_result(session.value)

@@ -83,11 +83,11 @@ class SessionWindowOperator(WindowOperator):
     def process(self, input_index: int, batch: StreamBatch) -> None:
         records, keys, watermark = self.touch(batch), self.backend.key_context, self.context.watermark
         assign: Any = self._spec.assigner.assign_windows
-        context, gap = self._assigner, self._gap_of(batch)
+        context, gap, event_time = self._assigner, self._gap_of(batch), self._event_time
         add, touched = self._held.add, self._touched
-        begin, sessions_of = self._sessions.begin, self._sessions.by_slot.get
+        begin, by_slot = self._sessions.begin, self._sessions.by_slot
         passed, over = -inf, -inf
-        if self._event_time:
+        if event_time:
             passed = watermark + 1
             over = inf if watermark == MAX_WATERMARK else passed - self._spec.allowed_lateness
         session: Session | None
@@ -96,7 +96,7 @@ class SessionWindowOperator(WindowOperator):
             for slot, value, timestamp in records:
                 keys.slot = slot
                 start, end = (timestamp, timestamp + gap) if gap else assign(value, timestamp, context)[0]
-                sessions = sessions_of(slot)
+                sessions = by_slot[slot]
                 if sessions is None or start > sessions[-1].end:
                     session = begin(slot, start, end) if end > over else None
                 else:
@@ -104,7 +104,10 @@ class SessionWindowOperator(WindowOperator):
                     if start < session.start:
                         session = self._place(sessions, start, end, over)
                     elif end > session.end:
-                        self._move(session, session.start, end)
+                        if event_time:
+                            session.end = end
+                        else:
+                            self._move(session, session.start, end)
                 if session is None:
                     self._skip(value, timestamp)
                     continue
@@ -173,13 +176,12 @@ class SessionWindowOperator(WindowOperator):
         # The sessions that are due fire and end.
         together = self._spec.window_function is None and not self._sessions.lateness
         try:
-            for due in self._session_timers.advance_to(time):
+            for times, sessions in self._session_timers.advance_to(time):
                 if together:
-                    sessions = [session for _, session in due]
-                    self.collector.collect_each(self._results(sessions), [timestamp for timestamp, _ in due])
+                    self.collector.collect_each(self._results(sessions), times)
                     self._sessions.end(sessions)
                 else:
-                    for timestamp, session in due:
+                    for timestamp, session in zip(times, sessions, strict=True):
                         self._on_time(timestamp, session)
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "window function", key=self.backend.key_context.current_key()) from e
