@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["CellColumn", "Cells", "FixedColumn", "StructColumn", "VariableColumn", "grown", "make_column"]
+from dagster_flinkpy.common.typeinfo import TypeInformation
+
+__all__ = [
+    "CellColumn",
+    "Cells",
+    "FixedColumn",
+    "ObjectColumn",
+    "StructColumn",
+    "VariableColumn",
+    "grown",
+    "make_column",
+]
 
 Cells = npt.NDArray[np.int64]
 
@@ -31,6 +43,9 @@ class CellColumn(ABC):
     @abstractmethod
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         """Sets the values of some cells; if a cell repeats, its last value counts."""
+
+    def drop(self, cells: Cells) -> None:  # noqa: B027 - what nobody reads any more may stay
+        """Forgets the values of some cells."""
 
 
 def make_column(kind: pa.DataType) -> CellColumn:
@@ -158,6 +173,39 @@ class VariableColumn(CellColumn):
         values = self.take(used)
         self._rows[used] = np.arange(len(used))
         self._chunks, self._appended, self._live = [values], len(values), len(values)
+
+
+class ObjectColumn(CellColumn):
+    """Python values, for user functions.
+
+    Args:
+        kind: The type of the values.
+    """
+
+    def __init__(self, kind: TypeInformation) -> None:
+        self._kind = kind
+        self.values: list[Any] = []
+        """The value of each cell; None means no value."""
+
+    def grow(self, cells: int) -> None:
+        self.values.extend(repeat(None, cells - len(self.values)))
+
+    def get(self, cells: Cells) -> list[Any]:
+        """Returns the values of some cells, as they are."""
+        return list(map(self.values.__getitem__, cells.tolist()))
+
+    def take(self, cells: Cells) -> pa.Array[Any]:
+        return self._kind.to_arrow(self.get(cells))
+
+    def put(self, cells: Cells, values: pa.Array[Any]) -> None:
+        held = self.values
+        for cell, value in zip(cells.tolist(), self._kind.from_arrow(values), strict=True):
+            held[cell] = value
+
+    def drop(self, cells: Cells) -> None:
+        held = self.values
+        for cell in cells.tolist():
+            held[cell] = None
 
 
 def grown(array: npt.NDArray[Any], cells: int, fill: int) -> npt.NDArray[Any]:

@@ -14,7 +14,7 @@ from dagster_flinkpy.state.cell_columns import CellColumn, Cells, grown, make_co
 from dagster_flinkpy.state.cell_grid import CellGrid
 from dagster_flinkpy.state.int_index import IntIndex
 from dagster_flinkpy.state.keys import KeyCodec, KeySlots
-from dagster_flinkpy.state.layout import distinct_rows
+from dagster_flinkpy.state.layout import APPEND, distinct_rows
 from dagster_flinkpy.state.tables import OverlayTable
 
 __all__ = ["ColumnTable", "NamespacedCells"]
@@ -113,6 +113,16 @@ class NamespacedCells:
         """Returns the namespaces, by their numbers."""
         return self._codec.decode_all(self._names)
 
+    def find(self, slots: Cells, namespaces: Sequence[Any], codes: Cells) -> Cells:
+        """Returns the cells of slots and namespaces.
+
+        Args:
+            slots: The slot of each cell.
+            namespaces: Some namespaces.
+            codes: The index of each cell's namespace in ``namespaces``.
+        """
+        return self.of(slots, np.array(self.namespace_ids(namespaces), dtype=np.int64)[codes])[0]
+
     def column(self, cells: Cells) -> pa.Array[Any]:
         """Returns the namespace of each cell."""
         return self._type.to_arrow(self.namespaces()).take(pa.array(self.ids(cells)))
@@ -132,18 +142,21 @@ class ColumnTable(OverlayTable):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        assert self.value_type is not None
-        self._arrow_type = self.value_type.arrow_type
         self.cells = None if self.namespace_type is None else NamespacedCells(self.namespace_type)
         """The cells of state with a namespace."""
         self._reset()
 
     def _reset(self) -> None:
-        self.column: CellColumn = make_column(self._arrow_type)
+        self.column: CellColumn = self._make_column()
         """The values. One that is written in place must be marked with :meth:`mark`."""
         self._present: Mask = np.zeros(0, dtype=np.bool_)  # Whether the cell has a value.
         self._changed: Mask = np.zeros(0, dtype=np.bool_)
         self._stored: Mask = np.zeros(0, dtype=np.bool_)  # Whether storage has a value for the cell.
+        self._ended: set[int] = set()  # Namespaces to be released when their tombstones have been written.
+
+    def _make_column(self) -> CellColumn:
+        assert self.value_type is not None
+        return make_column(self.value_type.arrow_type)
 
     @property
     def size(self) -> int:
@@ -151,7 +164,7 @@ class ColumnTable(OverlayTable):
 
     def reserve(self) -> None:
         """Makes room for all cells. Call it after keys were touched or cells were added."""
-        size = self.size
+        size = len(self.keys) if self.cells is None else len(self.cells)
         if size > len(self._present):
             self._present = grown(self._present, size, 0)
             self._changed = grown(self._changed, size, 0)
@@ -190,17 +203,20 @@ class ColumnTable(OverlayTable):
     def delete(self, cells: Cells) -> None:
         """Drops the values of cells."""
         self.reserve()
+        self.column.drop(cells)
         self._present[cells] = False
         self._changed[cells] = True
 
     def release(self, namespace_id: int) -> None:
-        """Forgets a namespace whose cells have no values, in memory or in storage. Another one reuses the cells."""
+        """Forgets a namespace whose values were deleted; its cells are reused as soon as storage has none of them."""
         assert self.cells is not None
         cells = self.cells.of_namespace(namespace_id)
         if cells is None:
             return
         self.reserve()
-        if not (self._present[cells] | self._stored[cells]).any():
+        if (self._present[cells] | self._stored[cells]).any():
+            self._ended.add(namespace_id)
+        else:
             self.cells.release(namespace_id)
 
     def load(self, keys: KeySlots) -> None:
@@ -231,14 +247,21 @@ class ColumnTable(OverlayTable):
         arrays: dict[str, pa.Array[Any]] = {
             "sort_key": pa.array(keys.sort_keys[slots]),
             "key": keys.column.take(pa.array(slots)),
-            "value": self.lookup(cells),
             "deleted": pa.array(~self._present[cells]),
+            **self._value_columns(cells),
         }
         if self.cells is not None:
             arrays["namespace"] = self.cells.column(cells)
-        schema = self.layout.local_schema
+        schema = self.layout.append_schema if APPEND in arrays else self.layout.local_schema
         return pa.table([arrays[name] for name in schema.names], schema=schema)
+
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        """Returns what is to be stored of the values of cells."""
+        return {"value": self.lookup(cells)}
 
     def _written(self) -> None:
         self._stored[self._changed] = self._present[self._changed]
         self._changed[:] = False
+        ended, self._ended = self._ended, set()
+        for namespace_id in ended:
+            self.release(namespace_id)

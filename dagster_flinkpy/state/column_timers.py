@@ -24,6 +24,8 @@ _UNKNOWN, _STORED, _REGISTERED, _DELETED, _RENEWED = -1, 0, 1, 2, 3
 """The status of a timer. Renewed means that it is registered after it was deleted, and that storage may have it."""
 _LOGGED = 65_536
 """The log of a moment is compacted when it has grown by this many timers."""
+_TIMERS_PER_ROW = 16
+"""Timers in columns take far less memory than a row of another overlay."""
 
 Status = npt.NDArray[np.int8]
 
@@ -137,7 +139,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
 
     @property
     def size(self) -> int:
-        return sum(log.size for _, log in self._logs.values())
+        return sum(log.size for _, log in self._logs.values()) // _TIMERS_PER_ROW
 
     def clear(self) -> None:
         super().clear()

@@ -19,8 +19,8 @@ from dagster_flinkpy.state.handles import RunHandle, StateKind
 from dagster_flinkpy.state.keys import TouchedKeys
 from dagster_flinkpy.state.list_table import ListTable, TtlListTable
 from dagster_flinkpy.state.map_table import MapTable
-from dagster_flinkpy.state.pane_states import PaneAggregatingState, PaneReducingState
-from dagster_flinkpy.state.pane_table import PaneTable
+from dagster_flinkpy.state.pane_states import PaneAggregatingState, PaneListState, PaneReducingState
+from dagster_flinkpy.state.pane_table import PaneListTable, PaneTable
 from dagster_flinkpy.state.runs import RunFiles
 from dagster_flinkpy.state.slot_table import KeyedSlotState, SlotTable, make_slot_state
 from dagster_flinkpy.state.states import (
@@ -53,6 +53,7 @@ InternalState = (
     | KeyedMapState
     | PaneReducingState
     | PaneAggregatingState
+    | PaneListState
     | TtlValueState
     | TtlListState
     | TtlReducingState
@@ -86,7 +87,7 @@ def make_state(
         files: Where runs are kept.
         handles: The restored runs.
         shared_namespaces: Whether many keys share each namespace, as with windows that are the same for all keys.
-            Reducing and aggregating state is kept by namespace then. Default: False.
+            List, reducing and aggregating state is changed many cells at a time then. Default: False.
 
     Raises:
         ConfigurationError: The descriptor is not for keyed state.
@@ -111,6 +112,8 @@ def make_state(
     if isinstance(descriptor, ListStateDescriptor):
         if rules is not None:
             return TtlListState(TtlListTable(*where, kind, **types), rules)
+        if shared_namespaces:
+            return PaneListState(PaneListTable(*where, kind, **types))
         return KeyedListState(ListTable(*where, kind, **types))
     if rules is not None:
         return _with_ttl(descriptor, TtlCellTable(*where, kind, **types), rules)

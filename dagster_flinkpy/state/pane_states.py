@@ -1,104 +1,125 @@
-"""State of windows that many keys share: one value per key and window, to which a batch is added at once."""
+"""State of windows that many keys share, which is read and changed many cells at a time."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
-from dagster_flinkpy.datastream.state import AggregatingState, ReducingState
+from dagster_flinkpy.state.cell_columns import Cells
 from dagster_flinkpy.state.pane_table import PaneTable
 
-__all__ = ["PaneAggregatingState", "PaneReducingState"]
+__all__ = ["PaneAggregatingState", "PaneListState", "PaneReducingState", "PaneState"]
 
 
-class _PaneState(ABC):
-    """State to which values are added."""
+class PaneState(ABC):
+    """State to which values are added.
 
-    def __init__(self, table: PaneTable) -> None:
+    Args:
+        table: The table.
+        result: Returns the result of what a cell holds.
+    """
+
+    def __init__(self, table: PaneTable, result: Callable[[Any], Any]) -> None:
         self.table = table
+        self._result = result
 
     def set_current_namespace(self, namespace: Any) -> None:
         """Sets the namespace for later accesses."""
         self.table.set_current_namespace(namespace)
 
-    def clear(self) -> None:
-        """Forgets the value of the current key."""
-        self.table.remove((self.table.require_key(),))
-
-    def clear_each(self, slots: Collection[int]) -> None:
-        """Forgets the values of several keys, given by their slots."""
-        self.table.remove(slots)
+    def get(self) -> Any:
+        """Returns the result of the current key, or None."""
+        return self.get_of(int(self.table.current()[0]))
 
     def add(self, value: Any) -> None:
         """Adds a value for the current key."""
-        self.add_each((self.table.require_key(),), (value,))
+        self.add_each([self.table.require_key()], self.table.current(), (value,))
 
-    def add_each(self, slots: Sequence[int], values: Iterable[Any]) -> set[int]:
-        """Adds a value for each slot, in order, which becomes the current key; returns the slots that were empty."""
-        pane = self.table.pane()
-        new = set(slots).difference(pane.values)
-        pane.changed.update(slots)
-        self._add_each(pane.values, slots, values)
-        return new
+    def clear(self) -> None:
+        """Forgets the value of the current key."""
+        self.clear_each(self.table.current())
+
+    def add_each(self, slots: Sequence[int], cells: Cells, values: Iterable[Any]) -> None:
+        """Adds values to cells, in order.
+
+        Args:
+            slots: The slot of each cell, which becomes the current key.
+            cells: The cells; may repeat.
+            values: A value for each cell.
+        """
+        self._add_each(self.table.column.values, slots, cells.tolist(), values)
+        self.table.mark(cells)
+
+    def get_each(self, slots: Sequence[int], cells: Cells) -> Iterator[Any]:
+        """Yields the result of each cell that has one, while its slot is the current key."""
+        keys, result = self.table.keys, self._result
+        for keys.slot, value in zip(slots, self.table.column.get(cells), strict=True):
+            if value is not None:
+                yield result(value)  # not a local variable: the receiver need not copy what only it holds
+
+    def get_of(self, cell: int) -> Any:
+        """Returns the result of a cell of the current key, or None."""
+        value = self.table.column.values[cell]
+        return None if value is None else self._result(value)
+
+    def clear_each(self, cells: Cells) -> None:
+        """Forgets the values of cells."""
+        self.table.delete(cells)
 
     @abstractmethod
-    def _add_each(self, held: dict[int, Any], slots: Sequence[int], values: Iterable[Any]) -> None:
-        """Adds values to those of a namespace."""
+    def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        """Adds values."""
 
-    @abstractmethod
-    def get_each(self, slots: Iterable[int]) -> Iterator[Any]:
-        """Yields the result of each slot that has a value, while it is the current key."""
+    def _named(self, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Returns a function whose results have the field names of their type."""
+        kind = self.table.value_type
+        if kind is None or not kind.names_fields:
+            return function
+        name_fields = kind.name_fields
+        return lambda one, other: name_fields(function(one, other))
 
 
-class PaneReducingState(_PaneState, ReducingState[Any]):
+class PaneReducingState(PaneState):
     """A value per key and namespace, with which each added value is reduced."""
 
     def __init__(self, table: PaneTable, reduce_function: BaseReduceFunction) -> None:
-        super().__init__(table)
-        self._reduce = reduce_function.reduce
+        super().__init__(table, lambda value: value)
+        self._reduce = self._named(reduce_function.reduce)
 
-    def get(self) -> Any:
-        return self.table.get()
-
-    def _add_each(self, held: dict[int, Any], slots: Sequence[int], values: Iterable[Any]) -> None:
-        keys, reduce, name_fields = self.table.keys, self._reduce, self.table.name_fields
-        for slot, value in zip(slots, values, strict=True):
-            keys.slot = slot
-            stored = held.get(slot)
-            held[slot] = name_fields(value if stored is None else reduce(stored, value))
-
-    def get_each(self, slots: Iterable[int]) -> Iterator[Any]:
-        keys, get = self.table.keys, self.table.pane().values.get
-        for keys.slot in slots:
-            stored = get(keys.slot)
-            if stored is not None:
-                yield stored
+    def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        keys, reduce = self.table.keys, self._reduce
+        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+            stored = held[cell]
+            held[cell] = value if stored is None else reduce(stored, value)
 
 
-class PaneAggregatingState(_PaneState, AggregatingState[Any, Any]):
+class PaneAggregatingState(PaneState):
     """An accumulator per key and namespace."""
 
     def __init__(self, table: PaneTable, function: BaseAggregateFunction) -> None:
-        super().__init__(table)
-        self._function = function
+        super().__init__(table, function.get_result)
+        self._create = function.create_accumulator
+        self._add = self._named(function.add)
 
-    def get(self) -> Any:
-        stored = self.table.get()
-        return None if stored is None else self._function.get_result(stored)
+    def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        keys, add, create = self.table.keys, self._add, self._create
+        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
+            stored = held[cell]
+            held[cell] = add(value, create() if stored is None else stored)
 
-    def _add_each(self, held: dict[int, Any], slots: Sequence[int], values: Iterable[Any]) -> None:
-        keys, name_fields = self.table.keys, self.table.name_fields
-        add, create_accumulator = self._function.add, self._function.create_accumulator
-        for slot, value in zip(slots, values, strict=True):
-            keys.slot = slot
-            stored = held.get(slot)
-            held[slot] = name_fields(add(value, create_accumulator() if stored is None else stored))
 
-    def get_each(self, slots: Iterable[int]) -> Iterator[Any]:
-        keys, get, get_result = self.table.keys, self.table.pane().values.get, self._function.get_result
-        for keys.slot in slots:
-            stored = get(keys.slot)
-            if stored is not None:
-                yield get_result(stored)  # not a local variable: the receiver need not copy what only it holds
+class PaneListState(PaneState):
+    """A list per key and namespace. Results are copies, so changes to them are not kept."""
+
+    def __init__(self, table: PaneTable) -> None:
+        super().__init__(table, list)
+
+    def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
+        for cell, value in zip(cells, values, strict=True):
+            elements = held[cell]
+            if elements is None:
+                held[cell] = [value]
+            else:
+                elements.append(value)

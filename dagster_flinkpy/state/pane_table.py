@@ -1,138 +1,119 @@
-"""State with namespaces, such as that of windows: the values of each namespace are kept together."""
+"""State of windows as Python values, to which a whole batch is added at once."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from dagster_flinkpy.state.cell_columns import Cells, ObjectColumn, grown
+from dagster_flinkpy.state.column_table import ColumnTable, NamespacedCells
 from dagster_flinkpy.state.keys import KeySlots
-from dagster_flinkpy.state.layout import distinct_rows
-from dagster_flinkpy.state.tables import OverlayTable
+from dagster_flinkpy.state.layout import APPEND
 
-__all__ = ["Pane", "PaneTable"]
+__all__ = ["PaneListTable", "PaneTable"]
 
-
-class Pane:
-    """The values of one namespace, by slot."""
-
-    __slots__ = ("changed", "stored", "values")
-
-    def __init__(self) -> None:
-        self.values: dict[int, Any] = {}
-        """None means no value."""
-        self.changed: set[int] = set()
-        """Slots whose value is not in storage yet."""
-        self.stored: set[int] = set()
-        """Slots for which storage has a value."""
-
-    def remove(self, slots: Collection[int]) -> None:
-        """Drops values. A value that never was in storage leaves no tombstone."""
-        values = self.values
-        gone = values.keys() & slots
-        if len(gone) == len(values):
-            values.clear()
-        else:
-            for slot in gone:
-                del values[slot]
-        self.changed -= gone
-        self.changed |= gone & self.stored
+_CELLS_PER_ROW = 2
+"""A cell takes about half the memory of a row in other overlays, which have dicts."""
 
 
-class PaneTable(OverlayTable):
-    """One value per key and namespace: REDUCING and AGGREGATING state. It is stored in the same form as a CellTable.
+class PaneTable(ColumnTable):
+    """One value per key and namespace: REDUCING and AGGREGATING state. It is stored in the same form as a CellTable."""
 
-    A namespace has a dict of its own, from slots to values. So a batch is added window by window with small ints as
-    dict keys, and a window that ends is dropped as a whole. It needs more memory than a CellTable if few keys share a
-    namespace, as with sessions.
-    """
+    column: ObjectColumn
+    """The values. Those of changed cells must be marked with :meth:`mark`."""
+    cells: NamespacedCells
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._panes: dict[Hashable, Pane] = {}
+    def _make_column(self) -> ObjectColumn:
         assert self.value_type is not None
-        self.name_fields = self.value_type.name_fields
+        return ObjectColumn(self.value_type)
 
     @property
     def size(self) -> int:
-        return sum(max(len(pane.values), len(pane.stored)) for pane in self._panes.values())
+        return len(self.cells) // _CELLS_PER_ROW
 
-    def pane(self) -> Pane:
-        """Returns the values of the current namespace, to add to them."""
-        pane = self._panes.get(self._namespace)
-        if pane is None:
-            pane = self._panes[self._namespace] = Pane()
-        return pane
+    def find(self, slots: Cells, namespaces: list[Any], codes: Cells) -> Cells:
+        """Returns the cells of slots and namespaces, with room for their values; see ``NamespacedCells.find``."""
+        cells = self.cells.find(slots, namespaces, codes)
+        self.reserve()
+        return cells
 
-    def get(self) -> Any:
-        """Returns the value of the current key and namespace, or None."""
-        slot = self.require_key()
-        pane = self._panes.get(self._namespace)
-        return None if pane is None else pane.values.get(slot)
+    def current(self) -> Cells:
+        """Returns the cell of the current key and namespace."""
+        return self.find(np.array([self.require_key()]), [self._namespace], np.zeros(1, dtype=np.int64))
 
-    def remove(self, slots: Collection[int]) -> None:
-        """Drops the values of some keys in the current namespace."""
-        pane = self._panes.get(self._namespace)
-        if pane is not None:
-            pane.remove(slots)
-            self._forget(self._namespace, pane)
+    def empty(self, cells: Cells) -> Cells:
+        """Returns the first position of each cell that has no value."""
+        missing = np.flatnonzero(~self._present[cells])
+        _, first = np.unique(cells[missing], return_index=True)
+        return missing[np.sort(first)]
 
-    def load(self, keys: KeySlots) -> None:
-        assert self.namespace_type is not None and self._namespace_codec is not None
-        for match in self._matches(keys):
-            column = match.run.take("namespace", match.rows)
-            first, codes = distinct_rows(column)
-            namespaces = self._namespace_codec.encode_all(self.namespace_type.from_arrow(column.take(pa.array(first))))
-            panes = [self._panes.setdefault(namespace, Pane()) for namespace in namespaces]
-            slots, deleted = (match.wanted + keys.first).tolist(), match.run.take("deleted", match.rows).to_pylist()
-            for slot, code, gone, value in zip(slots, codes.tolist(), deleted, self._stored_values(match), strict=True):
-                pane = panes[code]
-                if gone:
-                    pane.values.pop(slot, None)
-                    pane.stored.discard(slot)
-                else:
-                    pane.values[slot] = value
-                    pane.stored.add(slot)
-        self._forget_empty()
-
-    def clear(self) -> None:
-        self._panes.clear()
+    def release_namespace(self, namespace: Any) -> None:
+        """Forgets a namespace if all its values have been dropped."""
+        self.release(self.cells.namespace_ids([namespace])[0])
 
     def _changes(self) -> pa.Table | None:
-        changed = {namespace: pane for namespace, pane in self._panes.items() if pane.changed}
-        keys = self.keys.all()
-        if not changed or keys is None:
-            return None
-        assert self.namespace_type is not None and self._namespace_codec is not None and self.value_type is not None
-        slots = [slot for pane in changed.values() for slot in pane.changed]
-        values = [value for pane in changed.values() for value in map(pane.values.get, pane.changed)]
-        namespaces = self.namespace_type.to_arrow(self._namespace_codec.decode_all(list(changed)))
-        codes = np.repeat(np.arange(len(changed)), [len(pane.changed) for pane in changed.values()])
-        taken = np.array(slots)
-        arrays: dict[str, pa.Array[Any]] = {
-            "sort_key": pa.array(keys.sort_keys[taken]),
-            "key": keys.column.take(pa.array(taken)),
-            "namespace": namespaces.take(pa.array(codes)),
-            "value": self._to_arrow(self.value_type, values, slots),
-            "deleted": pa.array([value is None for value in values], type=pa.bool_()),
+        changed = np.flatnonzero(self._changed)
+        # A function may have returned None, which is no value.
+        self._present[changed] = [value is not None for value in self.column.get(changed)]
+        return super()._changes()
+
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        assert self.value_type is not None
+        slots = self.cells.slots(cells).tolist()
+        return {"value": self._to_arrow(self.value_type, self.column.get(cells), slots)}
+
+
+class PaneListTable(PaneTable):
+    """A list per key and namespace. As with a ListTable, only added elements are written."""
+
+    def _reset(self) -> None:
+        super()._reset()
+        self._kept: npt.NDArray[np.int64] = np.zeros(0, dtype=np.int64)  # How many elements of the cell are in storage.
+        self._replaced: npt.NDArray[np.bool_] = np.zeros(0, dtype=np.bool_)  # Whether storage has another list.
+
+    def reserve(self) -> None:
+        super().reserve()
+        self._kept = grown(self._kept, len(self._present), 0)
+        self._replaced = grown(self._replaced, len(self._present), 0)
+
+    def delete(self, cells: Cells) -> None:
+        super().delete(cells)
+        self._kept[cells] = 0
+        self._replaced[cells] = True
+
+    def load(self, keys: KeySlots) -> None:
+        for match in self._matches(keys):
+            cells = self.cells.of(
+                match.wanted + keys.first, self.cells.ids_of(match.run.take("namespace", match.rows))
+            )[0]
+            self.reserve()
+            held, deleted = self.column.values, match.run.take("deleted", match.rows).to_pylist()
+            rows = zip(cells.tolist(), deleted, match.appends().tolist(), self._stored_values(match), strict=True)
+            for cell, gone, append, elements in rows:
+                known = held[cell] if append else None
+                if known is None:
+                    held[cell] = None if gone else elements
+                else:
+                    known.extend(elements)
+            lists = self.column.get(cells)
+            self._kept[cells] = [0 if elements is None else len(elements) for elements in lists]
+            self._present[cells] = self._stored[cells] = self._kept[cells] > 0
+
+    def _value_columns(self, cells: Cells) -> dict[str, pa.Array[Any]]:
+        assert self.value_type is not None
+        lists = zip(self.column.get(cells), self._kept[cells].tolist(), strict=True)
+        added = [elements[kept:] if kept else elements for elements, kept in lists]
+        slots = self.cells.slots(cells).tolist()
+        return {
+            "value": self._to_arrow(self.value_type, added, slots),
+            APPEND: pa.array(~self._replaced[cells]),
         }
-        schema = self.layout.local_schema
-        return pa.table([arrays[name] for name in schema.names], schema=schema)
 
     def _written(self) -> None:
-        for pane in self._panes.values():
-            held = {slot for slot in pane.changed if pane.values.get(slot) is not None}
-            pane.stored -= pane.changed
-            pane.stored |= held
-            pane.changed.clear()
-        self._forget_empty()
-
-    def _forget_empty(self) -> None:
-        for namespace, pane in list(self._panes.items()):
-            self._forget(namespace, pane)
-
-    def _forget(self, namespace: Hashable, pane: Pane) -> None:
-        if not pane.values and not pane.changed and not pane.stored:
-            del self._panes[namespace]
+        changed = np.flatnonzero(self._changed)
+        self._kept[changed] = [0 if elements is None else len(elements) for elements in self.column.get(changed)]
+        self._replaced[changed] = False
+        super()._written()

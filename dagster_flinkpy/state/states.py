@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from dagster_flinkpy.datastream.base_functions import BaseAggregateFunction, BaseReduceFunction
@@ -135,22 +135,6 @@ class KeyedListState(ListState[Any]):
     def clear_of(self, cell: Any) -> None:
         """Forgets the list of a cell."""
         self.table.remove(cell)
-
-    def add_each(self, slots: Sequence[int], values: Iterable[Any]) -> set[int]:
-        """Adds a value for each slot, in order, which becomes the current key; returns the slots that were empty."""
-        table, keys = self.table, self.table.keys
-        new = set()
-        for keys.slot, value in zip(slots, values, strict=True):
-            cell = table.cell
-            if table.is_empty(cell):
-                new.add(keys.slot)
-            table.extend(cell, [value])
-        return new
-
-    def clear_each(self, slots: Iterable[int]) -> None:
-        """Forgets the lists of several keys, given by their slots."""
-        for self.table.keys.slot in slots:
-            self.clear()
 
     def add_all(self, values: list[Any]) -> None:
         cell = self.table.cell

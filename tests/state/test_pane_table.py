@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.datastream.base_functions import BaseReduceFunction
-from dagster_flinkpy.datastream.state import ReducingStateDescriptor
+from dagster_flinkpy.datastream.state import ListStateDescriptor, ReducingStateDescriptor
 
 from .conftest import touch
 
 LONG, WINDOWS = Types.LONG(), Types.TUPLE([Types.LONG(), Types.LONG()])
+WINDOW = (0, 10)
 
 
 class Sum(BaseReduceFunction):
@@ -22,33 +26,99 @@ def sums(backend: Any) -> Any:
     return backend.get_state(ReducingStateDescriptor("sums", Sum(), LONG), WINDOWS, shared_namespaces=True)
 
 
+def lists(backend: Any) -> Any:
+    return backend.get_state(ListStateDescriptor("lists", LONG), WINDOWS, shared_namespaces=True)
+
+
+def cells_of(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> Any:
+    return state.table.find(np.array(slots), [window], np.zeros(len(slots), dtype=np.int64))
+
+
+def add(state: Any, slots: list[int], values: list[int], window: tuple[int, int] = WINDOW) -> list[int]:
+    """Adds values; returns the positions in which a slot had no value."""
+    cells = cells_of(state, slots, window)
+    new = state.table.empty(cells).tolist()
+    state.add_each(slots, cells, values)
+    return new
+
+
+def contents(state: Any, slots: list[int], window: tuple[int, int] = WINDOW) -> list[Any]:
+    return list(state.get_each(slots, cells_of(state, slots, window)))
+
+
 def test_a_window_that_never_was_in_storage_leaves_nothing(make_backend: Any) -> None:
     backend = make_backend(key_type=LONG)
     state = sums(backend)
     touch(backend, LONG, [7, 8])
-    state.set_current_namespace((0, 10))
-    assert state.add_each([0, 1, 0], [1, 2, 3]) == {0, 1}
-    assert state.add_each([1], [4]) == set()
-    assert list(state.get_each([1, 0])) == [6, 4]
-    state.clear_each([0, 1])
-    assert state.table.size == 0
+    assert add(state, [0, 1, 0], [1, 2, 3]) == [0, 1]
+    assert add(state, [1], [4]) == []
+    assert contents(state, [1, 0]) == [6, 4]
+    state.clear_each(cells_of(state, [0, 1]))
+    state.table.release_namespace(WINDOW)
+    assert contents(state, [0, 1]) == []
     assert backend.snapshot().tables[0].runs == ()
 
 
-def test_a_stored_window_that_ends_does_not_come_back(make_backend: Any) -> None:
+def test_the_next_window_takes_the_place_of_one_that_has_ended(make_backend: Any) -> None:
     backend = make_backend(key_type=LONG)
     state = sums(backend)
     touch(backend, LONG, [7, 8])
-    state.set_current_namespace((0, 10))
-    state.add_each([0, 1], [1, 2])
+    for start in range(0, 100, 10):
+        window = (start, start + 10)
+        assert add(state, [0, 1], [start, 1], window) == [0, 1]
+        assert contents(state, [0, 1], window) == [start, 1]
+        if start == 50:
+            backend.snapshot()  # storage knows this window until it learns that the window has ended
+        state.clear_each(cells_of(state, [0, 1], window))
+        state.table.release_namespace(window)
+        if start == 70:
+            backend.snapshot()
+    assert len(state.table.cells) == 4
+    assert add(state, [0, 1], [1, 1], (100, 110)) == add(state, [0, 1], [1, 1], (110, 120)) == [0, 1]
+    assert len(state.table.cells) == 4
+
+
+@pytest.mark.parametrize(("make", "first", "both"), [(sums, 1, 6), (lists, [1], [1, 5])])
+def test_a_stored_window_that_ends_does_not_come_back(make_backend: Any, make: Any, first: Any, both: Any) -> None:
+    backend = make_backend(key_type=LONG)
+    state = make(backend)
+    touch(backend, LONG, [7, 8])
+    add(state, [0, 1], [1, 1])
     backend.snapshot()
-    state.clear_each([0])
+    state.clear_each(cells_of(state, [0]))
     snapshot = backend.snapshot()
 
     restored = make_backend(snapshot, key_type=LONG)
-    state = sums(restored)
+    state = make(restored)
     touch(restored, LONG, [7, 8])
-    state.set_current_namespace((0, 10))
-    assert list(state.get_each([0, 1])) == [2]
-    assert state.add_each([0, 1], [5, 5]) == {0}
-    assert list(state.get_each([0, 1])) == [5, 7]
+    assert contents(state, [0, 1]) == [first]
+    assert add(state, [0, 1], [1, 5]) == [0]
+    assert contents(state, [0, 1]) == [first, both]
+
+
+def test_lists_are_stored_by_what_was_added(make_backend: Any) -> None:
+    backend = make_backend(key_type=LONG)
+    state = lists(backend)
+    touch(backend, LONG, [7])
+    add(state, [0, 0], [1, 2])
+    backend.snapshot()
+    add(state, [0], [3])
+    runs = backend.snapshot().tables[0].runs
+    assert [run.appends for run in runs] == [0, 1]
+
+    state.clear_each(cells_of(state, [0]))
+    add(state, [0], [4])
+    snapshot = backend.snapshot()
+    restored = make_backend(snapshot, key_type=LONG)
+    state = lists(restored)
+    touch(restored, LONG, [7])
+    assert contents(state, [0]) == [[4]]
+
+
+def test_what_a_window_gives_can_be_changed(make_backend: Any) -> None:
+    backend = make_backend(key_type=LONG)
+    state = lists(backend)
+    touch(backend, LONG, [7])
+    add(state, [0], [1])
+    contents(state, [0])[0].append(2)
+    assert contents(state, [0]) == [[1]]

@@ -217,11 +217,8 @@ class WindowAggregateOperator(_AggregateOperator):
             self._register(slots[new], starts[new], fired[new])
 
     def _cells(self, slots: Cells, starts: Cells) -> Cells:
-        distinct, codes = _distinct(starts)
         assert self._state.cells is not None
-        ids = self._state.cells.namespace_ids([(start, start + self._size) for start in distinct.tolist()])
-        cells, _ = self._state.cells.of(slots, np.array(ids, dtype=np.int64)[codes])
-        return cells
+        return self._state.cells.find(slots, *self._windows.distinct(starts))
 
     def _skip(self, batch: StreamBatch, late: npt.NDArray[np.bool_]) -> None:
         """Counts or emits late records."""
@@ -244,12 +241,11 @@ class WindowAggregateOperator(_AggregateOperator):
 
     def _register(self, slots: Cells, starts: Cells, fired: npt.NDArray[np.bool_]) -> None:
         """Registers the timers of new windows."""
-        distinct, codes = _distinct(starts)
-        windows = [(start, start + self._size) for start in distinct.tolist()]
+        windows, codes = self._windows.distinct(starts)
         firing = self._timers.moments([end - 1 for _, end in windows], windows)
         self._timers.register(slots[~fired], np.array(firing, dtype=np.int64)[codes[~fired]])
         if self._lateness:
-            cleanup = self._windows.ends(distinct).tolist()
+            cleanup = self._windows.ends(np.array([start for start, _ in windows])).tolist()
             moments = np.array(self._timers.moments(cleanup, windows), dtype=np.int64)
             self._timers.register(slots, moments[codes])
 
@@ -290,10 +286,3 @@ class WindowAggregateOperator(_AggregateOperator):
         snapshot.metrics[LATE_RECORDS_DROPPED] = self._late
         self._late = 0
         return snapshot
-
-
-def _distinct(starts: Cells) -> tuple[Cells, Cells]:
-    if len(starts) and starts.min() == starts.max():
-        return starts[:1], np.zeros(len(starts), dtype=np.int64)
-    encoded = pa.array(starts).dictionary_encode()
-    return encoded.dictionary.to_numpy(), encoded.indices.to_numpy()

@@ -5,7 +5,7 @@ The timers are in columns, and Python runs per record only for the user's functi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from itertools import filterfalse, islice
 from operator import is_, length_hint
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK, MIN_WATERMARK
 from dagster_flinkpy.datastream.operator_specs import WindowSpec
@@ -114,6 +115,15 @@ class AlignedWindows:
         lasts = starts + (self.size - 1)
         return np.where(lasts > MAX_WATERMARK - self.lateness, MAX_WATERMARK, lasts + self.lateness)
 
+    def distinct(self, starts: Ints) -> tuple[list[tuple[int, int]], Ints]:
+        """Returns the distinct windows of some starts, and the index of the window of each."""
+        if len(starts) and starts.min() == starts.max():
+            first, codes = starts[:1], np.zeros(len(starts), dtype=np.int64)
+        else:
+            encoded = pa.array(starts).dictionary_encode()
+            first, codes = encoded.dictionary.to_numpy(), encoded.indices.to_numpy()
+        return [(start, start + self.size) for start in first.tolist()], codes
+
     def late(self, rows: Ints, times: Ints, watermark: int) -> npt.NDArray[np.bool_]:
         """Returns which records are late, if ``rows`` are those with open windows.
 
@@ -159,9 +169,7 @@ class AlignedWindowOperator(WindowOperator):
             fired = starts + (self._windows.size - 1) <= watermark
             self._add_late(rows[fired], starts[fired], slots, times, values)
             rows, starts = rows[~fired], starts[~fired]
-        for start, part in _by_window(rows, starts):
-            chosen = values if len(part) == len(values) else [values[row] for row in part.tolist()]
-            self._add_pane(TimeWindow(start, start + self._windows.size), slots[part], chosen)
+        self._add_each(slots[rows], starts, list(map(values.__getitem__, rows.tolist())))
         self.collector.flush()
 
     def _reject(self, batch: StreamBatch, row: int, slots: Ints) -> None:
@@ -173,38 +181,45 @@ class AlignedWindowOperator(WindowOperator):
         except USER_EXCEPTIONS as e:
             raise self.user_error(e, "window", key=keys.current_key(), value=value) from e
 
-    def _add_pane(self, window: TimeWindow, slots: Ints, values: Sequence[Any]) -> None:
-        """Adds records to a window that has not fired, and registers the timers of keys that are new in it."""
-        self._contents.set_current_namespace(window)
-        left = iter(values)
+    def _add_each(self, slots: Ints, starts: Ints, values: Sequence[Any]) -> None:
+        """Adds records to windows that have not fired, and registers the timers of those that are new."""
+        windows, codes = self._windows.distinct(starts)
+        table, left = self._contents.table, iter(values)
+        cells = table.find(slots, windows, codes)
+        new = table.empty(cells)
         try:
-            new = self._contents.add_each(slots.tolist(), left)
+            self._contents.add_each(slots.tolist(), cells, left)
         except USER_EXCEPTIONS as e:
             value = values[len(values) - length_hint(left) - 1]
             raise self.user_error(e, "window", key=self.backend.key_context.current_key(), value=value) from e
-        if new:
-            added = np.fromiter(new, dtype=np.int64, count=len(new))
-            self._register(window, window.end - 1, added)
-            if self._spec.allowed_lateness:
-                self._register(window, self._cleanup_time(window), added)
+        self._register([end - 1 for _, end in windows], windows, codes[new], slots[new])
+        if self._windows.lateness:
+            self._register_ends(windows, codes[new], slots[new])
 
     def _add_late(self, rows: Ints, starts: Ints, slots: Ints, times: Ints, values: Sequence[Any]) -> None:
         """Fires windows that have already fired again, once for each record (Flink: ``EventTimeTrigger``)."""
-        keys = self.backend.key_context
-        for row, start in zip(rows.tolist(), starts.tolist(), strict=True):
-            window, slot = TimeWindow(start, start + self._windows.size), int(slots[row])
-            self._contents.set_current_namespace(window)
+        keys, contents, slots = self.backend.key_context, self._contents, slots[rows]
+        windows, codes = self._windows.distinct(starts)
+        cells = contents.table.find(slots, windows, codes)
+        new = contents.table.empty(cells)
+        for i, row in enumerate(rows.tolist()):
+            keys.slot = int(slots[i])
             try:
-                new = self._contents.add_each((slot,), (values[row],))
-                self._fire(window, int(times[row]))
+                contents.add_each((keys.slot,), cells[i : i + 1], (values[row],))
+                self._fire_with(TimeWindow(*windows[codes[i]]), contents.get_of(int(cells[i])), int(times[row]))
             except USER_EXCEPTIONS as e:
                 raise self.user_error(e, "window", key=keys.current_key(), value=values[row]) from e
-            if new:
-                self._register(window, self._cleanup_time(window), np.array([slot]))
+        self._register_ends(windows, codes[new], slots[new])
 
-    def _register(self, window: TimeWindow, time: int, slots: Ints) -> None:
-        (moment,) = self._column_timers.moments([time], [window])
-        self._column_timers.register(slots, np.full(len(slots), moment))
+    def _register_ends(self, windows: Sequence[tuple[int, int]], codes: Ints, slots: Ints) -> None:
+        ends = self._windows.ends(np.array([start for start, _ in windows], dtype=np.int64))
+        self._register(ends.tolist(), windows, codes, slots)
+
+    def _register(self, times: Sequence[int], windows: Sequence[tuple[int, int]], codes: Ints, slots: Ints) -> None:
+        """Registers a timer for each slot; ``codes`` are the indices of its time and window."""
+        if len(slots):
+            moments = np.array(self._column_timers.moments(times, windows), dtype=np.int64)
+            self._column_timers.register(slots, moments[codes])
 
     # --- timers ------------------------------------------------------------------------------------------------------
 
@@ -222,41 +237,26 @@ class AlignedWindowOperator(WindowOperator):
         if not self._has_keys:
             return
         for time, namespace, slots in self._column_timers.advance_to(until):
-            window = TimeWindow(*namespace)
-            self._contents.set_current_namespace(window)
+            cells = self._contents.table.find(slots, [namespace], np.zeros(len(slots), dtype=np.int64))
             try:
-                self._on_time(time, window, slots.tolist())
+                self._on_time(time, TimeWindow(*namespace), slots.tolist(), cells)
             except USER_EXCEPTIONS as e:
                 key = self.backend.key_context.current_key()
                 raise self.user_error(e, "window function", key=key) from e
         self.collector.flush()
 
-    def _on_time(self, time: int, window: TimeWindow, slots: list[int]) -> None:
+    def _on_time(self, time: int, window: TimeWindow, slots: list[int], cells: Ints) -> None:
         """Fires or drops a window of many keys; with an allowed lateness, it is dropped later than it fires."""
-        keys = self.backend.key_context
         if time == window.end - 1:
+            contents = self._contents.get_each(slots, cells)
             if self._spec.window_function is None:
-                results = filterfalse(partial(is_, None), self._contents.get_each(slots))
-                self.collector.collect(results, time)
+                self.collector.collect(filterfalse(partial(is_, None), contents), time)
             else:
-                for keys.slot in slots:
-                    self._fire(window, time)
+                for each in contents:
+                    self._fire_with(window, each, time)
         if time == self._cleanup_time(window):
-            self._contents.clear_each(slots)
+            self._contents.clear_each(cells)
+            self._contents.table.release_namespace(window)
             if self._clears:
-                for keys.slot in slots:
+                for self.backend.key_context.slot in slots:
                     self._end(window)
-
-
-def _by_window(rows: Ints, starts: Ints) -> Iterator[tuple[int, Ints]]:
-    """Yields the start of each window, newest first, and its rows in order."""
-    if not len(rows):
-        return
-    if starts[0] == starts[-1] and (starts == starts[0]).all():
-        yield int(starts[0]), rows
-        return
-    order = np.argsort(-starts, kind="stable")
-    ordered = starts[order]
-    bounds = np.flatnonzero(np.diff(ordered)) + 1
-    firsts = ordered[np.concatenate([[0], bounds])].tolist()
-    yield from zip(firsts, np.split(rows[order], bounds), strict=True)

@@ -57,8 +57,10 @@ class _ReduceCallable(ReduceFunction):
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         self._function = function
 
-    def reduce(self, value1: Any, value2: Any) -> Any:
-        return self._function(value1, value2)
+    @property
+    def reduce(self) -> Callable[[Any, Any], Any]:
+        """The callable itself, because a method that calls it would double the cost of a call."""
+        return self._function
 
 
 class WindowOperator(KeyedOperator):
@@ -204,7 +206,10 @@ class WindowOperator(KeyedOperator):
 
     def _fire(self, window: Any, timestamp: int) -> None:
         """Evaluates a window of the current key."""
-        contents = self._contents.get()
+        self._fire_with(window, self._contents.get(), timestamp)
+
+    def _fire_with(self, window: Any, contents: Any, timestamp: int) -> None:
+        """Evaluates a window of the current key that has these contents: None, a result, or a list of elements."""
         if self._keeps_elements:
             if not contents:
                 return
