@@ -233,6 +233,7 @@ class ColumnarKeyedStateBackend:
                 Default: False.
 
         Raises:
+            ConfigurationError: The same operator uses the state by column.
             StateSchemaError: The state was stored, or requested earlier, with another kind or type. The message names
                 both.
             UnsupportedKeyTypeError: A namespace or map key cannot have this type.
@@ -247,6 +248,8 @@ class ColumnarKeyedStateBackend:
         )
         self._check((False, descriptor.name), state.table)
         if descriptor.name not in self._states:
+            if (False, descriptor.name) in self._tables:
+                raise self._used_twice(descriptor.name)
             self._states[descriptor.name] = state
             self._add((False, descriptor.name), state.table)
             config = descriptor.ttl_config
@@ -422,10 +425,13 @@ class ColumnarKeyedStateBackend:
             self._add(identity, table)
         known = self._tables[identity]
         if not isinstance(known, type(table)):
-            raise ConfigurationError(
-                f"operator {self._operator!r}: {table.name!r} is used both by record and by column; use it in one way"
-            )
+            raise self._used_twice(table.name)
         return known
+
+    def _used_twice(self, name: str) -> ConfigurationError:
+        return ConfigurationError(
+            f"operator {self._operator!r}: {name!r} is used both by record and by column; use it in one way"
+        )
 
     def keys(self, name: str) -> Iterator[Any]:
         """Yields each key that has a value of a state, as the current key. Writes pending changes first.

@@ -44,6 +44,10 @@ class CellColumn(ABC):
     def put(self, cells: Cells, values: pa.Array[Any]) -> None:
         """Sets the values of some cells; if a cell repeats, its last value counts."""
 
+    @abstractmethod
+    def keep(self, cells: Cells) -> None:
+        """Forgets all cells but some distinct ones, which are numbered anew in this order."""
+
     def drop(self, cells: Cells) -> None:  # noqa: B027 - what nobody reads any more may stay
         """Forgets the values of some cells."""
 
@@ -83,6 +87,9 @@ class FixedColumn(CellColumn):
             self.values[cells] = values.to_numpy()
             self.valid[cells] = True
 
+    def keep(self, cells: Cells) -> None:
+        self.values, self.valid = self.values[cells], self.valid[cells]
+
 
 class StructColumn(CellColumn):
     """Structs; each field has its own column."""
@@ -114,6 +121,11 @@ class StructColumn(CellColumn):
         self.valid[cells] = structs.is_valid().to_numpy(zero_copy_only=False) if structs.null_count else True
         for child, column in zip(self.children, structs.flatten(), strict=True):
             child.put(cells, column)
+
+    def keep(self, cells: Cells) -> None:
+        self.valid = self.valid[cells]
+        for child in self.children:
+            child.keep(cells)
 
 
 class VariableColumn(CellColumn):
@@ -161,6 +173,9 @@ class VariableColumn(CellColumn):
         if self._appended > 2 * self._live + _SPARE_ROWS:
             self._compact()
 
+    def keep(self, cells: Cells) -> None:
+        self._rows = self._rows[cells]
+
     def _append(self, values: pa.Array[Any]) -> None:
         self._appended += len(values)
         self._chunks.append(values)
@@ -201,6 +216,9 @@ class ObjectColumn(CellColumn):
         held = self.values
         for cell, value in zip(cells.tolist(), self._kind.from_arrow(values), strict=True):
             held[cell] = value
+
+    def keep(self, cells: Cells) -> None:
+        self.values = self.get(cells)
 
     def drop(self, cells: Cells) -> None:
         held = self.values

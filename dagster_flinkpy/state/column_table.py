@@ -22,6 +22,8 @@ __all__ = ["ColumnTable", "NamespacedCells"]
 Mask = npt.NDArray[np.bool_]
 
 _SLOT_BITS = 32
+_SPARE_CELLS = 65_536
+"""Compaction waits until there are this many cells more than twice those in use."""
 
 
 class NamespacedCells:
@@ -73,6 +75,13 @@ class NamespacedCells:
         if self._ids.get(name) == namespace_id:
             del self._ids[name]
             self._free.append(namespace_id)
+
+    def keep(self, cells: Cells) -> None:
+        """Forgets all cells but some, which are numbered anew in this order."""
+        slots, ids, names = self.slots(cells), self.ids(cells), self._names
+        self.clear()
+        distinct, codes = np.unique(ids, return_inverse=True)
+        self.of(slots, np.array([self._id(names[number]) for number in distinct.tolist()], dtype=np.int64)[codes])
 
     def of(self, slots: Cells, namespace_ids: Cells) -> tuple[Cells, Cells]:
         """Returns the cells of slots and namespaces, and the first position of each new cell, in order."""
@@ -152,7 +161,7 @@ class ColumnTable(OverlayTable):
         self._present: Mask = np.zeros(0, dtype=np.bool_)  # Whether the cell has a value.
         self._changed: Mask = np.zeros(0, dtype=np.bool_)
         self._stored: Mask = np.zeros(0, dtype=np.bool_)  # Whether storage has a value for the cell.
-        self._ended: set[int] = set()  # Namespaces to be released when their tombstones have been written.
+        self._compacted = 0  # Cells in use when this was counted last.
 
     def _make_column(self) -> CellColumn:
         assert self.value_type is not None
@@ -208,16 +217,31 @@ class ColumnTable(OverlayTable):
         self._changed[cells] = True
 
     def release(self, namespace_id: int) -> None:
-        """Forgets a namespace whose values were deleted; its cells are reused as soon as storage has none of them."""
+        """Forgets a namespace whose cells have no values, in memory or in storage. Another one reuses the cells."""
         assert self.cells is not None
         cells = self.cells.of_namespace(namespace_id)
         if cells is None:
             return
         self.reserve()
-        if (self._present[cells] | self._stored[cells]).any():
-            self._ended.add(namespace_id)
-        else:
+        if not (self._present[cells] | self._stored[cells]).any():
             self.cells.release(namespace_id)
+
+    def compact(self) -> None:
+        """Numbers the cells anew if most of them have no values, in memory or in storage."""
+        if self.cells is None or len(self.cells) < 2 * self._compacted + _SPARE_CELLS:
+            return
+        self.reserve()
+        used = np.flatnonzero(self._present | self._stored)
+        if 2 * len(used) < len(self.cells):
+            self._keep(used)
+        self._compacted = len(used)
+
+    def _keep(self, used: Cells) -> None:
+        """Drops all cells but some."""
+        assert self.cells is not None
+        self.cells.keep(used)
+        self.column.keep(used)
+        self._present, self._changed, self._stored = self._present[used], self._changed[used], self._stored[used]
 
     def load(self, keys: KeySlots) -> None:
         for match in self._matches(keys):
@@ -262,6 +286,3 @@ class ColumnTable(OverlayTable):
     def _written(self) -> None:
         self._stored[self._changed] = self._present[self._changed]
         self._changed[:] = False
-        ended, self._ended = self._ended, set()
-        for namespace_id in ended:
-            self.release(namespace_id)

@@ -117,7 +117,8 @@ class PaneListState(PaneState):
         super().__init__(table, list)
 
     def _add_each(self, held: list[Any], slots: Sequence[int], cells: Sequence[int], values: Iterable[Any]) -> None:
-        for cell, value in zip(cells, values, strict=True):
+        keys = self.table.keys
+        for keys.slot, cell, value in zip(slots, cells, values, strict=True):
             elements = held[cell]
             if elements is None:
                 held[cell] = [value]

@@ -35,7 +35,11 @@ class PaneTable(ColumnTable):
         return len(self.cells) // _CELLS_PER_ROW
 
     def find(self, slots: Cells, namespaces: list[Any], codes: Cells) -> Cells:
-        """Returns the cells of slots and namespaces, with room for their values; see ``NamespacedCells.find``."""
+        """Returns the cells of slots and namespaces, with room for their values; see ``NamespacedCells.find``.
+
+        They are valid until the next call.
+        """
+        self.compact()
         cells = self.cells.find(slots, namespaces, codes)
         self.reserve()
         return cells
@@ -49,6 +53,10 @@ class PaneTable(ColumnTable):
         missing = np.flatnonzero(~self._present[cells])
         _, first = np.unique(cells[missing], return_index=True)
         return missing[np.sort(first)]
+
+    def forget(self, cell: int) -> None:
+        """Drops the value of a cell, which must be marked later."""
+        self.column.values[cell] = None
 
     def release_namespace(self, namespace: Any) -> None:
         """Forgets a namespace if all its values have been dropped."""
@@ -78,6 +86,14 @@ class PaneListTable(PaneTable):
         super().reserve()
         self._kept = grown(self._kept, len(self._present), 0)
         self._replaced = grown(self._replaced, len(self._present), 0)
+
+    def _keep(self, used: Cells) -> None:
+        super()._keep(used)
+        self._kept, self._replaced = self._kept[used], self._replaced[used]
+
+    def forget(self, cell: int) -> None:
+        super().forget(cell)
+        self._kept[cell], self._replaced[cell] = 0, True
 
     def delete(self, cells: Cells) -> None:
         super().delete(cells)

@@ -78,18 +78,6 @@ class _MergingState(_CellState, ABC):
                 self.table.put(value if stored is None else self._merged(stored, value))
 
     @abstractmethod
-    def add_to(self, cell: Any, value: Any) -> None:
-        """Adds a value to a cell of the current key."""
-
-    @abstractmethod
-    def get_of(self, cell: Any) -> Any:
-        """Returns the result of a cell of the current key, or None."""
-
-    def clear_of(self, cell: Any) -> None:
-        """Forgets the value of a cell."""
-        self.table.remove_from(cell)
-
-    @abstractmethod
     def _merged(self, stored: Any, value: Any) -> Any:
         """Merges two stored values."""
 
@@ -124,18 +112,6 @@ class KeyedListState(ListState[Any]):
         else:
             added.append(value)
 
-    def add_to(self, cell: Any, value: Any) -> None:
-        """Adds an element to the list of a cell."""
-        self.table.extend(cell, [value])
-
-    def get_of(self, cell: Any) -> list[Any] | None:
-        """Returns the list of a cell, or None."""
-        return self.table.elements(cell) or None
-
-    def clear_of(self, cell: Any) -> None:
-        """Forgets the list of a cell."""
-        self.table.remove(cell)
-
     def add_all(self, values: list[Any]) -> None:
         cell = self.table.cell
         if values:
@@ -168,15 +144,9 @@ class KeyedReducingState(_MergingState, ReducingState[Any]):
     def get(self) -> Any:
         return self.table.values.get(self.table.cell)
 
-    def get_of(self, cell: Any) -> Any:
-        return self.table.values.get(cell)
-
     def add(self, value: Any) -> None:
-        self.add_to(self.table.cell, value)
-
-    def add_to(self, cell: Any, value: Any) -> None:
-        stored = self.table.values.get(cell)
-        self.table.put_into(cell, value if stored is None else self._reduce(stored, value))
+        stored = self.get()
+        self.table.put(value if stored is None else self._reduce(stored, value))
 
     def _merged(self, stored: Any, value: Any) -> Any:
         return self._reduce(stored, value)
@@ -190,19 +160,13 @@ class KeyedAggregatingState(_MergingState, AggregatingState[Any, Any]):
         self._function = function
 
     def get(self) -> Any:
-        return self.get_of(self.table.cell)
-
-    def get_of(self, cell: Any) -> Any:
-        stored = self.table.values.get(cell)
+        stored = self.table.values.get(self.table.cell)
         return None if stored is None else self._function.get_result(stored)
 
     def add(self, value: Any) -> None:
-        self.add_to(self.table.cell, value)
-
-    def add_to(self, cell: Any, value: Any) -> None:
-        stored = self.table.values.get(cell)
+        stored = self.table.values.get(self.table.cell)
         accumulator = self._function.create_accumulator() if stored is None else stored
-        self.table.put_into(cell, self._function.add(value, accumulator))
+        self.table.put(self._function.add(value, accumulator))
 
     def _merged(self, stored: Any, value: Any) -> Any:
         return self._function.merge(stored, value)

@@ -255,19 +255,13 @@ class CellTable(OverlayTable):
 
     def put(self, value: Any) -> None:
         """Sets the value of the current cell."""
-        self.put_into(self.cell, value)
-
-    def put_into(self, cell: Any, value: Any) -> None:
-        """Sets the value of a cell."""
+        cell = self.cell
         self.values[cell] = self.name_fields(value)
         self.changed.add(cell)
 
     def remove(self) -> None:
         """Drops the value of the current cell."""
-        self.remove_from(self.cell)
-
-    def remove_from(self, cell: Any) -> None:
-        """Drops the value of a cell."""
+        cell = self.cell
         if self.values.pop(cell, None) is not None:
             self.changed.add(cell)
 

@@ -164,6 +164,10 @@ def test_one_operator_uses_state_in_one_way(make_backend):
     backend.get_state(DESCRIPTOR)
     with pytest.raises(ConfigurationError, match="by record and by column"):
         backend.get_columns(DESCRIPTOR, "VALUE")
+    backend = make_backend(key_type=Types.LONG())
+    backend.get_columns(DESCRIPTOR, "VALUE")
+    with pytest.raises(ConfigurationError, match="by record and by column"):
+        backend.get_state(DESCRIPTOR)
 
 
 def test_other_types_and_a_time_to_live_are_refused(make_backend):

@@ -59,23 +59,31 @@ def test_a_window_that_never_was_in_storage_leaves_nothing(make_backend: Any) ->
     assert backend.snapshot().tables[0].runs == ()
 
 
-def test_the_next_window_takes_the_place_of_one_that_has_ended(make_backend: Any) -> None:
+@pytest.mark.parametrize("make", [sums, lists])
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_next_window_takes_the_place_of_one_that_has_ended(make_backend: Any, make: Any, stored: bool) -> None:
     backend = make_backend(key_type=LONG)
-    state = sums(backend)
-    touch(backend, LONG, [7, 8])
-    for start in range(0, 100, 10):
+    state, keys = make(backend), 5_000
+    touch(backend, LONG, list(range(keys)))
+    slots, last = list(range(keys)), (90_000, 90_010)
+    add(state, slots, slots, last)
+    for start in range(0, 1_000, 10):
         window = (start, start + 10)
-        assert add(state, [0, 1], [start, 1], window) == [0, 1]
-        assert contents(state, [0, 1], window) == [start, 1]
-        if start == 50:
+        assert len(add(state, slots, slots, window)) == keys
+        if stored:
             backend.snapshot()  # storage knows this window until it learns that the window has ended
-        state.clear_each(cells_of(state, [0, 1], window))
+        state.clear_each(cells_of(state, slots, window))
         state.table.release_namespace(window)
-        if start == 70:
-            backend.snapshot()
-    assert len(state.table.cells) == 4
-    assert add(state, [0, 1], [1, 1], (100, 110)) == add(state, [0, 1], [1, 1], (110, 120)) == [0, 1]
-    assert len(state.table.cells) == 4
+    assert len(state.table.cells) < (100_000 if stored else 10_001)
+    expected = [[i] for i in slots] if make is lists else slots
+    assert contents(state, slots, last) == expected
+    snapshot = backend.snapshot()
+
+    restored = make_backend(snapshot, key_type=LONG)
+    state = make(restored)
+    touch(restored, LONG, slots)
+    assert contents(state, slots, last) == expected
+    assert contents(state, slots, window) == []
 
 
 @pytest.mark.parametrize(("make", "first", "both"), [(sums, 1, 6), (lists, [1], [1, 5])])
