@@ -1,6 +1,6 @@
-"""Tumbling and sliding windows with the default trigger: a batch is added window by window.
+"""Tumbling and sliding windows with the default trigger: a batch is added to all its windows at once.
 
-The timers are in columns, and Python runs per record only for the user's function.
+The timers are in columns. Per record and window, Python only adds to the window's contents (``pane_states.py``).
 """
 
 from __future__ import annotations
