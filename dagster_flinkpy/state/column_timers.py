@@ -139,7 +139,7 @@ class ColumnTimers(TimerTable[tuple[int, Any, Cells]]):
 
     @property
     def size(self) -> int:
-        return sum(log.size for _, log in self._logs.values()) // _TIMERS_PER_ROW
+        return -(-sum(log.size for _, log in self._logs.values()) // _TIMERS_PER_ROW)
 
     def clear(self) -> None:
         super().clear()
