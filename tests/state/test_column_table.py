@@ -84,6 +84,25 @@ def test_windows_that_came_and_went_leave_their_cells_to_the_next_ones(make_back
     assert table.cells.namespace_ids([(49, 50), (50, 51)]) == [number, number + 1]
 
 
+def test_cells_without_values_are_dropped(make_backend: Any, store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 10)
+    backend = make_backend(None, key_type=Types.LONG())
+    table = backend.get_columns(DESCRIPTOR, "VALUE", WINDOWS)
+    column = pa.array(range(10))
+    slots = backend.touch_column(column, hash_keys(Types.LONG(), column))
+    for window in range(50):
+        table.compact()
+        cells = table.cells.find(slots, [(window, window + 1)], np.zeros(len(slots), dtype=np.int64))
+        table.update(cells, VALUE.to_arrow([(window, str(key)) for key in range(10)]))
+        if window == 20:
+            backend.snapshot()  # storage needs tombstones for the values of two windows
+        table.delete(cells[window % 4 :])
+    assert len(table.cells) < 250
+    (snapshot,) = backend.snapshot().tables
+    rows = [(row["namespace"]["f0"], row["key"], row["value"]["f1"]) for row in read_table(snapshot, store).to_pylist()]
+    assert sorted(rows) == [(n, key, str(key)) for n in range(50) for key in range(n % 4)]
+
+
 @pytest.mark.parametrize("namespaced", [False, True])
 @pytest.mark.parametrize("kind", KEYS)
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -17,6 +17,11 @@ from tests.runtime.operators.test_session_windows import FIRED, LONGS, STAMPED, 
 from tests.runtime.programs import environment, events
 
 
+@pytest.fixture(autouse=True)
+def _cells_are_numbered_anew_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 2)
+
+
 class GeneralTumbling(CountTumblingWindowAssigner):
     """The same windows, in the operator that calls assigner and trigger for each record."""
 

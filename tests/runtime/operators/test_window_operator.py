@@ -57,6 +57,11 @@ records_of = st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.i
 properties = settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+@pytest.fixture(autouse=True)
+def _cells_are_numbered_anew_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dagster_flinkpy.state.column_table._SPARE_CELLS", 2)
+
+
 class Values(AggregateFunction):
     def create_accumulator(self):
         return []
