@@ -253,6 +253,7 @@ class ColumnTable(OverlayTable):
             self.reserve()
             live = ~match.run.take("deleted", match.rows).to_numpy(zero_copy_only=False)
             self.column.put(cells[live], match.run.take("value", match.rows[live]))
+            self.column.drop(cells[~live])
             self._present[cells] = live
             self._stored[cells] = live
 
