@@ -124,6 +124,8 @@ def _spark() -> Peer:
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.streaming.stateStore.providerClass": store,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        # In processing time, there would always be another one.
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     }
     programs = ("deduplicate", "top_n", "fraud", "features")
     what = "Spark transformWithState"
