@@ -494,8 +494,15 @@ def test_bytes_are_fields_of_rows_only(kind: pa.DataType, values: list[bytes | N
         java_hash_codes(column)
 
 
+@given(length=st.integers(0, 20), rows=st.integers(1, 30), start=st.integers(0, 30), text=st.data())
+def test_strings_of_one_length_hash_as_scalars(length: int, rows: int, start: int, text: Any) -> None:
+    letters = st.characters(exclude_categories=["Cs"], max_codepoint=text.draw(st.sampled_from([0x7F, 0x10FFFF])))
+    keys = text.draw(st.lists(st.text(letters, min_size=length, max_size=length), min_size=rows, max_size=rows))
+    assert java_hash_codes(pa.array(keys, pa.string())[start:]).tolist() == [java_hash_code(key) for key in keys[start:]]
+
+
 def test_values_longer_than_a_block_of_work() -> None:
-    keys = ["", "x" * 20_000, "é" * 9_000, "a", "😀" * 20_000, "", "日本語" * 3, "b" * 16_384, "", ""]
+    keys = ["", "x" * 70_000, "é" * 35_000, "a", "😀" * 20_000, "", "日本語" * 3, "b" * 65_536, "", ""]
     expected = [java_hash_code(key) for key in keys]
     assert java_hash_codes(pa.array(keys)).tolist() == expected
     assert java_hash_codes(pa.array(keys)[3:8]).tolist() == expected[3:8]

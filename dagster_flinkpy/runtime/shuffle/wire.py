@@ -163,10 +163,16 @@ class TaskOutput:
 
 def encode_buffer(batch: pa.RecordBatch) -> pa.Buffer:
     """Encodes a record batch as an Arrow IPC stream."""
-    sink = pa.BufferOutputStream()
+    size = pa.MockOutputStream()
+    _write(batch, size)
+    payload = pa.allocate_buffer(size.size())
+    _write(batch, pa.FixedSizeBufferWriter(payload))
+    return payload
+
+
+def _write(batch: pa.RecordBatch, sink: pa.NativeFile) -> None:
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return sink.getvalue()
 
 
 def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch:

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 
 import pyarrow as pa
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dagster_flinkpy.common.typeinfo import Types
 from dagster_flinkpy.runtime.shuffle.wire import Kind, TaskOutput, decode_buffer, encode_buffer, rows_of
@@ -20,6 +22,21 @@ def test_buffers_that_hold_all_columns_are_read() -> None:
     decoded = decode_buffer(encode_buffer(batch), EVENT)
     assert decoded.keys is not None
     assert (decoded.timestamps.tolist(), decoded.keys.column.to_pylist()) == ([5], ["a"])
+
+
+@given(
+    st.lists(st.none() | st.text(max_size=9), max_size=40),
+    st.integers(0, 40),
+    st.integers(0, 40),
+    st.sampled_from([pa.string(), pa.dictionary(pa.int32(), pa.string())]),
+)
+def test_a_buffer_is_filled_to_its_end(values: list[str | None], start: int, rows: int, kind: pa.DataType) -> None:
+    batch = pa.record_batch({"a": pa.array(values, pa.string()).cast(kind), "b": pa.array(range(len(values)))})
+    batch = batch.slice(start, rows)
+    expected = pa.BufferOutputStream()
+    with pa.ipc.new_stream(expected, batch.schema) as writer:
+        writer.write_batch(batch)
+    assert encode_buffer(batch).equals(expected.getvalue())
 
 
 def test_much_output_becomes_several_batches() -> None:
