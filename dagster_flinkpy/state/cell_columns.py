@@ -28,6 +28,9 @@ Cells = npt.NDArray[np.int64]
 _SPARE_ROWS = 1024
 """Compaction waits until there are this many unused rows more than live ones."""
 
+_MERGED, _MERGED_BYTES = 4, 64 << 20
+"""If at least one of four rows is read at once, merging chunks of up to so many bytes costs less than reading each."""
+
 
 class CellColumn(ABC):
     """A value, or null, per cell. Cells are numbered from 0; call :meth:`grow` before using new ones."""
@@ -149,6 +152,8 @@ class VariableColumn(CellColumn):
         wanted = rows >= 0
         if not wanted.any():
             return pa.nulls(len(cells), self._kind)
+        if len(self._chunks) > 1 and len(cells) >= self._appended // _MERGED:
+            self._merge()
         if len(self._chunks) == 1:
             return self._chunks[0].take(pa.array(rows, mask=None if wanted.all() else ~wanted))
         starts = np.cumsum([0, *map(len, self._chunks)])
@@ -182,6 +187,10 @@ class VariableColumn(CellColumn):
         while len(self._chunks) > 1 and len(self._chunks[-2]) <= len(self._chunks[-1]):
             last = self._chunks.pop()
             self._chunks[-1] = pa.concat_arrays([self._chunks[-1], last])
+
+    def _merge(self) -> None:
+        if sum(chunk.nbytes for chunk in self._chunks) <= _MERGED_BYTES:
+            self._chunks = [pa.concat_arrays(self._chunks)]
 
     def _compact(self) -> None:
         used = np.flatnonzero(self._rows >= 0)

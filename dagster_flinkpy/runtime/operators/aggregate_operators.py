@@ -25,7 +25,7 @@ from dagster_flinkpy.metrics import LATE_RECORDS_DROPPED
 from dagster_flinkpy.runtime.operators.aligned_windows import AlignedWindows, create_window_operator
 from dagster_flinkpy.runtime.operators.folds import ColumnFold, fold_of
 from dagster_flinkpy.runtime.operators.grouped_rows import IntegerOverflowError
-from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, ReduceOperator, touch_keys
 from dagster_flinkpy.runtime.operators.local_aggregate import window_fold_of
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.stream_operator import OperatorSnapshot, StreamOperator
@@ -111,7 +111,7 @@ class RollingAggregateOperator(_AggregateOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
-        slots = self.backend.touch_column(keys.column, keys.hashes)
+        slots = touch_keys(self.backend, keys)
         try:
             results = self._fold.running(self._state, slots, self._fold.lift(batch.column), np.arange(len(batch)))
         except (IntegerOverflowError, TypeMismatchError) as e:
@@ -139,7 +139,7 @@ class MiniBatchAggregateOperator(RollingAggregateOperator):
         keys = self.bind(batch)
         if self.backend.is_full:
             self._emit_changed()  # slots are about to stand for other keys
-        slots = self.backend.touch_column(keys.column, keys.hashes)
+        slots = touch_keys(self.backend, keys)
         try:
             accumulators = batch.column if batch.combined else self._fold.lift(batch.column)
             self._fold.add(self._state, slots, accumulators, np.arange(len(batch)))
@@ -194,7 +194,7 @@ class WindowAggregateOperator(_AggregateOperator):
                 f"record {record!r} has no event time; set a watermark strategy with a timestamp assigner"
             )
             raise self.user_error(error, "window")
-        slots = self.backend.touch_column(keys.column, keys.hashes)
+        slots = touch_keys(self.backend, keys)
         rows, starts, some_fired = self._windows.open_ones(*self._windows.of(times), watermark)
         self._skip(batch, self._windows.late(rows, times, watermark))
         if not len(rows):

@@ -29,7 +29,7 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.count_windows import CountWindowOperator
-from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS
+from dagster_flinkpy.runtime.operators.keyed_operators import EVENT_TIMERS, PROCESSING_TIMERS, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.session_windows import SessionWindowOperator
 from dagster_flinkpy.runtime.operators.window_operator import MergingWindowOperator, WindowOperator
@@ -153,7 +153,7 @@ class AlignedWindowOperator(WindowOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys, (times, watermark) = self.bind(batch), self._windows.times(batch, self.context)
-        slots = self.backend.touch_column(keys.column, keys.hashes)
+        slots = touch_keys(self.backend, keys)
         self.backend.key_context.slot = None  # an error before the first record has no key
         if not len(times):
             return

@@ -18,7 +18,7 @@ from dagster_flinkpy.datastream.operator_specs import FilterBatchSpec, InputsSpe
 from dagster_flinkpy.datastream.state import StateDescriptor, ValueStateDescriptor
 from dagster_flinkpy.errors import ConfigurationError, TypeMismatchError
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
-from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator
+from dagster_flinkpy.runtime.operators.keyed_operators import KeyedStateOperator, touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.runtime_context import TaskRuntimeContext
 from dagster_flinkpy.runtime.operators.stream_operator import StreamOperator, called
@@ -42,7 +42,7 @@ class _ColumnState(BatchState):
     def select(self, keys: KeyColumn) -> None:
         """Selects the keys of a batch."""
         self._keys = keys
-        self._slots = self._backend.touch_column(keys.column, keys.hashes)
+        self._slots = touch_keys(self._backend, keys)
 
     def lookup(self, descriptor: ValueStateDescriptor, keys: pa.Array[Any]) -> pa.Array[Any]:
         return self._table(descriptor).lookup(self._slots_of(descriptor, keys))

@@ -10,6 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
+import numpy as np
+import numpy.typing as npt
+
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.common.watermark_strategy import MAX_WATERMARK
 from dagster_flinkpy.datastream.functions import KeyedStateStore, ReduceFunction, RuntimeContext
@@ -36,7 +39,7 @@ from dagster_flinkpy.runtime.shuffle.copies import copied, plain_row, unchanging
 from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state.cache import RunCache
 from dagster_flinkpy.state.heap_backend import HeapKeyedStateBackend
-from dagster_flinkpy.state.keys import TouchedKeys
+from dagster_flinkpy.state.keys import TouchedKeys, hash_keys
 from dagster_flinkpy.state.runs import TURNS
 from dagster_flinkpy.state.timers import TimerQueue
 
@@ -50,6 +53,7 @@ __all__ = [
     "KeyedTimerService",
     "ReduceOperator",
     "StrictTimerService",
+    "touch_keys",
 ]
 
 EVENT_TIMERS, PROCESSING_TIMERS = "_timers/event_time", "_timers/processing_time"
@@ -117,6 +121,17 @@ class KeyedContext(RecordContext):
     def time_domain(self) -> TimeDomain:
         """Returns the time domain of the timer that fires."""
         return self.domain
+
+
+def touch_keys(backend: ColumnarKeyedStateBackend, keys: KeyColumn) -> npt.NDArray[np.int64]:
+    """Reads the state of all keys of a batch at once, and returns the slot of each."""
+    encoded = keys.encoded
+    if encoded is None:
+        return backend.touch_column(keys.column, keys.hashes)
+    distinct = encoded.dictionary
+    slots = backend.touch_column(distinct, hash_keys(keys.type_info, distinct))
+    of_rows: npt.NDArray[np.int64] = slots[encoded.indices.to_numpy()]
+    return of_rows
 
 
 class KeyedStateOperator(StreamOperator):
@@ -211,7 +226,7 @@ class KeyedOperator(KeyedStateOperator):
     def slots(self, batch: StreamBatch) -> Iterable[int]:
         """Loads the state of the keys of a batch, and yields the slot of each record."""
         keys = self.bind(batch)
-        slots = self.backend.touch_column(keys.column, keys.hashes)
+        slots = touch_keys(self.backend, keys)
         self.backend.key_context.slot = None  # an error before the first record has no key
         return each_int(slots)
 

@@ -36,6 +36,8 @@ class KeyColumn:
     type_info: TypeInformation
     column: pa.Array
     hashes: np.ndarray[Any, np.dtype[np.int32]]
+    encoded: pa.DictionaryArray | None = None
+    """The column as a dictionary, if keys repeat. It has each key once, in order of appearance, and no other."""
 
 
 class StreamBatch:

@@ -26,6 +26,7 @@ from dagster_flinkpy.runtime.shuffle.channel_selectors import (
     downstream_subtasks,
 )
 from dagster_flinkpy.runtime.shuffle.key_columns import field_positions, key_column
+from dagster_flinkpy.runtime.shuffle.key_dictionary import KeyDictionary
 from dagster_flinkpy.runtime.shuffle.wire import SEQ_BITS, Kind, TaskOutput, encode_buffer
 
 __all__ = ["BUFFER_SIZE", "NETWORK_MEMORY", "BufferPool", "RecordWriter"]
@@ -112,6 +113,7 @@ class RecordWriter:
         self._markers = subtask
         self.bytes_out = 0
         """The size of all encoded records sent so far, to each subtask that they were sent to."""
+        self._dictionary = KeyDictionary() if kind is PartitionerKind.HASH else None
         self._selector = self._create_selector(*replay) if len(self._targets) > 1 else None
         # Fields that may contain the timestamps. One that once did not is not tried again: the schema seldom changes.
         record = edge.type_info.arrow_type
@@ -248,7 +250,8 @@ class RecordWriter:
         # Records of a batch have similar sizes. Up to half a buffer too much is not split.
         rows = records.num_rows if records.num_rows * 2 <= rows * 3 else rows
         for start in range(0, records.num_rows, rows):
-            payload = encode_buffer(records.slice(start, rows))
+            part = records.slice(start, rows)
+            payload = encode_buffer(part if self._dictionary is None else self._dictionary.encode(part))
             self.bytes_out += payload.size * len(self._lanes[lane])
             for target in self._lanes[lane]:
                 self._row(target, Kind.BUFFER, payload)

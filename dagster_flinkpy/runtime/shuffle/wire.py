@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 
 from dagster_flinkpy.common.typeinfo import TypeInformation, type_from_json
 from dagster_flinkpy.errors import ConfigurationError
-from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, KeyColumn, StreamBatch
-from dagster_flinkpy.runtime.shuffle.key_columns import key_of_fields
+from dagster_flinkpy.runtime.shuffle.batch import NO_TIMESTAMP, StreamBatch
+from dagster_flinkpy.runtime.shuffle.key_dictionary import keys_of
 from dagster_flinkpy.state.schema_evolution import upgraded
 
 __all__ = [
@@ -185,10 +185,8 @@ def decode_buffer(payload: pa.Buffer, type_info: TypeInformation) -> StreamBatch
     else:
         timestamps = _times_of(values, json.loads(metadata[b"timestamp_field"]))
     keys = None
-    if "hash" in names:
-        key_type = _type(metadata[b"key_type"])
-        column = batch.column("key") if "key" in names else key_of_fields(values, json.loads(metadata[b"key_fields"]))
-        keys = KeyColumn(key_type, column, batch.column("hash").to_numpy())
+    if b"key_type" in metadata:
+        values, keys = keys_of(batch, _type(metadata[b"key_type"]))
     if b"accumulator_type" in metadata:
         return StreamBatch(_type(metadata[b"accumulator_type"]), timestamps, column=values, keys=keys, combined=True)
     if values.type != type_info.arrow_type:  # in-flight data of an earlier release
