@@ -44,7 +44,7 @@ class WatermarkStrategy:
     max_out_of_orderness: Duration | None = None
     """How much older than the newest record others may be, or None for no watermarks."""
     timestamp_assigner: TimestampAssigner | str | None = None
-    """A function of the record, or the name of a field with milliseconds, which is read as a whole column."""
+    """A function of the record, or the name of a field, which is read as a whole column."""
     idle_timeout: Duration | None = None
     """A channel without records for this long no longer holds back the watermark."""
 
@@ -71,7 +71,10 @@ class WatermarkStrategy:
         return WatermarkStrategy()
 
     def with_timestamp_assigner(self, timestamp_assigner: TimestampAssigner | str) -> WatermarkStrategy:
-        """Returns a strategy with timestamps from an assigner, or from a field with this name (int milliseconds).
+        """Returns a strategy with timestamps from an assigner, or from a field with this name.
+
+        The field has integers, which are milliseconds since 1970, or is a ``Types.SQL_TIMESTAMP()`` (in UTC) or
+        ``Types.INSTANT()``, rounded down to milliseconds.
 
         Raises:
             ConfigurationError: It is neither of them.

@@ -56,12 +56,14 @@ class EventTime:
             raise TypeMismatchError(
                 f"operator {uid!r}: no timestamp field {self._assigner!r} in {batch.type_info}"
             ) from e
-        if not pa.types.is_integer(column.type):
+        if pa.types.is_timestamp(column.type):
+            column = pc.floor_temporal(column, unit="millisecond").cast(pa.timestamp("ms"))
+        elif not pa.types.is_integer(column.type):
             row_type = cast(RowTypeInfo, batch.type_info)
             declared = row_type.field_types[row_type.field_names.index(self._assigner)]
             raise TypeMismatchError(
                 f"operator {uid!r}: timestamp field {self._assigner!r} is {declared}; it must be an integer, the "
-                "milliseconds since 1970"
+                "milliseconds since 1970, or a Types.SQL_TIMESTAMP() or Types.INSTANT()"
             )
         filled: np.ndarray[Any, Any] = pc.fill_null(column.cast(pa.int64()), NO_TIMESTAMP).to_numpy()
         return filled
