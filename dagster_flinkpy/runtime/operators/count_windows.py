@@ -24,6 +24,7 @@ from dagster_flinkpy.datastream.window import (
 )
 from dagster_flinkpy.runtime.failure import USER_EXCEPTIONS
 from dagster_flinkpy.runtime.operators.grouped_rows import Segments
+from dagster_flinkpy.runtime.operators.keyed_operators import touch_keys
 from dagster_flinkpy.runtime.operators.operator_context import OperatorContext
 from dagster_flinkpy.runtime.operators.window_operator import WindowOperator
 from dagster_flinkpy.runtime.shuffle.batch import StreamBatch
@@ -65,7 +66,7 @@ class CountWindowOperator(WindowOperator):
 
     def process(self, input_index: int, batch: StreamBatch) -> None:
         keys = self.bind(batch)
-        slots = self.backend.touch_column(keys.column, keys.hashes)
+        slots = touch_keys(self.backend, keys)
         self.backend.key_context.slot = None  # an error before the first record has no key
         if not len(slots):
             return
