@@ -32,7 +32,7 @@ from dagster_flinkpy.datastream.state import ListStateDescriptor, MapStateDescri
 from dagster_flinkpy.datastream.window import EventTimeSessionWindows, SlidingEventTimeWindows, TumblingEventTimeWindows
 from dagster_flinkpy.testing import run_local
 
-EVENTS, GROWTH, KEYS, ROUNDS = 125_000, 4, 100_000, 3
+EVENTS, GROWTH, KEYS, ROUNDS = 250_000, 4, 100_000, 3
 WINDOW, PANES, GAP, COUNT = 500_000, 10, 50_000, 10
 """Milliseconds, of which each has one event; windows that a record is in; milliseconds; records."""
 
