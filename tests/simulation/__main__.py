@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import re
 import resource
@@ -29,6 +30,7 @@ def main() -> int:
     )
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one per core)")
     args = parser.parse_args()
+    logging.getLogger("dagster_flinkpy").addHandler(logging.NullHandler())  # a store that fails is meant to
     seeds = range(args.first, args.first + args.seeds)
     if args.mutations:
         return _break_rules(seeds, args.workers)
