@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -29,3 +31,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    # Threads of Arrow or delta-rs that still read ahead sometimes abort a process that ends.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    os._exit(0)
