@@ -459,7 +459,8 @@ class JobMaster:
             if self._fails_from is None or each.checkpoint_id < self._fails_from:  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)
         for stimulus in self._barriers.settle(self._now()):
-            self._drive(stimulus)
+            if self._fails_from is None or stimulus.checkpoint_id < self._fails_from:
+                self._drive(stimulus)
 
     def _overtake(self) -> bool:
         """Lets regions acknowledge checkpoints that do not wait for what they read. Returns whether any did."""
