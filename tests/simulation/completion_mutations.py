@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from unittest import mock
 
 from dagster_flinkpy.checkpoint.attempt import Attempt
 from dagster_flinkpy.checkpoint.instructions import NotifyAborted
@@ -73,6 +74,25 @@ def _(real: Wrapped, chain: CompletionChain, checkpoint_id: int | None) -> bool:
         return False
     chain.current, chain.replacing_head = None, False
     return True
+
+
+@mutation(
+    "what is in flight is acknowledged behind a checkpoint that failed",
+    JobMaster,
+    "_on_region_ended",
+    "but the files have",
+    first=300_296,
+)
+def _(real: Wrapped, master: JobMaster, region: RegionExecution, ended: Any) -> None:
+    settle = master._barriers.settle
+
+    def acknowledged(now_ms: int) -> Any:
+        for stimulus in settle(now_ms):
+            master._drive(stimulus)
+        return iter(())
+
+    with mock.patch.object(master._barriers, "settle", acknowledged):
+        real(master, region, ended)
 
 
 @mutation("rows are taken over twice", EpochOutputs, "publish", "whose upload is gone", **_TOLERANT)

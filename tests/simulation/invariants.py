@@ -104,10 +104,14 @@ class Invariants:
         self.requests = RequestRules(self.completed, self._fail)
         self._prepared: dict[str, _Prepared] = {}
         """What completed checkpoints have to commit, by key."""
+        self._gave_up = 0
+        """Token of the newest attempt that deletes its checkpoints at its end."""
 
     # --- changes ------------------------------------------------------------------------------------------------------
 
     def _on_put(self, key: str, old: bytes | None, new: bytes) -> None:
+        if key == f"{JOB}/{HEAD_KEY}" and old is not None:
+            self._note_giving_up(Head.from_bytes(old, key), Head.from_bytes(new, key))
         if old == new:
             return
         self.requests.on_put(key, old, new)
@@ -135,7 +139,8 @@ class Invariants:
         if found := _SEGMENT.fullmatch(key):
             token, checkpoint_id = int(found[1]), int(found[2])
             # A checkpoint that fails may hand over to the next one, which then has all before its barrier.
-            unfinished = checkpoint_id > max(self.completed, default=0) and token == max(self._owners, default=0)
+            newest = token == max(self._owners, default=0) and token != self._gave_up
+            unfinished = newest and checkpoint_id > max(self.completed, default=0)
             if unfinished and self.world.now_ms < self._expires_at + _ABANDONED_MS:
                 self._fail(f"{key} was deleted, but checkpoint {checkpoint_id} is not complete")
 
@@ -193,6 +198,12 @@ class Invariants:
                 self._fail(f"HEAD retains checkpoint {checkpoint_id}, which never completed")
                 return
             self._check_files(self.completed[checkpoint_id].metadata, JOB, f"retained checkpoint {checkpoint_id}")
+
+    def _note_giving_up(self, old: Head, new: Head) -> None:
+        """Without a checkpoint to name, an attempt replaces its own HEAD only to delete all that it has written."""
+        deletes = self.scenario.retention is not ExternalizedCheckpointRetention.RETAIN_ON_CANCELLATION
+        if deletes and new.checkpoint_id is None and old.fencing_token == new.fencing_token:
+            self._gave_up = new.fencing_token
 
     def _on_discarded(self, old: Head) -> None:
         """A run deletes its checkpoints at its end only if it is told to, and if nothing else needs them."""

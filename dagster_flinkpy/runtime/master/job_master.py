@@ -456,11 +456,14 @@ class JobMaster:
             self._read_up_to = last
             self._requests.epoch_ended(last)
         for each in acknowledged:
-            if self._fails_from is None or each.checkpoint_id < self._fails_from:  # it may have expired just now
+            if self._may_complete(each.checkpoint_id):  # it may have expired just now
                 self._acknowledge(region, each.checkpoint_id, each.states)
         for stimulus in self._barriers.settle(self._now()):
-            if self._fails_from is None or stimulus.checkpoint_id < self._fails_from:
+            if self._may_complete(stimulus.checkpoint_id):
                 self._drive(stimulus)
+
+    def _may_complete(self, checkpoint_id: int) -> bool:
+        return self._fails_from is None or checkpoint_id < self._fails_from
 
     def _overtake(self) -> bool:
         """Lets regions acknowledge checkpoints that do not wait for what they read. Returns whether any did."""
