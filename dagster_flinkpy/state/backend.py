@@ -463,6 +463,7 @@ class ColumnarKeyedStateBackend:
             return  # no key yet, so no tables
         for table in self._tables.values():
             self._write(table)
+        for table in self._tables.values():  # Only now, because some tables write what others hold.
             table.clear()
         self._keys.clear()
 

@@ -26,6 +26,7 @@ from dagster_flinkpy.datastream.window import (
     SessionWindowTimeGapExtractor,
 )
 from dagster_flinkpy.errors import UserFunctionError
+from dagster_flinkpy.state.backend import ColumnarKeyedStateBackend
 from dagster_flinkpy.state_processor import read_savepoint
 from tests.examples import examples
 from tests.runtime.harness import HarnessAttempt, ManualClock, collect_all, collect_graph, collected
@@ -158,6 +159,7 @@ def run(graphs: list[Any], folder: Path, turns: list[int], rescale: dict[int, in
     lateness=st.sampled_from([0, 0, 7]),
     turns=st.lists(st.integers(0, 1), min_size=1, max_size=4),
     rescale=st.dictionaries(st.integers(1, 4), st.integers(1, 3), max_size=2),
+    full=st.booleans(),
 )
 def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     records: list[tuple[str, int, int]],
@@ -169,6 +171,7 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
     lateness: int,
     turns: list[int],
     rescale: dict[int, int],
+    full: bool,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     graphs = []
@@ -184,7 +187,11 @@ def test_the_quick_way_fires_and_stores_what_the_general_one_does(
         # Several subtasks write in any order.
         return [sorted(each) if rescale else each for each in fired], state, Ends.ended
 
-    assert outcome([0, *turns]) == outcome([1])
+    expected = outcome([1])
+    with pytest.MonkeyPatch.context() as patch:
+        if full:  # State is written out early, before each batch.
+            patch.setattr(ColumnarKeyedStateBackend, "is_full", True)
+        assert outcome([0, *turns]) == expected
 
 
 @pytest.mark.parametrize("contents", sorted(CONTENTS))
