@@ -1,8 +1,8 @@
 """Nexmark: the queries of an auction site, beside Flink SQL and Spark. https://github.com/nexmark/nexmark.
 
 Each query is a job from Parquet files to nowhere, or to Parquet files with ``--output``. What a run of a tenth of the
-events takes is subtracted, so that what a job takes to start does not count. CPU time counts more than the clock: it
-means the same while other work runs on the machine.
+events takes is subtracted, so that what a job takes to start does not count; both come after a run with all events, to
+warm up, on each side. CPU time counts more than the clock: it means the same while other work runs on the machine.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--input", type=Path, metavar="DIR", help="where events are kept; default: they are not")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where results go; those of peers must equal them")
     parser.add_argument("--parallelism", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--checkpoint-every", type=int, metavar="EVENTS", help="default: one checkpoint, at the end")
+    every = "default: one checkpoint, at the end. Spark commits as often; it needs a multiple of 500,000"
+    parser.add_argument("--checkpoint-every", type=int, metavar="EVENTS", help=every)
     parser.add_argument("--rescale-to", type=int, metavar="P", help="parallelism to continue with after a savepoint")
     parser.add_argument("--local", action="store_true", help="run our tasks in this process, without Spark")
 
@@ -65,21 +66,22 @@ def run(
         raise SystemExit("--rescale-to needs --checkpoint-every: a job is stopped between two checkpoints")
     plain = program.Settings(parallelism, checkpoint_every, local=local)
     whole = replace(plain, rescale_to=rescale_to)
+    files = {peer: peer.files_per_batch(checkpoint_every) for peer in _peers(peers)}
     few = max(events // SHARE, 50)
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as scratch:
         os.environ[RUNTIME_DIR_VARIABLE] = scratch  # a Spark server of our own, whose CPU time is ours
         folder = input or Path(scratch) / "events"
         generator.write(folder / "few", generator.Events(few))
         generator.write(folder / "all", generator.Events(events))
-        program.run(names[0], folder / "few", plain)  # warms up
         ours: dict[str, Used] = {}
         for name in names:
             out = None if output is None else output / name
+            program.run(name, folder / "all", plain)  # warms up
             less = program.used(partial(program.run, name, folder / "few", plain))
             ours[name] = program.used(partial(program.run, name, folder / "all", whole, out)) - less
             yield from _rates(name, "", events - few, ours[name], asdict(whole) | {"events": events})
-        for peer in _peers(peers):
-            yield from _beside(peer, ours, folder, parallelism, events, few, output)
+        for peer, of_batch in files.items():
+            yield from _beside(peer, ours, folder, parallelism, of_batch, events, few, output)
 
 
 def _peers(names: Sequence[str]) -> list[Peer]:
@@ -90,16 +92,26 @@ def _peers(names: Sequence[str]) -> list[Peer]:
 
 
 def _beside(
-    peer: Peer, ours: dict[str, Used], folder: Path, parallelism: int, events: int, few: int, output: Path | None
+    peer: Peer,
+    ours: dict[str, Used],
+    folder: Path,
+    parallelism: int,
+    files: int | None,
+    events: int,
+    few: int,
+    output: Path | None,
 ) -> Iterator[dict[str, Any]]:
     from benchmarks.nexmark import generator, results
     from benchmarks.nexmark.queries import QUERIES
 
     names, ratios = [name for name in ours if name in peer.sql], []
-    measured = peer.used(names, folder / "few", folder / "all", parallelism)
+    measured = peer.used(names, folder / "few", folder / "all", parallelism, files)
+    tuning = dict(peer.settings)
+    if peer.in_batches:
+        tuning["files of a table per micro-batch"] = "all" if files is None else str(files)
     for name, (less, more) in zip(names, measured, strict=True):
         theirs, stateful = more - less, QUERIES[name].stateful
-        yield from _rates(name, f"{peer.name}_", events - few, theirs, peer.settings)
+        yield from _rates(name, f"{peer.name}_", events - few, theirs, tuning)
         bar, cpu_ratio = f">= {peer.bar}" if stateful else "", theirs.cpu_seconds / ours[name].cpu_seconds
         rate_ratio = theirs.seconds / ours[name].seconds
         versus = f"nexmark.{name}_vs_{peer.name}"
@@ -114,7 +126,7 @@ def _beside(
         return
     closed = generator.Events(events).end - OPEN
     same = [name for name in names if QUERIES[name].deterministic]
-    for name, result in zip(same, peer.results(same, folder / "all", parallelism), strict=True):
+    for name, result in zip(same, peer.results(same, folder / "all", parallelism, files), strict=True):
         pair = [results.read(output / name), result]
         if name in peer.closed_only:
             pair = [results.before(each, peer.closed_only[name], closed) for each in pair]

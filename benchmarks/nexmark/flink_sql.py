@@ -150,6 +150,7 @@ FLINK_SQL = Peer(
         "table.optimizer.distinct-agg.split.enabled": "true",
         "taskmanager.memory.task.heap.size": "4g",
     },
+    in_batches=False,
     bar=1,
     mean_bar=2,
 )

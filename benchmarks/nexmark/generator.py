@@ -45,7 +45,7 @@ _PERSON_BYTES, _AUCTION_BYTES, _BID_BYTES = 200, 500, 100
 """Mean sizes, which `extra` fills up."""
 
 TABLES = ("person", "auction", "bid")
-_FILE = 500_000
+FILE_EVENTS = 500_000
 """Events in a file of each table; each is drawn from a random generator of its own, so that more events add files."""
 
 
@@ -74,9 +74,9 @@ class Events:
 def tables(events: Events) -> Iterator[dict[str, pa.Table]]:
     """Yields the tables of the events, in parts that follow each other in time."""
     urls = _Channels(np.random.default_rng([events.seed, 0]))
-    for part, first in enumerate(range(0, events.number, _FILE)):
+    for part, first in enumerate(range(0, events.number, FILE_EVENTS)):
         random = np.random.default_rng([events.seed, 1, part])
-        ids = np.arange(first, min(first + _FILE, events.number), dtype=np.int64)
+        ids = np.arange(first, min(first + FILE_EVENTS, events.number), dtype=np.int64)
         offset = ids % _ALL
         bidding = offset >= _PEOPLE + _AUCTIONS
         yield {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.nexmark.generator import FILE_EVENTS
 from benchmarks.nexmark.program import Used
 from benchmarks.nexmark.queries import QUERIES, build
 from benchmarks.peers.process import answers
@@ -19,7 +20,7 @@ from dagster_flinkpy.datastream import StreamExecutionEnvironment
 __all__ = ["Peer"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Peer:
     """Another engine.
 
@@ -30,6 +31,7 @@ class Peer:
         python: Returns its Python.
         sql: The queries that it can run.
         settings: How it is tuned.
+        in_batches: Whether it can commit after a number of files; otherwise it takes no checkpoints.
         bar: How many times its rate ours must be for a stateful query.
         mean_bar: The same for the geometric mean.
         closed_only: Fields with a time, by query. Only results whose time is long before the end are compared, because
@@ -42,25 +44,49 @@ class Peer:
     python: Callable[[], Path]
     sql: Mapping[str, str]
     settings: dict[str, str]
+    in_batches: bool
     bar: float
     mean_bar: float | None = None
     closed_only: Mapping[str, str] = field(default_factory=dict)
 
-    def used(self, names: Sequence[str], few: Path, all_: Path, parallelism: int) -> Iterator[tuple[Used, Used]]:
+    def files_per_batch(self, checkpoint_every: int | None) -> int | None:
+        """Returns how many files of each table make a micro-batch, or None for all.
+
+        Args:
+            checkpoint_every: The events between two checkpoints; None for one, at the end.
+
+        Raises:
+            SystemExit: They are not a number of whole files.
+        """
+        if checkpoint_every is None or not self.in_batches:
+            return None
+        files, more = divmod(checkpoint_every, FILE_EVENTS)
+        if more or not files:
+            raise SystemExit(f"{self.what} takes files of {FILE_EVENTS} events: pass a multiple to --checkpoint-every")
+        return files
+
+    def used(
+        self, names: Sequence[str], few: Path, all_: Path, parallelism: int, files_per_batch: int | None
+    ) -> Iterator[tuple[Used, Used]]:
         """Yields what each query takes for few and for all events, after a run with all to warm up.
 
         All run in one process. There are no checkpoints but what a micro-batch needs.
         """
-        for runs in self._answers(names, [all_, few, all_], parallelism, measure=True):
+        for runs in self._answers(names, [all_, few, all_], parallelism, files_per_batch, measure=True):
             less, more = (Used(seconds, cpu) for cpu, seconds in runs[1:])
             yield less, more
 
-    def results(self, names: Sequence[str], folder: Path, parallelism: int) -> Iterator[pa.Table]:
+    def results(
+        self, names: Sequence[str], folder: Path, parallelism: int, files_per_batch: int | None = None
+    ) -> Iterator[pa.Table]:
         """Yields the result of each query, with the columns of ours."""
-        for name, rows in zip(names, self._answers(names, [folder], parallelism, measure=False), strict=True):
+        answers = self._answers(names, [folder], parallelism, files_per_batch, measure=False)
+        for name, rows in zip(names, answers, strict=True):
             yield pa.table({f: [_value(f, each[i]) for each in rows] for i, f in enumerate(_fields(name))})
 
-    def _answers(self, names: Sequence[str], folders: list[Path], parallelism: int, *, measure: bool) -> Iterator[Any]:
+    def _answers(
+        self, names: Sequence[str], folders: list[Path], parallelism: int, files_per_batch: int | None, *, measure: bool
+    ) -> Iterator[Any]:
         queries = []
         for name in names:
             reads = {table: list(columns) for table, columns in QUERIES[name].reads.items()}
@@ -70,6 +96,7 @@ class Peer:
             "queries": queries,
             "folders": [str(each) for each in folders],
             "parallelism": parallelism,
+            "files_per_batch": files_per_batch,
             "configuration": self.settings,
             "measure": measure,
         }

@@ -1,8 +1,8 @@
 """Runs a query in Spark Structured Streaming, in a session of its own, without our library.
 
 Run ``python spark_program.py ORDER`` with a JSON object. It prints a JSON list for each query: the rows of the result,
-or the CPU seconds and seconds of a run for each folder. All files are one micro-batch, so that nothing is paid twice;
-another one without data closes windows.
+or the CPU seconds and seconds of a run for each folder. A micro-batch has as many files of each table as the order
+says, or all; another one without data closes windows.
 """
 
 import datetime
@@ -34,10 +34,13 @@ def session(order):
     return builder.getOrCreate()
 
 
-def writer(spark, query, folder, checkpoint):
+def writer(spark, order, query, folder, checkpoint):
     """Returns the writer of the stream that a query gives."""
     for table, columns in query["reads"].items():
-        events = spark.readStream.schema(FIELDS[table]).parquet(f"{folder}/{table}").select(columns)
+        reader = spark.readStream.schema(FIELDS[table])
+        if order["files_per_batch"] is not None:
+            reader = reader.option("maxFilesPerTrigger", order["files_per_batch"])
+        events = reader.parquet(f"{folder}/{table}").select(columns)
         if re.search(r"\brt\b", query["sql"]):
             events = events.selectExpr("*", "timestamp_millis(date_time) AS rt").withWatermark("rt", "4 seconds")
         events.createOrReplaceTempView(table)
@@ -46,11 +49,11 @@ def writer(spark, query, folder, checkpoint):
     return stream.option("checkpointLocation", checkpoint)
 
 
-def rows(spark, query, folder):
+def rows(spark, order, query, folder):
     """Returns the result of a query."""
     found = []
     with tempfile.TemporaryDirectory(prefix="flinkpy-nexmark-") as checkpoint:
-        stream = writer(spark, query, folder, checkpoint)
+        stream = writer(spark, order, query, folder, checkpoint)
         stream.foreachBatch(lambda batch, _: found.extend(batch.collect())).start().awaitTermination()
     return [list(map(plain, row)) for row in found]
 
@@ -59,10 +62,10 @@ def plain(value):
     return str(value) if isinstance(value, decimal.Decimal | datetime.date) else value
 
 
-def seconds(spark, query, folder):
+def seconds(spark, order, query, folder):
     """Returns the CPU seconds of the JVM and the seconds of a run."""
     with tempfile.TemporaryDirectory(prefix="flinkpy-nexmark-") as checkpoint:
-        stream = writer(spark, query, folder, checkpoint).format("noop")
+        stream = writer(spark, order, query, folder, checkpoint).format("noop")
         cpu, started = jvm_cpu_seconds(spark), time.perf_counter()
         stream.start().awaitTermination()
         return jvm_cpu_seconds(spark) - cpu, time.perf_counter() - started
@@ -80,7 +83,9 @@ def main():
     spark = session(order)
     for query in order["queries"]:
         folders = order["folders"]
-        done = [seconds(spark, query, f) for f in folders] if order["measure"] else rows(spark, query, *folders)
+        run = seconds if order["measure"] else rows
+        done = [run(spark, order, query, folder) for folder in folders]
+        done = done if order["measure"] else done[0]
         print(json.dumps(done), flush=True)
     spark.stop()
 

@@ -109,6 +109,7 @@ SPARK = Peer(
         # A row is then written without a look at the one before it, which only the number of rows needs.
         "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
     },
+    in_batches=True,
     bar=5,
     closed_only={"q5": "window_end", "q7": "date_time", "q8": "window_start", "q11": "window_end"},
 )

@@ -75,7 +75,7 @@ def test_distributions() -> None:
 
 
 def test_more_events_add_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generator, "_FILE", 1_000)
+    monkeypatch.setattr(generator, "FILE_EVENTS", 1_000)
     generator.write(tmp_path / "few", Events(1_500))
     generator.write(tmp_path / "many", Events(2_500))
     few, many = ((tmp_path / name / "bid" / "00000.parquet").read_bytes() for name in ("few", "many"))
@@ -154,6 +154,24 @@ def test_spark_gives_the_same(folder: Path) -> None:
             pair = [results.before(each, SPARK.closed_only[name], EVENTS.end - nexmark.OPEN) for each in pair]
         assert len(pair[0]) > 10
         assert results.differences(QUERIES[name], *pair) == ""
+
+
+@pytest.mark.spark
+def test_spark_commits_several_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generator, "FILE_EVENTS", EVENTS.number // 2)
+    generator.write(tmp_path, EVENTS)
+    [theirs] = SPARK.results(["q17"], tmp_path, 2, files_per_batch=1)
+    assert len(theirs) > len(expected("q17", tmp_path))  # of some auctions, each micro-batch tells what it has so far
+    assert results.differences(QUERIES["q17"], expected("q17", tmp_path), theirs) == ""
+
+
+def test_files_of_a_micro_batch() -> None:
+    assert SPARK.files_per_batch(1_000_000) == 2
+    assert SPARK.files_per_batch(None) is None
+    assert FLINK_SQL.files_per_batch(300_000) is None
+    for events in (300_000, 750_000):
+        with pytest.raises(SystemExit, match="files of 500000 events"):
+            SPARK.files_per_batch(events)
 
 
 def test_peers_have_the_queries() -> None:
