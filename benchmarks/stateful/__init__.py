@@ -8,9 +8,10 @@ count. Each peer's output on a small input must equal ours before it is timed.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,17 @@ CHECKED_EVENTS, CHECKED_KEYS, CHECKED_PER_SLICE, CHECKED_STEP = 20_000, 500, 5_0
 Lines = list[dict[str, Any]]
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of this benchmark."""
+    parser.add_argument("--program", nargs="*", choices=PROGRAMS, help="default: all")
+    parser.add_argument("--events", type=int, default=EVENTS, help="events of our runs; default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="how often each of ours runs; default: %(default)s")
+
+
 def run(
     peers: tuple[str, ...] = (),
     *,
-    names: Iterable[str] = tuple(PROGRAMS),
+    program: Sequence[str] | None = None,
     events: int = EVENTS,
     rounds: int = ROUNDS,
 ) -> Iterator[dict[str, Any]]:
@@ -39,10 +47,11 @@ def run(
 
     Args:
         peers: Names of :data:`~benchmarks.stateful.peers.PEERS` that begin with one of these run, too.
-        names: The programs.
+        program: The programs. Default: all.
         events: Number of events of our runs.
         rounds: How often each of ours runs; the median counts.
     """
+    names = tuple(program or PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="flinkpy-benchmark-") as temporary:
         folder = Path(temporary)
         small = Input(folder / "small", CHECKED_EVENTS, CHECKED_KEYS, CHECKED_PER_SLICE, step=CHECKED_STEP)
@@ -58,7 +67,7 @@ def run(
 
 
 def _ours(folder: Path, small: Input, names: Iterable[str], events: int, rounds: int) -> dict[str, Rates]:
-    source = Input(folder / "input", events, KEYS, min(PER_CHECKPOINT, events))
+    source = Input(folder / "input", events, KEYS, min(PER_CHECKPOINT, events), csv_too=False)
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
     with ours.session(folder / "spark"):
         for name in names:

@@ -80,10 +80,19 @@ class Input:
             of each partition as a whole ``csv/TABLE/P.csv``, without a header.
         step: Milliseconds between two events.
         new: Whether to write the files. Default: True.
+        csv_too: Whether to write them as CSV files, too, which some peers read. Default: True.
     """
 
     def __init__(
-        self, folder: Path, events: int, keys: int, per_slice: int, *, step: int = 1, new: bool = True
+        self,
+        folder: Path,
+        events: int,
+        keys: int,
+        per_slice: int,
+        *,
+        step: int = 1,
+        new: bool = True,
+        csv_too: bool = True,
     ) -> None:
         self.folder, self.end, self._millis = folder, (events - 1) * step, per_slice * step
         self.slices = -(-events // per_slice)
@@ -97,6 +106,8 @@ class Input:
                     file = folder / name / f"{i:05}-{part}.parquet"
                     pq.write_table(partition, file)
                     os.utime(file, (_WRITTEN + i, _WRITTEN + i))  # Spark reads files in the order of their age
+            if not csv_too:
+                continue
             (folder / "csv" / name).mkdir(parents=True)
             for part, partition in enumerate(_partitions(table)):
                 csv.write_csv(partition, folder / "csv" / name / f"{part}.csv", csv.WriteOptions(include_header=False))
