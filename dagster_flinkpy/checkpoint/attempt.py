@@ -38,6 +38,9 @@ class Attempt:
     """If the attempt starts although HEAD was lost: the remaining objects of the job, in words; otherwise empty."""
     written: dict[int, str] = field(default_factory=dict)
     """Checksums of the ``_metadata`` that this attempt wrote and has not completed, by id."""
+    unfinished: set[int] = field(default_factory=set)
+    """Checkpoints, newer than the latest, whose metadata it began to write. The next one takes over what a failed one
+    names."""
     released: set[int] = field(default_factory=set)
     """Checkpoints that ``HEAD`` no longer retains and that are still to be deleted."""
     registry: SharedStateRegistry = field(default_factory=SharedStateRegistry)

@@ -363,6 +363,7 @@ class CompletedCheckpointStore:
         placeholders = {path for path in files if _written_by(path) not in (None, attempt.token)}
         if any(path not in attempt.registry for path in placeholders):
             self._register(attempt, attempt.head.kept)  # it starts from one that is not the latest
+        attempt.unfinished.add(metadata.checkpoint_id)
         attempt.registry.register_all(metadata.checkpoint_id, files - placeholders, placeholders)
         try:
             put_if(self.store, key, data, None)
@@ -422,6 +423,7 @@ class CompletedCheckpointStore:
         self.replace_head(attempt, head)
         attempt.released |= {*previous.retained} - {*head.retained}
         attempt.latest = metadata
+        attempt.unfinished = {i for i in attempt.unfinished if i > checkpoint_id}
         del attempt.written[checkpoint_id]
 
     def replace_head(self, attempt: Attempt, head: Head) -> None:
@@ -465,7 +467,7 @@ class CompletedCheckpointStore:
             # Without the metadata its files are unknown, so they become orphans.
             with suppress(ObjectNotFoundError, CorruptMetadataError):
                 self._register(attempt, older)
-        if unused := attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written}):
+        if unused := attempt.registry.unregister_unused({*attempt.head.kept, *attempt.written, *attempt.unfinished}):
             _delete(self.store, unused - self._named_by_savepoints(attempt))
         # The metadata is deleted last, so that the files can still be found after a crash.
         self.store.delete_many(info.key for checkpoint_id in gone for info in self.store.list(f"chk-{checkpoint_id}/"))
@@ -506,6 +508,7 @@ class CompletedCheckpointStore:
         gone = _claimed(attempt.head)
         self.replace_head(attempt, Head(attempt.token, unclaimed=attempt.head.unclaimed))
         attempt.latest = None
+        attempt.unfinished.clear()  # there is no next one
         self.subsume(attempt, gone)
 
     def dispose(self, attempt: Attempt, checkpoint_id: int) -> None:

@@ -88,6 +88,10 @@ def complete(store: CompletedCheckpointStore, attempt: Attempt, *operators: Oper
     return done
 
 
+def slow_down() -> None:
+    raise StorageError("503 SlowDown")
+
+
 def keys(objects: LocalObjectStore, prefix: str = "") -> set[str]:
     return {info.key for info in objects.list(prefix)}
 
@@ -434,6 +438,35 @@ def test_subsuming_keeps_what_a_written_checkpoint_names(store: CompletedCheckpo
     store.write_metadata(attempt, metadata(3, a, token=attempt.token))
     store.subsume(attempt, [1])
     assert keys(objects, "shared/") == paths("a") | paths("b")
+
+
+def test_subsuming_keeps_what_the_next_checkpoint_takes_over(store: CompletedCheckpointStore, objects: Flaky) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    a, b, c, d = state(objects, "a", "b", "c", "d")
+    complete(store, attempt, a)
+    complete(store, attempt, b)
+    failed = metadata(store.assign_checkpoint_id(attempt), b, c, d, token=attempt.token)
+    objects.before[f"chk-{failed.checkpoint_id}/_metadata"] = slow_down
+    with pytest.raises(StorageError, match="503"):
+        store.write_metadata(attempt, failed)
+    store.subsume(attempt, [1])
+    assert keys(objects, "shared/") == paths("b") | paths("c") | paths("d")
+    complete(store, attempt, b, c)
+    store.subsume(attempt, [2])
+    assert keys(objects, "shared/") == paths("b") | paths("c")
+
+
+def test_a_run_that_deletes_its_checkpoints_deletes_what_a_failed_one_names(
+    store: CompletedCheckpointStore, objects: Flaky
+) -> None:
+    attempt = store.begin_attempt("run-1", NOW)
+    a, b = state(objects, "a", "b")
+    complete(store, attempt, a)
+    objects.before["chk-2/_metadata"] = slow_down
+    with pytest.raises(StorageError, match="503"):
+        store.write_metadata(attempt, metadata(2, b, token=attempt.token))
+    store.delete_checkpoints(attempt)
+    assert keys(objects, "shared/") == set()
 
 
 def test_subsuming_again_is_fine(store: CompletedCheckpointStore, objects: Flaky) -> None:

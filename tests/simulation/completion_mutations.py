@@ -95,6 +95,18 @@ def _(real: Wrapped, master: JobMaster, region: RegionExecution, ended: Any) -> 
         real(master, region, ended)
 
 
+@mutation(
+    "subsuming deletes what the next checkpoint takes over",
+    CompletedCheckpointStore,
+    "subsume",
+    "which does not exist|CorruptStateError",
+    first=303_293,
+)
+def _(real: Wrapped, store: CompletedCheckpointStore, attempt: Attempt, *args: Any) -> None:
+    attempt.unfinished.clear()
+    real(store, attempt, *args)
+
+
 @mutation("rows are taken over twice", EpochOutputs, "publish", "whose upload is gone", **_TOLERANT)
 def _(real: Wrapped, outputs: EpochOutputs, checkpoint_id: int) -> Any:
     failed = outputs._failed
